@@ -47,6 +47,7 @@
 //
 // The core in scheduler.go is a pure state machine without goroutines, clocks or devices: it gets what happened and
 // answers what to start. [Plan.Run] acts on its answers. An error, a panic or a cancelled context stops every lane,
-// names the stage and item, and leaves no goroutine behind. Everything that ran can be written as a Chrome trace
+// names the stage and item, and leaves no goroutine behind. What can't be used of a source need not stop what came before it: [Task.EndBefore] has that
+// finished first. Everything that ran can be written as a Chrome trace
 // ([NewTracer]), which opens in Perfetto, and from which [Summary] computes how much communication was hidden.
 package pipeline

@@ -368,6 +368,7 @@ type Task struct {
 	notes map[string]float64
 	where string // the lane or worker
 	parts bool   // it has shown parts
+	broke bool   // it has ended the run before its item
 }
 
 // Context is cancelled when the run stops.
@@ -385,6 +386,17 @@ func (t *Task) Lane() Lane { return t.lane }
 // run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's. A run that
 // nothing else has failed ends with because, which may be nil.
 func (t *Task) EndRun(because error) { t.run.events <- event{id: t.id, endRun: true, err: because} }
+
+// EndBefore ends the run, with err, before what the task works on; what came before that is still done, whatever it waits for. A task of a stream
+// says so of its item, and passes on something in the item's place by which the stages behind it know: the stage that makes batches, or one between it and
+// the split, then calls EndBefore as well, puts nothing, and the run ends before the batch that would have been next, or that it works on. Batches of the same
+// step that came before that one run up to what waits for all of the step, and so their work is lost: a stage at step level sees whole steps alone. Where
+// ranks run the same graph they must all call it of the same batch, before it is split: then they have done the same tasks. A run that something else
+// fails, or that EndRun ends with a step before, ends as that says.
+func (t *Task) EndBefore(err error) {
+	t.broke = true
+	t.run.events <- event{id: t.id, endBefore: true, err: err}
+}
 
 // Ended tells a batching stage that its stream has ended and that this is its last call.
 func (t *Task) Ended() bool { return t.ended }

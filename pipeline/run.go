@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -89,6 +90,8 @@ type running struct {
 	values  map[item]value
 	err     error
 	because error // for which a step was made the last one
+	broken  error // for which the run ends before an item
+	cut     bool  // broken is of a batch
 
 	mu     sync.Mutex
 	closed error // what closing lanes said
@@ -131,7 +134,8 @@ type event struct {
 	end  bool
 	err  error
 
-	endRun bool // err is why, and nothing else is set but id
+	endRun    bool // err is why, and nothing else is set but id
+	endBefore bool // likewise
 }
 
 // Run runs the plan until its sources have ended and everything they gave has been worked through, an error occurs, or
@@ -179,8 +183,12 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	if r.err == nil && r.closed != nil {
 		r.err = fmt.Errorf("graph %q: %w", p.name, r.closed)
 	}
-	if r.err == nil {
+	switch {
+	case r.err != nil:
+	case r.core.final < math.MaxInt:
 		r.err = r.because
+	default:
+		r.err = r.broken
 	}
 	for _, v := range r.values { // of a run that has failed
 		v.drop()
@@ -268,6 +276,13 @@ func (r *running) handle(e event) {
 		r.core.endWith(e.id.index.Step)
 		if e.err != nil && r.because == nil {
 			r.because = r.failed(e)
+		}
+		return
+	}
+	if e.endBefore {
+		// An item that a batch was to have is not the first one that can't be used, if a stage further on has met with another.
+		if cut := r.core.endBefore(e.id); r.broken == nil || cut && !r.cut {
+			r.broken, r.cut = r.failed(e), cut
 		}
 		return
 	}
@@ -473,6 +488,9 @@ func (r *running) ran(t *Task, part string, start time.Time) {
 
 // check finds outputs that were put too often or not at all.
 func (t *Task) check() error {
+	if t.broke && t.stage.level != Stream {
+		return nil
+	}
 	for i, o := range t.stage.out {
 		switch n := t.puts[i]; {
 		case o == t.stage.batches:

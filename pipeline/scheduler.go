@@ -91,9 +91,10 @@ type core struct {
 	have map[*port]map[Index]int // values held: edges that still need them
 	open []map[Index]bool        // by edge: units begun and not finished
 
-	step, batch int // the next batch to be emitted
-	first       int // the run's first step
-	final       int // the run's last step, if a stage has said so
+	step, batch int    // the next batch to be emitted
+	first       int    // the run's first step
+	final       int    // the run's last step, if a stage has said so
+	cut         *Index // the batch before which the run ends, if a stage has said so
 	halted      bool
 }
 
@@ -133,9 +134,28 @@ func (c *core) halt() { c.halted = true }
 // endWith makes a step the last one.
 func (c *core) endWith(step int) { c.final = min(c.final, step) }
 
-// beyond tells that a task belongs to a step that will not be. What comes before a split still runs: how far it has come by now is
+// endBefore makes the run end before the batch that a task works on, or would emit next; false of an item of a stream, which is in none yet.
+func (c *core) endBefore(t taskID) bool {
+	at := t.index
+	switch {
+	case t.stage.batches != nil:
+		at = batchIndex(c.step, c.batch)
+	case at.Level != Batch:
+		return false
+	}
+	if c.cut == nil || compareIndex(at, *c.cut) < 0 {
+		c.cut = &at
+	}
+	return true
+}
+
+// beyond tells that a task belongs to a step that will not be, or to what the run ends before. Of a step that will not be, what comes before a split
+// still runs: how far it has come by now is
 // a matter of timing, how far it comes before it has no more room is not.
 func (c *core) beyond(t taskID) bool {
+	if c.cut != nil && (t.stage.level == Stream || compareIndex(t.index.at(Batch), *c.cut) >= 0) {
+		return true
+	}
 	return t.stage.level != Stream && !t.stage.early && t.index.Step > c.final
 }
 
@@ -292,8 +312,10 @@ func (c *core) done(t taskID, end bool) reply {
 	} else {
 		if n, ok := c.growing[s][t.index]; ok {
 			delete(c.growing[s], t.index)
-			c.counts[s][t.index] = n
-			c.derive()
+			if c.cut == nil || compareIndex(t.index, *c.cut) < 0 {
+				c.counts[s][t.index] = n
+				c.derive()
+			}
 		}
 		c.progress(s, t.index)
 	}
@@ -305,7 +327,7 @@ func (c *core) done(t taskID, end bool) reply {
 func (c *core) endStream(s *Stage) {
 	st := c.state(s)
 	st.ended, st.length = true, st.put
-	if s.batches == nil {
+	if s.batches == nil || c.cut != nil {
 		return
 	}
 	if open := c.steps[c.step]; open != nil && !open.closed {
@@ -623,17 +645,26 @@ func (c *core) complete() bool {
 		}
 		return c.step > c.final
 	}
+	if c.cut != nil {
+		for step := range c.steps {
+			if step < c.cut.Step {
+				return false
+			}
+		}
+	}
+	rest := func(t taskID) bool { return c.cut == nil || !c.beyond(t) }
 	for i := range c.st {
-		if len(c.st[i].queue) > 0 || c.plan.stages[i].level == Stream && !c.st[i].ended {
+		s := c.plan.stages[i]
+		if slices.ContainsFunc(c.st[i].queue, func(at Index) bool { return rest(taskID{stage: s, index: at}) }) || s.level == Stream && !c.st[i].ended && c.cut == nil {
 			return false
 		}
 	}
 	for _, l := range c.lanes {
-		if len(l.queue) > 0 {
+		if slices.ContainsFunc(l.queue, rest) {
 			return false
 		}
 	}
-	return len(c.pending) == 0
+	return len(c.pending) == 0 || c.cut != nil
 }
 
 // stuck says who waits for what when nothing runs and something is left: a stage that put nothing, as a rule.

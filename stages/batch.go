@@ -56,6 +56,7 @@ type Batch struct {
 	Global    *Global          // set by Header: what all ranks have; nil without replicas
 	last      lastRows         // set by Header, if the batch ends its step
 	plan      *planned         // of a Plan's rows
+	bad       *RowsError       // of one that is none, which Header ends the run before
 	distinct  []lastRows       // of each sub-batch; set by Header, where word embeddings travel with every sub-batch
 
 	memory []transformer.Memory // of each sub-batch
@@ -96,6 +97,7 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 	in := pipeline.In(s, "chunks", chunks)
 	out := pipeline.Batches[*Batch](s, "batches")
 	var open []*TokenChunk
+	failed := false
 	s.Do(func(t *pipeline.Task) error {
 		if t.Ended() && len(open) > 0 {
 			rows := 0
@@ -107,7 +109,19 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 		if t.Ended() {
 			return nil
 		}
+		if failed {
+			return nil // what has been read ahead
+		}
 		c := in.Get(t)
+		if c != nil && c.bad != nil {
+			open, failed = nil, true
+			if c.plan.ranks > 1 { // the others are to hear of it
+				out.Put(t, &Batch{bad: c.bad, plan: c.plan}, false)
+			} else {
+				t.EndBefore(c.bad)
+			}
+			return nil
+		}
 		if err := c.check(); err != nil {
 			return err
 		}
@@ -177,8 +191,11 @@ func (b *Batch) checkIDs() error {
 
 // check tells whether there is a batch.
 func (b *Batch) check() error {
-	if b == nil {
+	switch {
+	case b == nil:
 		return errNil
+	case b.bad != nil: // and Header has not come first
+		return b.bad
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"contraflow/collective"
+	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -34,6 +35,16 @@ func Checkpoint(g *pipeline.Graph, states pipeline.Port[*State], e *Encoder, to 
 // not wait for a checkpoint of steps ago.
 func Snapshots(s *pipeline.Stage, states pipeline.Port[*State]) pipeline.Input[*State] {
 	return pipeline.In(s, "state", states, pipeline.Capacity(math.MaxInt))
+}
+
+// Save writes a checkpoint of the state as the step with result r has left it, outside of a run: of one that has ended with a [RowsError], say. note is the
+// checkpoint's Progress. All ranks call it.
+func (e *Encoder) Save(ctx context.Context, s gpustage.Stream, r StepResult, note any, to Checkpoints) error {
+	st := &State{Result: r, Note: note}
+	if err := e.copyState(s, st); err != nil {
+		return err
+	}
+	return e.Checkpoint(ctx, st, to)
 }
 
 // Checkpoint is one rank's part in writing a state; of nil there is nothing to write. A rank that fails tells the others: all return when the

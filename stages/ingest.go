@@ -155,7 +155,8 @@ type Chunk struct {
 
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 
-	plan *planned // of a Plan's rows
+	plan *planned   // of a Plan's rows
+	bad  *RowsError // for which the run ends before the chunk's batch; it has no rows then
 }
 
 // planned is what Ingest says of a chunk's rows, for stages that know better which step it is and how many ranks there are.
@@ -177,7 +178,8 @@ func (b *Batch) checkStep(before int) error {
 // several workers share a batch.
 const chunkRows = 128
 
-// Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full. Its rows are for one run of
+// Ingest adds the stage that reads rows in the plan's order. It stops reading when the queues behind it are full. Rows that can't be used, or read, end the
+// run with a [RowsError], after the steps before theirs. Its rows are for one run of
 // the graph: in a second one it is an error, for that one would be without what the first has read, be it all or a few batches ahead.
 func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	wrong := p.check()
@@ -186,9 +188,12 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	var own []int64 // this rank's rows of batch
 	first, order := 0, ""
 	var run context.Context                   // of the run that reads
-	open := false                             // there is more of batch to give out
+	open, failed := false, false              // there is more of batch to give out; rows could not be read
 	next, batches, steps := 0, 0, p.FirstStep // rows of own that were given out; batches of the step; steps
-	return pipeline.Source(g, "ingest", func(ctx context.Context) (*Chunk, error) {
+	s := g.Stage("ingest", pipeline.At(pipeline.Stream))
+	out := pipeline.Out[*Chunk](s, "ingest")
+	read := func(t *pipeline.Task) (*Chunk, error) {
+		ctx := t.Context()
 		if wrong != nil {
 			return nil, wrong
 		}
@@ -199,7 +204,7 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			return nil, errors.New("another run of this graph has read the plan's rows: build a new graph for each run, with a sampler that is where the run is to begin")
 		}
 		if !open {
-			ok := p.MaxSteps == 0 || steps < p.MaxSteps
+			ok := !failed && (p.MaxSteps == 0 || steps < p.MaxSteps)
 			if ok {
 				batch, ok = p.Sampler.Next()
 			}
@@ -230,12 +235,16 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		}
 		examples, err := readers[k].Read(ctx, batch.Pass, rows)
 		if p.WithoutBad != "" && errors.Is(err, dataset.ErrBadRow) {
-			return nil, fmt.Errorf("%w; %s", err, p.WithoutBad)
+			err = fmt.Errorf("%w; %s", err, p.WithoutBad)
+		}
+		offset := p.Offset(k)
+		if err != nil && ctx.Err() == nil {
+			open, failed = false, true
+			return (&Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, plan: &planned{steps, p.Ranks, order}}).Unusable(t, err)
 		}
 		if err != nil {
 			return nil, err
 		}
-		offset := p.Offset(k)
 		for i := range examples {
 			examples[i].Row += offset
 		}
@@ -253,5 +262,14 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			c.Next = &cursor
 		}
 		return c, nil
+	}
+	s.Do(func(t *pipeline.Task) error {
+		c, err := read(t)
+		if err != nil {
+			return err
+		}
+		out.Put(t, c)
+		return nil
 	})
+	return out.Port
 }

@@ -21,6 +21,9 @@ func Preview(ctx context.Context, p Plan, x Text, size Size, ranks int) ([]*Batc
 		g := pipeline.New("preview")
 		batches := Assemble(g, Tokenize(g, Ingest(g, part), x))
 		pipeline.Sink(g, "collect", batches, func(t *pipeline.Task, b *Batch) error {
+			if err := b.check(); err != nil {
+				return err
+			}
 			i := t.Index.Batch
 			if rank == 0 {
 				mine, peers = append(mine, b), append(peers, nil)

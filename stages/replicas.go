@@ -175,6 +175,9 @@ type Peer struct {
 	Truncated   int
 	Padding     int // tokens that padding each sub-batch to its longest sequence would add
 
+	Bad    string // why it has rows that can't be used, and nothing else but Step, Batch and Terms is set; "": it has none
+	BadRow bool   // see RowsError
+
 	// Where parts of tokens travel.
 	PartRows []int32 // rows of each sequence
 	IDs      []int32 // their token ids
@@ -212,27 +215,45 @@ func Header(g *pipeline.Graph, batches pipeline.Port[*Batch], size Size, r *Repl
 		return batches
 	}
 	wrong := size.check()
-	return pipeline.Map(g, "header", batches, func(t *pipeline.Task, b *Batch) (*Batch, error) {
+	s := g.Stage("header")
+	in := pipeline.In(s, "header", batches)
+	out := pipeline.Out[*Batch](s, "header")
+	s.Do(func(t *pipeline.Task) error {
 		if wrong != nil {
-			return nil, wrong
+			return wrong
 		}
-		if err := b.check(); err != nil {
-			return nil, err
+		b := in.Get(t)
+		p := Peer{Step: t.Index.Step, Batch: t.Index.Batch}
+		if b != nil && b.bad != nil {
+			p.Bad, p.BadRow = b.bad.Error(), b.bad.Row
+		} else {
+			if err := b.check(); err != nil {
+				return err
+			}
+			p = b.peer(t.Index, size, r.byLayer(), r.tokens)
+			if r.keepFrom != nil {
+				p.KeepFrom = r.keepFrom(b)
+			}
 		}
-		p := b.peer(t.Index, size, r.byLayer(), r.tokens)
 		p.Terms = r.terms
-		if r.keepFrom != nil {
-			p.KeepFrom = r.keepFrom(b)
-		}
 		peers, err := exchange(collective.For(t.Context(), purpose(t)), r.header, p)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if err := termsAlike(peers); err != nil {
-			return nil, err
+			return err
 		}
-		return b, b.join(peers)
+		if err := b.ofPeers(peers, r.Rank()); err != nil {
+			t.EndBefore(err)
+			return nil
+		}
+		if err := b.join(peers); err != nil {
+			return err
+		}
+		out.Put(t, b)
+		return nil
 	})
+	return out.Port
 }
 
 // peer cuts a batch and says what others must know of it.

@@ -77,14 +77,25 @@ type TokenChunk struct {
 // Tokenize adds the stage that turns texts into token ids.
 func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.Port[*TokenChunk] {
 	threads, wrong := max(1, x.Threads), x.check()
-	return pipeline.Map(g, "tokenize", chunks, func(_ *pipeline.Task, c *Chunk) (*TokenChunk, error) {
+	return pipeline.Map(g, "tokenize", chunks, func(t *pipeline.Task, c *Chunk) (*TokenChunk, error) {
 		if wrong != nil {
 			return nil, wrong
 		}
 		if err := x.takes(c); err != nil {
 			return nil, err
 		}
-		return x.tokenize(c)
+		if c.bad != nil {
+			return &TokenChunk{Chunk: *c}, nil
+		}
+		out, wrong := x.tokenize(c)
+		if wrong == nil {
+			return out, nil
+		}
+		bad, err := c.Unusable(t, wrong)
+		if err != nil {
+			return nil, err
+		}
+		return &TokenChunk{Chunk: *bad}, nil
 	}, pipeline.Parallel(threads))
 }
 

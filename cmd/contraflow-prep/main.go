@@ -221,6 +221,9 @@ func progress() func(stage string, done, total int) {
 	}
 }
 
+// mostReasons is how many reasons of one rule are printed.
+const mostReasons = 12
+
 func report(s *prep.Stats, dir string, took time.Duration) {
 	read, train, dev := s.Rows()
 	fmt.Fprintf(os.Stderr, "%d rows in %.1f s (%.0f rows/s): %d for training, %d for development\n", read, took.Seconds(), float64(read)/took.Seconds(), train, dev)
@@ -232,6 +235,13 @@ func report(s *prep.Stats, dir string, took time.Duration) {
 	for _, name := range prep.RuleNames {
 		if r := s.Rules[name]; r != nil {
 			fmt.Fprintf(os.Stderr, "%12d %s\n", r.Dropped, name)
+			reasons, others := r.Most(mostReasons)
+			for _, reason := range reasons {
+				fmt.Fprintf(os.Stderr, "%16d %s\n", r.Reasons[reason], reason)
+			}
+			if others > 0 {
+				fmt.Fprintf(os.Stderr, "%16d for other reasons: %s/README.md\n", others, dir)
+			}
 		}
 	}
 	if n := s.Repeated(); n > 0 {

@@ -3,6 +3,7 @@ package dataset
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -53,6 +54,22 @@ func (e *RowError) Error() string {
 }
 
 func (e *RowError) Unwrap() error { return ErrBadRow }
+
+// Kind is the column and the reason without what is this row's alone, numbers and quoted values, for which … stands: the same for all rows with
+// such a fault.
+func (e *RowError) Kind() string {
+	reason := rowsQuotes.ReplaceAllString(e.Reason, "…")
+	reason = rowsNumbers.ReplaceAllString(reason, "${1}…")
+	if e.Column == "" {
+		return reason
+	}
+	return fmt.Sprintf("column %q: %s", e.Column, reason)
+}
+
+var (
+	rowsQuotes  = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.){1,9}'`) // a text, or a character
+	rowsNumbers = regexp.MustCompile(`(^|[\s(:,\[])[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|Inf\b)`)
+)
 
 // Empty tells that the row's fault is a text without anything in it, not one that is null.
 func (e *RowError) Empty() bool {

@@ -167,7 +167,7 @@ func (x *Inputs) one(w *Worker, b *dataset.Block, ref inputBlock, at int, known 
 	}
 	var bad *dataset.RowError
 	if errors.As(b.Check(at), &bad) {
-		row.Rule, row.Why = Unusable, bad.Reason
+		row.Rule, row.Why, row.Kind = Unusable, bad.Reason, bad.Kind()
 	} else {
 		w.Normalize(row)
 		if known == nil || !known(row.ID) {

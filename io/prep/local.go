@@ -50,7 +50,12 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer claim.Release()
+	whole := false
+	defer func() {
+		if !whole { // all that writes has ended
+			err = errors.Join(err, claim.abandon())
+		}
+	}()
 	if o.Threads <= 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
 	}
@@ -89,6 +94,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 	if err != nil {
 		return nil, err
 	}
+	whole = true // or Finish sees to it
 	return total, claim.Finish(ctx, rules, total)
 }
 

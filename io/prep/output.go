@@ -21,7 +21,8 @@ import (
 //
 // A folder that is half-written never looks complete. Shards are written under _temporary, in a folder of this run, and get their names when
 // all of them are there. The folder _temporary is removed last: as long as there is one, readers refuse the folder (dataset.Open does), and the
-// next run begins anew.
+// next run begins anew. A run that fails, is interrupted or has no more room before that removes what it has written itself, and an earlier output is
+// as it was; after a kill the next run does.
 //
 // Two runs never mix. While a run lives it holds a lock, so that a second one gets an error; and what a dead run has left on other machines
 // (workers of a cluster outlive the program that sent them there) finds its folder gone and can't write.
@@ -48,6 +49,7 @@ var ErrNothingLeft = errors.New("no row is left")
 type Claim struct {
 	out  Output
 	lock *os.File
+	half bool // a run that was killed has left half of its output in place of an earlier one: it must not look whole
 }
 
 // temporary is where a run writes.
@@ -84,14 +86,16 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 	if x.lock, err = os.OpenFile(filepath.Join(tmp, lockFile), os.O_CREATE|os.O_RDWR, 0o666); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			x.Release()
-		}
-	}()
 	if !filelock.TryLock(x.lock) {
+		x.Release()
 		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
 	}
+	x.half = slices.Contains(names, Temporary) && !slices.Contains(names, Success) && len(names) > 1
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, x.abandon())
+		}
+	}()
 	left, err := os.ReadDir(tmp)
 	if err != nil {
 		return nil, err
@@ -116,38 +120,50 @@ func isOurs(name string) bool {
 	return name == Temporary || name == Success || name == cardFile || name == readme || name == beirFolder || part && strings.HasSuffix(name, ".parquet")
 }
 
-// Finish completes the output after all shards are written: the cards, the names, the marker. Where no row is left it takes back what is written
-// instead, and an earlier output stays.
-func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
-	dir, tmp := x.out.Dir, x.out.temporary()
+// cards write what stands beside the shards, which are all written, and lists its names.
+func (x *Claim) cards(ctx context.Context, r *Rules, s *Stats) (names []string, err error) {
+	tmp := x.out.temporary()
 	if err := s.nothingLeft(); err != nil {
-		return errors.Join(err, x.clean())
+		return nil, err
 	}
-	names := []string{cardFile, readme}
+	names = []string{cardFile, readme}
 	if split := r.Config.Split; split.BEIR {
 		_, train, dev := s.Rows()
 		if dev == 0 {
-			return errors.Join(fmt.Errorf("split.beir: none of the queries of %d rows is in the development part, which split.dev: %v is the share of: a larger one helps, or another seed", train, split.Dev), x.clean())
+			return nil, fmt.Errorf("split.beir: none of the queries of %d rows is in the development part, which split.dev: %v is the share of: a larger one helps, or another seed", train, split.Dev)
 		}
-		var err error
 		if s.BEIR, err = writeBEIR(ctx, r, tmp, dev); err != nil {
-			return fmt.Errorf("split.beir: %w", err)
+			return nil, fmt.Errorf("split.beir: %w", err)
 		}
 		names = append(names, beirFolder)
 	}
 	card := newCard(r, s)
 	js, err := json.MarshalIndent(card, "", "  ")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n'), 0o666); err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(tmp, readme), []byte(card.Markdown()), 0o666); err != nil {
-		return err
+		return nil, err
 	}
 	for _, f := range s.Files {
 		names = append(names, f.Name)
+	}
+	return names, nil
+}
+
+// Finish completes the output after all shards are written: the cards, the names, the marker. Where no row is left, or the cards can't be written, it takes
+// back what is written instead, and an earlier output stays.
+func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
+	dir, tmp := x.out.Dir, x.out.temporary()
+	names, err := x.cards(ctx, r, s)
+	if err != nil {
+		return errors.Join(err, x.abandon())
+	}
+	if err := os.Remove(filepath.Join(dir, Success)); err != nil && !errors.Is(err, fs.ErrNotExist) { // from here on the folder is neither output
+		return err
 	}
 	old, err := os.ReadDir(dir)
 	if err != nil {
@@ -172,6 +188,17 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 		return err
 	}
 	return x.clean()
+}
+
+// abandon takes back what a run has written that comes to nothing.
+func (x *Claim) abandon() error {
+	switch {
+	case !x.half:
+		return x.clean()
+	case x.out.Run == "":
+		return x.lock.Close()
+	}
+	return errors.Join(os.RemoveAll(x.out.temporary()), x.lock.Close())
 }
 
 // clean removes what is not complete.
@@ -270,10 +297,18 @@ func (c *Card) Markdown() string {
 	b.WriteString("\n## Dropped rows\n")
 	for _, name := range RuleNames {
 		r := c.Rules[name]
-		if r == nil || len(r.Samples) == 0 {
+		if r == nil || len(r.Samples)+len(r.Reasons) == 0 {
 			continue
 		}
 		fmt.Fprintf(&b, "\n### %s\n\n", name)
+		if len(r.Reasons) > 0 {
+			b.WriteString("| reason | rows |\n|---|---|\n")
+			all, _ := r.Most(len(r.Reasons))
+			for _, reason := range all {
+				fmt.Fprintf(&b, "| %s | %d |\n", strings.ReplaceAll(reason, "|", "\\|"), r.Reasons[reason])
+			}
+			b.WriteString("\n")
+		}
 		for _, s := range r.Samples {
 			fmt.Fprintf(&b, "- `%s`", s.Where)
 			if s.Why != "" {

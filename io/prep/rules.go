@@ -43,6 +43,7 @@ type Row struct {
 	Texts [][]string // by column: query, positive, negatives
 
 	Rule, Why string // what dropped it; "": it stays
+	Kind      string // of what is unusable: why, for all such rows alike (dataset.RowError.Kind)
 }
 
 // Rules are a configuration's row functions, ready to run. They don't change and may be used from any number of goroutines; a Worker has

@@ -113,7 +113,7 @@ func (x *Inputs) WriteShard(ctx context.Context, shard int, verdict func(id int6
 			}
 		}
 		if row.Rule != "" {
-			s.drop(row.Rule, c.Samples, func() Sample { return x.sample(row) })
+			s.drop(row.Rule, row.Kind, c.Samples, func() Sample { return x.sample(row) })
 			return nil
 		}
 		o, n := train, &in.Train

@@ -3,6 +3,7 @@ package prep
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/bits"
 	"slices"
 	"strings"
@@ -28,8 +29,9 @@ type InputStats struct {
 
 // RuleStats are what a rule dropped, and the first rows of it.
 type RuleStats struct {
-	Dropped int64    `json:"dropped"`
-	Samples []Sample `json:"samples,omitempty"`
+	Dropped int64            `json:"dropped"`
+	Reasons map[string]int64 `json:"reasons,omitempty"` // of unusable rows: how many by reason (dataset.RowError.Kind)
+	Samples []Sample         `json:"samples,omitempty"`
 }
 
 // Sample is a dropped row.
@@ -56,9 +58,10 @@ func NewStats(inputs []Input) *Stats {
 }
 
 // drop counts a dropped row and keeps it if it is among the first so many.
-func (s *Stats) drop(rule string, most int, sample func() Sample) {
+func (s *Stats) drop(rule, reason string, most int, sample func() Sample) {
 	r := s.rule(rule)
 	r.Dropped++
+	r.because(reason, 1)
 	if len(r.Samples) < most {
 		r.Samples = append(r.Samples, sample())
 	}
@@ -75,6 +78,27 @@ func entry[T any](m map[string]*T, name string) *T {
 	return m[name]
 }
 
+func (r *RuleStats) because(reason string, rows int64) {
+	if reason == "" {
+		return
+	}
+	if r.Reasons == nil {
+		r.Reasons = map[string]int64{}
+	}
+	r.Reasons[reason] += rows
+}
+
+// Most lists the reasons, of most rows first, and how many rows are of others than the first so many.
+func (r *RuleStats) Most(most int) (reasons []string, others int64) {
+	reasons = slices.SortedFunc(maps.Keys(r.Reasons), func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.Reasons[b], r.Reasons[a]), cmp.Compare(a, b))
+	})
+	for _, reason := range reasons[min(most, len(reasons)):] {
+		others += r.Reasons[reason]
+	}
+	return reasons[:min(most, len(reasons))], others
+}
+
 // Merge adds another part's counts; of samples the most first rows stay.
 func (s *Stats) Merge(o *Stats, most int) {
 	for i := range o.Inputs {
@@ -86,6 +110,9 @@ func (s *Stats) Merge(o *Stats, most int) {
 	for name, r := range o.Rules {
 		mine := s.rule(name)
 		mine.Dropped += r.Dropped
+		for reason, n := range r.Reasons {
+			mine.because(reason, n)
+		}
 		mine.Samples = append(mine.Samples, r.Samples...)
 		slices.SortFunc(mine.Samples, func(a, b Sample) int { return cmp.Compare(a.ID, b.ID) })
 		mine.Samples = mine.Samples[:min(most, len(mine.Samples))]

@@ -2,7 +2,9 @@ package recipe
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -63,6 +65,9 @@ type checkpoints struct {
 	best      *Evaluation // of this process, if any was the best
 	kept      bool        // the model is the best evaluation's, which was not the last
 	rollbacks int
+
+	at    stages.StepResult // of the last step of this process
+	steps int               // of the newest checkpoint, as far as this process knows
 }
 
 // progress is what a run remembers besides its state: part of a checkpoint.
@@ -78,6 +83,7 @@ type progress struct {
 	Over       bool     `json:"over,omitempty"`       // the run has, and its model is saved
 	Unmeasured bool     `json:"unmeasured,omitempty"` // the run was stopped instead of making the evaluation after the step: who goes on makes it
 	Missed     int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
+	LR         *float64 `json:"lr,omitempty"`         // the last step's learning rate; nil in old checkpoints
 	Own        *ownMark `json:"own,omitempty"`        // of Train's options; what an old checkpoint does not say of it is what they are now
 	Counts
 }
@@ -204,6 +210,7 @@ func (x *Run) asked() stages.Asked {
 // first checkpoint leave none.
 func (x *Run) saved(r stages.StepResult) (note any, save bool) {
 	x.saves.progress.add(r)
+	x.saves.progress.LR = &r.LR
 	if r.Skipped {
 		x.saves.progress.Missed++
 	}
@@ -211,8 +218,13 @@ func (x *Run) saved(r stages.StepResult) (note any, save bool) {
 	p.Over = x.over(r)
 	every, done := x.Recipe.Save.Every, r.Step+1
 	n, first := x.dues(every)
+	x.saves.at = r
 	save = r.Asked.Save || r.Asked.Stop || x.due(every, done) || p.Over && n > 0 && done > first
-	return p, save && !x.rollsBack(r)
+	save = save && !x.rollsBack(r)
+	if save {
+		x.saves.steps = done
+	}
+	return p, save
 }
 
 // over tells that the run ends with a step for good.
@@ -231,8 +243,31 @@ func (x *Run) checkpointStage(g *pipeline.Graph, enc *stages.Encoder, states pip
 	in := stages.Snapshots(s, states)
 	pipeline.In(s, "recorded", recorded, pipeline.Capacity(math.MaxInt))
 	s.Do(func(t *pipeline.Task) error {
-		return enc.Checkpoint(t.Context(), in.Get(t), stages.Checkpoints{Store: x.saves.store, Keep: x.Recipe.Save.Keep, State: x.remember})
+		return enc.Checkpoint(t.Context(), in.Get(t), x.checkpoints())
 	})
+}
+
+func (x *Run) checkpoints() stages.Checkpoints {
+	return stages.Checkpoints{Store: x.saves.store, Keep: x.Recipe.Save.Keep, State: x.remember}
+}
+
+// saveBefore makes a checkpoint of what a run has come to that rows have ended, if it has made steps since the last one, and returns its error with the way on.
+func (x *Run) saveBefore(ctx context.Context, enc *stages.Encoder, rows *stages.RowsError, err error) error {
+	c := x.saves
+	done := max(c.at.Step+1, c.first)
+	if c.at.Next == nil && c.first == 0 {
+		return fmt.Errorf("%w; no step came before it, and nothing is saved", err)
+	}
+	if done > c.steps {
+		if failed := enc.Save(ctx, x.stream, c.at, c.progress, x.checkpoints()); failed != nil {
+			return errors.Join(err, fmt.Errorf("saving what the %d steps before it came to: %w", done, failed))
+		}
+	}
+	way := "--resume"
+	if rows.Row && x.Recipe.Data.OnError == "stop" {
+		way += " --set data.on_error=skip"
+	}
+	return fmt.Errorf("%w; %s has step %d, the last one before it: %s goes on from there", err, c.store.Dir(), done, way)
 }
 
 // remember adds the recipe, and what the run relies on, to a checkpoint.

@@ -147,7 +147,8 @@ func (x *Run) open(ctx context.Context) (err error) {
 		return err
 	}
 	if x.Steps = x.plan.Steps(); x.Steps == 0 {
-		return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows(), r.Batch.GlobalSize)
+		err := fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows()-int64(len(x.skipped)), r.Batch.GlobalSize)
+		return x.leftOut(err, dataset.ErrBatchTooLarge)
 	}
 	if r.Eval.Every.Epoch || r.Save.Every.Epoch {
 		x.epochs = x.plan.EpochEnds()
@@ -418,14 +419,14 @@ func (x *Run) openData(ctx context.Context) error {
 		err = &dataset.PartError{Err: err} // of the only one it is the error itself
 	}
 	if err != nil {
-		return byKey(err) // it names other keys
+		return x.leftOut(byKey(err), err) // it names other keys
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
 		x.plan.MaxSteps = x.plan.StepsOf(e)
 	}
 	if r.Data.OnError == "stop" {
-		x.plan.WithoutBad = skipRows + ", with --resume from the last checkpoint"
+		x.plan.WithoutBad = skipRows
 	}
 	return nil
 }
@@ -440,6 +441,28 @@ func byKey(err error) error {
 		return fmt.Errorf("data.train[%d]: %w", of.Part, of.Err)
 	}
 	return err
+}
+
+// leftOut goes on from an error about data that is too small: with how many rows of it can't be used, and why the first of them can't, for what is left
+// tells nothing of it. of is what the mixer has said.
+func (x *Run) leftOut(err, of error) error {
+	bad := x.skipped
+	var part *dataset.PartError
+	if errors.As(of, &part) {
+		from := 0
+		for _, rows := range x.skips[:part.Part] {
+			from += len(rows)
+		}
+		bad = bad[from : from+len(x.skips[part.Part])]
+	}
+	if len(bad) == 0 || !errors.Is(of, dataset.ErrBatchTooLarge) && !errors.Is(of, dataset.ErrBadRow) {
+		return err
+	}
+	rows := fmt.Sprintf("%d rows", len(bad))
+	if len(bad) == 1 {
+		rows = "1 row"
+	}
+	return fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, rows, bad[0])
 }
 
 // openSource opens a dataset and makes the first pass over it, if something needs it.

@@ -70,6 +70,13 @@ func TestOwn(t *testing.T) {
 	if err != nil || !strings.Contains(string(card), "Its loss was a program's own, `loss.InfoNCE`") {
 		t.Errorf("%v: the card does not say whose the loss was: %s", err, card)
 	}
+	text, err := os.ReadFile(filepath.Join(j.dir, "own loss", "recipe.yaml"))
+	if want := "# The program has changed rows (recipe.WithRow).\n# The program's own loss has trained (recipe.WithLoss): loss.InfoNCE{Scale: 5, MaskDuplicates: true}. What follows says what rows must have.\nloss:"; err != nil || !strings.Contains(string(text), want) {
+		t.Errorf("%v: the recipe does not say whose the loss was: %s", err, text)
+	}
+	if _, err := Parse("recipe.yaml", text, nil); err != nil {
+		t.Error(err)
+	}
 	j.opts = []TrainOption{WithRow(reversed)}
 	want := run("reversed", 0, false)
 	if same("reversed", want, plain, 1e-3) {
@@ -263,5 +270,106 @@ func TestWithStages(t *testing.T) {
 	j.opts = []TrainOption{WithStages(func(*pipeline.Graph, Ports) error { return errors.New("boom") })}
 	if _, err := j.run(t, "fails", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), "recipe.WithStages: boom") {
 		t.Error(err)
+	}
+}
+
+// decoupled is the decoupled contrastive loss (Yeh et al., arXiv 2110.06848) of embeddings of length 1: a row's own positive is not among what it
+// is told from. forgets is a gradient that forgets how documents change it.
+func decoupled(scale float64, forgets bool) loss.Host {
+	return func(b *loss.Batch, emb, grad [][]float32) (r loss.Result, err error) {
+		dot := func(x, y []float32) (sum float64) {
+			for k := range x {
+				sum += float64(x[k]) * float64(y[k])
+			}
+			return sum
+		}
+		add := func(i, j int, by float64) {
+			for k := range emb[i] {
+				grad[i][k] += float32(by * float64(emb[j][k]))
+				if !forgets {
+					grad[j][k] += float32(by * float64(emb[i][k]))
+				}
+			}
+		}
+		for i := range b.Rows {
+			own, sum := scale*dot(emb[i], emb[b.Rows+i]), 0.0
+			others := make([]float64, b.N())
+			for j := b.Rows; j < b.N(); j++ {
+				if j != b.Rows+i {
+					others[j] = math.Exp(scale * dot(emb[i], emb[j]))
+					sum += others[j]
+				}
+			}
+			w := b.Weight(i)
+			r.Sum, r.Weight = r.Sum+w*(math.Log(sum)-own), r.Weight+w
+			add(i, b.Rows+i, -w*scale)
+			for j, e := range others {
+				if e > 0 {
+					add(i, j, w*scale*e/sum)
+				}
+			}
+		}
+		return r, nil
+	}
+}
+
+// The gradient of a program's own loss is verified, one on the host as well, on one rank and on several: a right one agrees, a wrong one and a fault that
+// is planted do not. What WithRow does comes first.
+func TestVerifyOwn(t *testing.T) {
+	j := newJob(t, 40)
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "model.dropout=0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	rows := 0
+	seen := WithRow(func(*dataset.Example) error { rows++; return nil })
+	var report []VerifyRow
+	verify := func(plant Fault, replicas int, opts ...TrainOption) (bool, error) {
+		o := VerifyOptions{Rows: 6, SubBatches: []int{5}, Accumulate: []int{2}, Replicas: []int{replicas}, Shards: []int{1}, Plant: plant}
+		report = nil
+		o.Report = func(r VerifyRow) { report = append(report, r) }
+		return x.Verify(t.Context(), o, opts...)
+	}
+	for _, c := range []struct {
+		name     string
+		loss     loss.Loss
+		plant    Fault
+		replicas int
+		limit    float64
+		ok       bool
+	}{
+		{"right, on the host", decoupled(20, false), "", 2, ownLimit, true},
+		{"of a large scale", decoupled(50, false), "", 1, ownLimit, true},
+		{"without the documents'", decoupled(20, true), "", 1, ownLimit, false},
+		{"twice", decoupled(20, false), FaultFactor, 1, ownLimit, false},
+		{"package loss's", loss.InfoNCE{Scale: 5, MaskDuplicates: true}, "", 1, derivativeLimit, true},
+		{"package loss's, detached", loss.InfoNCE{Scale: 5, MaskDuplicates: true}, FaultRemote, 1, derivativeLimit, false},
+	} {
+		if testing.Short() && c.replicas == 1 {
+			continue
+		}
+		ok, err := verify(c.plant, c.replicas, WithLoss(c.loss), seen)
+		if err != nil || ok != c.ok || len(report) < 3 || report[0].Limit != c.limit {
+			t.Errorf("%s: %t, %v: %+v", c.name, ok, err, report)
+		}
+	}
+	if rows == 0 {
+		t.Error("rows have not been changed")
+	}
+	for plant, want := range map[Fault]string{FaultMask: "masks what it does", FaultRemote: "is no loss.RowSplitter"} {
+		if _, err := verify(plant, 1, WithLoss(decoupled(20, false))); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", plant, err)
+		}
+	}
+	if testing.Short() {
+		return
+	}
+	if ok, err := verify("", 1); err != nil || !ok || x.own.loss != nil {
+		t.Errorf("the recipe's own loss afterwards: %t, %v", ok, err)
 	}
 }

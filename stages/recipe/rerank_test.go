@@ -108,21 +108,20 @@ func TestPairTooLong(t *testing.T) {
 	}
 	for _, replicate := range []int{1, 2} {
 		out := fmt.Sprint("run ", replicate)
-		run := func(resume bool, sets ...string) error {
-			_, err := j.run(t, out, nil, 0, resume, append([]string{
-				"model.kind=reranker", "model.truncation=only_second", "data.shuffle=false", "batch.global_size=4", "batch.accumulate=1", "save.every=1", "train.epochs=1",
+		run := func(resume bool, sets ...string) (outcome, error) {
+			return j.run(t, out, nil, 0, resume, append([]string{
+				"model.kind=reranker", "model.truncation=only_second", "data.shuffle=false", "batch.global_size=4", "batch.accumulate=1", "train.epochs=1",
 				fmt.Sprint("mesh.replicate=", replicate), fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n]}]", path),
 			}, sets...)...)
-			return err
 		}
-		err := run(false)
-		for _, want := range []string{"pairs.jsonl:41: ", "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length"} {
+		_, err := run(false)
+		for _, want := range []string{"pairs.jsonl:41: ", "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length", "checkpoints has step 10, the last one before it: --resume goes on from there"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%d ranks: %v, want %q", replicate, err, want)
 			}
 		}
-		if err := run(true, "model.truncation=longest_first"); err != nil {
-			t.Errorf("%d ranks, resumed: %v", replicate, err)
+		if o, err := run(true, "model.truncation=longest_first"); err != nil || o.summary.from != 10 || o.summary.Steps != 11 {
+			t.Errorf("%d ranks, resumed: %+v, %v", replicate, o.summary, err)
 		}
 	}
 }

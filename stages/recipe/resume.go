@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"sort"
@@ -270,7 +271,7 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 		}
 		return fmt.Errorf("%w; %s", byKey(err), strings.Join(append(why, "put that back, or start anew in another save.dir"), "; "))
 	}
-	x.plan.FirstStep, x.saves.first = c.Step, c.Step
+	x.plan.FirstStep, x.saves.first, x.saves.steps = c.Step, c.Step, c.Step
 	if mesh := x.ranks.MeshName(); mesh != c.Mesh {
 		changed = append(changed, fmt.Sprintf("the mesh was %s and is %s", c.Mesh, mesh))
 	}
@@ -278,8 +279,25 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	for _, line := range changed {
 		x.obs.note("changed since then: %s", line)
 	}
+	x.noteRate(c.Step)
 	return x.checkBest(changed)
 }
+
+// noteRate tells of a learning rate that does not go on from where it was: a schedule that ends is drawn anew over more steps, or optimizer.lr is another one.
+func (x *Run) noteRate(done int) {
+	u, was := x.Recipe.update(x.Steps), x.saves.progress.LR
+	if was == nil || done < 1 || done >= x.Steps {
+		return
+	}
+	before, next := u.LR*u.Factor(done-1), u.LR*u.Factor(done)
+	if d := math.Abs(before - *was); !(d > jump*max(before, *was)) {
+		return
+	}
+	x.obs.note("the learning rate jumps from %.3g in step %d to %.3g in step %d, for optimizer.schedule: %s is now over %d steps, with optimizer.lr: %.3g", *was, done, next, done+1, x.Recipe.Optimizer.Schedule.Name, x.Steps, u.LR)
+}
+
+// jump is how much of a learning rate is told of where a run goes on: less is what any change of its length makes.
+const jump = 0.05
 
 // files are each dataset's files.
 func (x *Run) files() (out [][]dataset.File) {

@@ -93,6 +93,7 @@ type outcome struct {
 	losses  map[int]float64         // by step
 	rows    map[int]map[int][]int64 // by step and rank
 	epochs  map[int]int             // by step
+	metrics []Metrics
 	notes   []string
 }
 
@@ -115,6 +116,7 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 		},
 		Step: func(m Metrics) {
 			o.losses[m.Step-1] = m.Loss
+			o.metrics = append(o.metrics, m)
 			if m.Step == stopAt {
 				control.Stop()
 			}

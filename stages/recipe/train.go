@@ -330,7 +330,7 @@ func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.contr
 
 // WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have. All ranks are given the same, and a run
 // that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
-// of their own, too.
+// of their own, too, and its gradient is verified by Verify.
 func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
 
 // WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
@@ -354,8 +354,22 @@ type own struct {
 	stages func(*pipeline.Graph, Ports) error
 }
 
+// says tells, in comments before its loss, what of a recipe's text a program has put something in the place of: nothing reads them but people.
+func (o own) says(text []byte) []byte {
+	var notes string
+	if o.row != nil {
+		notes += "# The program has changed rows (recipe.WithRow).\n"
+	}
+	if o.loss != nil {
+		is := strings.Join(strings.Fields(o.mark().Settings), " ")
+		notes += fmt.Sprintf("# The program's own loss has trained (recipe.WithLoss): %s. What follows says what rows must have.\n", is)
+	}
+	const key = "\nloss:"
+	return bytes.Replace(text, []byte(key), []byte("\n"+notes+key[1:]), 1)
+}
+
 // ownRows changes a chunk's rows, and what their texts are known by.
-func (x *Run) ownRows(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
 	for i := range c.Examples {
 		e := &c.Examples[i]
 		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err) }
@@ -364,7 +378,7 @@ func (x *Run) ownRows(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) 
 		}
 		row, n := e.Row, len(e.Texts)
 		if err := x.own.row(e); err != nil {
-			return nil, where(err)
+			return c.Unusable(t, where(err))
 		}
 		if e.Row != row || len(e.Texts) != n {
 			return nil, where(fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts)))
@@ -659,7 +673,10 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	}
 	x.saves.begin()
 	err = p.Run(ctx, opts...)
+	var rows *stages.RowsError
 	switch {
+	case errors.As(err, &rows):
+		return nil, x.saveBefore(ctx, enc, rows, err)
 	case !errors.As(err, &back):
 		return nil, err
 	case x.over(back.Result): // the last step changes nothing, then
@@ -693,7 +710,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), text); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), x.own.says(text)); err != nil {
 		return nil, err
 	}
 	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {

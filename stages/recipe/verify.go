@@ -117,10 +117,20 @@ const verifyDropout = 0.1
 //
 // Hardness and self-distillation take similarities and scores for numbers that have no gradient, of which a finite difference knows nothing:
 // it is taken of the loss without them. Rows that can't be used are left out, as in training.
-func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
+//
+// With WithLoss, of Train's options, it is the gradient of that loss, and with WithRow the rows are changed first; the others are Train's alone. A loss that
+// computes in f32, as loss.Host has it, gives differences that are coarse: its finite difference may be off by as much as ownLimit, 1e-3, which finds
+// a gradient that is wrong, and none that is slightly so.
+func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) (bool, error) {
 	if x.closed {
 		return false, errClosed
 	}
+	var t trainOptions
+	for _, f := range opts {
+		f(&t)
+	}
+	defer func(was own) { x.own = was }(x.own)
+	x.own = t.own
 	if err := o.Check(); err != nil {
 		return false, err
 	}
@@ -169,8 +179,17 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions) (bool, error) {
 
 // checkPlant refuses a fault that would change nothing, where that is known before anything is computed.
 func (x *Run) checkPlant(f Fault) error {
+	if own := x.own.loss; own != nil {
+		_, splits := own.(loss.RowSplitter)
+		switch {
+		case f == FaultMask:
+			return fmt.Errorf("a program's own loss (recipe.WithLoss), %T, masks what it does: the fault %q can't be planted", own, f)
+		case f == FaultRemote && !splits:
+			return fmt.Errorf("a program's own loss (recipe.WithLoss), %T, is no loss.RowSplitter, and computed of whole batches: the fault %q can't be planted", own, f)
+		}
+	}
 	losses := x.Recipe.terms()
-	none := func(is func(stated) bool) bool { return !slices.ContainsFunc(losses, is) }
+	none := func(is func(stated) bool) bool { return x.own.loss == nil && !slices.ContainsFunc(losses, is) }
 	switch {
 	case f == FaultMask && none(func(l stated) bool { return l.kind().has("mask_duplicates") }):
 		return fmt.Errorf("%s.name: %s masks no duplicates: the fault %q can't be planted", losses[0].key, losses[0].Name, f)
@@ -238,7 +257,13 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 			for e := range examples {
 				examples[e].Row += offset
 			}
-			v.chunks[b] = &stages.Chunk{Source: k, Data: data, Offset: offset, Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate}
+			c := &stages.Chunk{Source: k, Data: data, Offset: offset, Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate}
+			if x.own.row != nil {
+				if c, err = x.ownRows(nil, c); err != nil {
+					return nil, err
+				}
+			}
+			v.chunks[b] = c
 		}
 	}
 	return v, nil
@@ -346,8 +371,11 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			}
 		}
 		base := 0.0
+		if v.x.own.loss != nil {
+			base = verifyLimit(0) // what it multiplies is not known: noise tells
+		}
 		for _, k := range v.sources {
-			for _, t := range v.x.Recipe.termsOf(k) {
+			for _, t := range v.terms(k) {
 				base = max(base, verifyLimit(v.x.amplified(t.Loss)))
 			}
 		}
@@ -370,11 +398,11 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 				}
 				gradient, lossValue = c.Gradient, c.Loss
 			}
-			derivative, err := v.derivative(ctx, smooth, gradient, lossValue)
+			derivative, limit, err := v.derivative(ctx, smooth, gradient, lossValue)
 			if err != nil {
 				return err
 			}
-			report(VerifyRow{Config: prefix + smooth.String() + nothing, Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: derivativeLimit})
+			report(VerifyRow{Config: prefix + smooth.String() + nothing, Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: limit})
 		}
 		layout := v.x.model.Layout
 		// compare says how far each tensor is off.
@@ -450,13 +478,21 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 func (v *verifier) stopped() string {
 	var keys []string
 	for _, k := range v.sources {
-		for _, t := range v.x.Recipe.termsOf(k) {
+		for _, t := range v.terms(k) {
 			if option := t.stopped(); option != "" && !slices.Contains(keys, t.key+"."+option) {
 				keys = append(keys, t.key+"."+option)
 			}
 		}
 	}
 	return strings.Join(keys, " and ")
+}
+
+// terms are those of a dataset's loss as the recipe has it; none in whose place a program has put its own.
+func (v *verifier) terms(source int) []stated {
+	if v.x.own.loss != nil {
+		return nil
+	}
+	return v.x.Recipe.termsOf(source)
 }
 
 // dropoutRate is the model's.
@@ -597,15 +633,18 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 	enc.BudgetOf = w.keep
 	r := x.Recipe
 	r.Loss.SelfDistillFrom = 0 // verified whenever it begins
-	l := r.objective(driving{tile: w.tile, mask: w.plant == FaultMask, differentiable: w.without != ""})
+	var l loss.Loss = r.objective(driving{tile: w.tile, mask: w.plant == FaultMask, differentiable: w.without != ""})
+	if x.own.loss != nil {
+		l = x.own.loss
+	}
 	if v.draws != nil {
-		l = redrawn{l, v.draws}
+		l = as(l, redrawn{l, v.draws})
 	}
 	switch w.plant {
 	case FaultFactor:
-		l = scaled{l, 2}
+		l = as(l, scaled{l, 2})
 	case FaultRemote:
-		l = detached{l}
+		l = as(l, detached{l})
 	case FaultDropout:
 		enc.ShiftReplay()
 	}
@@ -654,89 +693,6 @@ func contributions(g *pipeline.Graph, subs pipeline.Port[stages.SubBatch], grads
 	})
 	return out.Port
 }
-
-// derivative compares the gradient's product with a random direction with a central difference of the loss, which has this value, relatively; if the
-// gradient is zero, the difference has to be.
-func (v *verifier) derivative(ctx context.Context, w way, gradient []float64, value float64) (float64, error) {
-	m, err := v.model(w, nil)
-	if err != nil {
-		return 0, err
-	}
-	defer m.Free()
-	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
-	host := make([]float64, m.Layout.Trained())
-	s, err := m.Device.OpenStream()
-	if err != nil {
-		return 0, err
-	}
-	defer s.Close()
-	s.CopyOut(gpustage.Bytes(host), m.Trained())
-	if err := s.Sync(); err != nil {
-		return 0, err
-	}
-	// Each tensor moves by about its own size, so that all of them count; along the gradient as well, so that the
-	// derivative is not lost in the rounding of the loss.
-	w.budget = 0 // nothing goes backward
-	dir, want := make([]float64, len(host)), 0.0
-	for _, p := range m.Layout.Training() {
-		from, to := m.Layout.At(p), m.Layout.At(p)+p.Len()
-		size, slope := rms(host[from:to]), rms(gradient[from:to])
-		for i := from; i < to; i++ {
-			dir[i] = rng.NormFloat64()
-			if slope > 0 {
-				dir[i] += gradient[i] / slope
-			}
-			dir[i] *= max(size, 1e-3)
-			want += dir[i] * gradient[i]
-		}
-	}
-	moved := make([]float64, len(host))
-	at := func(by float64) (float64, error) {
-		for i := range moved {
-			moved[i] = host[i] + by*dir[i]
-		}
-		m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(moved)) })
-		c, err := v.step(ctx, w, m, nil, true)
-		return c.Loss, err
-	}
-	// Steps that change the loss by about so much, or where it is small by so much of it: a model that tells its rows apart has next to none left, and
-	// a step by which it would is one to elsewhere. A wrong gradient agrees with none, a right one with some: larger steps curve, smaller ones drown in
-	// rounding. Of two steps the curve is known, and with it where a step of 0 would come to (Richardson, 1911).
-	best, of := math.Inf(1), math.Abs(want)
-	if largest(gradient) <= noGradient {
-		want, of = 0, 1
-	}
-	type quotient struct{ h, slope float64 }
-	var before []quotient
-	for _, change := range []float64{1e-5, 1e-4, 1e-6, 1e-7, 1e-8} {
-		h := change / of
-		if want != 0 && value != 0 {
-			h *= min(1, math.Abs(value))
-		}
-		up, err := at(h)
-		if err != nil {
-			return 0, err
-		}
-		down, err := at(-h)
-		if err != nil {
-			return 0, err
-		}
-		slope := (up - down) / (2 * h)
-		best = min(best, math.Abs(slope-want)/of)
-		for _, q := range before {
-			r := (q.h / h) * (q.h / h)
-			best = min(best, math.Abs(slope+(slope-q.slope)/(r-1)-want)/of)
-		}
-		if best < derivativeLimit/10 {
-			break
-		}
-		before = append(before, quotient{h, slope})
-	}
-	return best, nil
-}
-
-// derivativeLimit is how much a difference quotient in f64 may differ from the gradient.
-const derivativeLimit = 1e-6
 
 // noGradient is what all of a gradient is below that is zero but for rounding, as that of texts without tokens, or of normalized embeddings of one
 // number. Nothing can be in proportion to it: errors are then what they are.
@@ -798,16 +754,4 @@ func worst(errors, limits []float64) (at int) {
 		}
 	}
 	return at
-}
-
-// redrawn is a loss that draws as in another batch.
-type redrawn struct {
-	loss.RowSplitter
-	draws map[uint64]uint64
-}
-
-func (l redrawn) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
-	own := *b
-	own.Draw = l.draws[b.Draw]
-	return l.RowSplitter.Compute(s, a, &own)
 }

@@ -11,12 +11,12 @@ import (
 
 // scaled is a loss whose gradient is too large.
 type scaled struct {
-	loss.RowSplitter
+	loss.Loss
 	factor float64
 }
 
 func (l scaled) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
-	r, err := l.RowSplitter.Compute(s, a, b)
+	r, err := l.Loss.Compute(s, a, b)
 	d, _ := gradientOf(b)
 	s.Scale(*d, *d, l.factor)
 	return r, err
@@ -32,7 +32,7 @@ func gradientOf(b *loss.Batch) (d *gpustage.Tensor, at func(n int) int) {
 
 // detached is what two ranks compute that gather each other's embeddings without gradients: each row's gradient comes from
 // the losses of its own half of the batch alone.
-type detached struct{ loss.RowSplitter }
+type detached struct{ loss.Loss }
 
 func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
 	total := loss.Result{}
@@ -59,7 +59,7 @@ func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (
 			part.Teacher = b.Teacher[(part.Only.Lo-first)*d : (part.Only.Hi-first)*d]
 		}
 		s.Fill(own, 0)
-		r, err := l.RowSplitter.Compute(s, a, &part)
+		r, err := l.Loss.Compute(s, a, &part)
 		if err != nil {
 			return r, err
 		}
@@ -79,5 +79,30 @@ func (l detached) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (
 
 // Memory has room for one more gradient.
 func (l detached) Memory(z loss.Size) int {
-	return l.RowSplitter.Memory(z) + max(z.Sequences, z.Tokens)*z.Dim*z.DType.Size() + 64
+	return l.Loss.Memory(z) + max(z.Sequences, z.Tokens)*z.Dim*z.DType.Size() + 64
+}
+
+// redrawn is a loss that draws as in another batch.
+type redrawn struct {
+	loss.Loss
+	draws map[uint64]uint64
+}
+
+func (l redrawn) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
+	own := *b
+	own.Draw = l.draws[b.Draw]
+	return l.Loss.Compute(s, a, &own)
+}
+
+// splitting makes a RowSplitter of what wraps one.
+type splitting struct{ loss.Loss }
+
+func (splitting) SplitsRows() {}
+
+// as is what wraps a loss, and splits rows if that does.
+func as(l, wraps loss.Loss) loss.Loss {
+	if _, ok := l.(loss.RowSplitter); ok {
+		return splitting{wraps}
+	}
+	return wraps
 }

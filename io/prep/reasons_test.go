@@ -1,0 +1,151 @@
+package prep
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Unusable rows are counted by reason: rows with one fault have one, whatever they hold, in the card and in what a reader sees of it.
+func TestReasons(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	faults := []struct {
+		line, reason string
+		rows         int64
+	}{
+		{`{"query": null, "positive": "p %d"}`, `column "query": the text is null`, 7},
+		{`{"query": "q %d", "positive": " "}`, `column "positive": the text is blank`, 6},
+		{`{"query": "q %d", "positive": ""}`, `column "positive": the text is empty`, 5},
+		{`{"query": "q %d"}`, `column "positive": the text is null`, 4},
+		{`{"query": "q %d", "positive": 3}`, `column "positive": it is a number, want a string`, 3},
+		{`{"query": "q %d", "positive": ["p"]}`, `column "positive": it is a list, want a string`, 2},
+		{`{"query": "q` + "\xff" + ` %d", "positive": "p"}`, `column "query": the text is not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8, if a program for Windows has written it)`, 8},
+		{`no json %d`, "", 9},
+	}
+	var lines []string
+	for n := range 9 {
+		lines = append(lines, fmt.Sprintf(`{"query": "query %d", "positive": "document %d"}`, n, n))
+		for _, f := range faults {
+			if int64(n) < f.rows {
+				lines = append(lines, strings.Repeat(" ", n)+strings.Replace(f.line, "%d", fmt.Sprint(n), 1)) // no JSON from another byte on
+			}
+		}
+	}
+	if err := os.WriteFile(in, []byte(strings.Join(lines, "\n")), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c := bare(t, in)
+	c.Output.Shards = 3
+	mustRun(t, c)
+	card := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join(c.Output.Dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	var read Card
+	if err := json.Unmarshal(card("card.json"), &read); err != nil {
+		t.Fatal(err)
+	}
+	got, shown := read.Rules[Unusable], string(card("README.md"))
+	if got.Dropped != 44 || len(got.Reasons) != len(faults) || len(got.Samples) >= len(faults) {
+		t.Errorf("%d rows for %v", got.Dropped, got.Reasons)
+	}
+	rest := got.Dropped
+	for _, f := range faults {
+		if f.reason == "" {
+			continue
+		}
+		if rest -= f.rows; got.Reasons[f.reason] != f.rows || !strings.Contains(shown, fmt.Sprintf("\n| %s | %d |\n", f.reason, f.rows)) {
+			t.Errorf("%s: %d rows, want %d, in %q", f.reason, got.Reasons[f.reason], f.rows, shown)
+		}
+	}
+	if first, others := got.Most(1); rest != 9 || len(first) != 1 || got.Reasons[first[0]] != 9 || others != 35 {
+		t.Errorf("the most frequent reason is %q, and %d rows are of others: %v", first, others, got.Reasons)
+	}
+}
+
+// A run that fails or is interrupted leaves nothing of its own, and an earlier output as it was; what a killed one has left half replaced stays refused.
+func TestLeavesNothing(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	writeJSONL(t, in, pair{Query: "a query", Positive: "a document"}, pair{Query: "another", Positive: "one"})
+	rules := func(c Config) *Rules {
+		r, err := NewRules(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for _, before := range []bool{false, true} {
+		c := bare(t, in)
+		if before {
+			mustRun(t, c)
+		}
+		for name, fail := range map[string]func() error{
+			"interrupted": func() error {
+				ctx, stop := context.WithCancel(t.Context())
+				defer stop()
+				r := rules(c)
+				r.trouble = func(string) { stop() }
+				_, err := run(ctx, r, Options{Overwrite: true, Progress: func(string, int, int) {}})
+				return err
+			},
+			"broken": func() error {
+				r := rules(c)
+				r.trouble = func(string) { panic("boom") }
+				_, err := run(t.Context(), r, Options{Overwrite: true})
+				return err
+			},
+			"no card": func() error { // as where there is no room left for one
+				r := rules(c)
+				_, err := run(t.Context(), r, Options{Overwrite: true, Progress: func(stage string, done, total int) {
+					if stage == "write" && done == total {
+						runs, err := filepath.Glob(filepath.Join(c.Output.Dir, Temporary, "*", "train-*"))
+						if err != nil || len(runs) == 0 {
+							t.Fatalf("%v, %v", runs, err)
+						}
+						if err := os.Mkdir(filepath.Join(filepath.Dir(runs[0]), cardFile), 0o777); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}})
+				return err
+			},
+		} {
+			if err := fail(); err == nil {
+				t.Errorf("%s: no error", name)
+			}
+			if _, err := os.Stat(filepath.Join(c.Output.Dir, Temporary)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s, before %t: what is not complete is still there: %v", name, before, err)
+			}
+			if got := len(readPairs(t, c.Output.Dir, "train")); before && got != 2 || !before && got != 0 {
+				t.Errorf("%s, before %t: %d rows", name, before, got)
+			}
+		}
+		if !before {
+			continue
+		}
+		tmp := filepath.Join(c.Output.Dir, Temporary)
+		if err := errors.Join(os.Remove(filepath.Join(c.Output.Dir, Success)), os.Mkdir(tmp, 0o777)); err != nil { // killed while names were given
+			t.Fatal(err)
+		}
+		r := rules(c)
+		r.trouble = func(string) { panic("boom") }
+		if _, err := run(t.Context(), r, Options{Overwrite: true}); err == nil {
+			t.Error("no error")
+		}
+		if left, err := os.ReadDir(tmp); err != nil || len(left) != 1 || left[0].Name() != lockFile {
+			t.Errorf("half an output looks whole: %v, %v", left, err)
+		}
+		_, err := Run(t.Context(), c, Options{Overwrite: true})
+		if err != nil || len(readPairs(t, c.Output.Dir, "train")) != 2 {
+			t.Error(err)
+		}
+	}
+}

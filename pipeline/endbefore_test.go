@@ -1,0 +1,156 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// What comes before an item that can't be used is done before the run ends with its error, whichever stage knows, however far ahead of the steps it
+// is, and in whichever batch of a step.
+func TestEndBefore(t *testing.T) {
+	checkGoroutines(t)
+	bad := errors.New("bad")
+	for try := range 60 {
+		at := 5 + try%4                // the item: two make a step, which is 2 or 3 or 4
+		where := try / 4 % 4           // who cuts: the stage that makes batches, one before the split, the split, or the first when all has come
+		ended := try%5 == 0            // step 1 has ended the run before
+		ahead := 2 + try%2*8           // how far the stream is ahead of the steps
+		finish := errors.New("enough") // why
+		g := New("ends")
+		nap := func() { time.Sleep(rand.N(300 * time.Microsecond)) }
+		next := 0
+		source := g.Stage("source", At(Stream))
+		items := Out[int](source, "items")
+		source.Do(func(t *Task) error {
+			if next == at && where == 3 {
+				return io.EOF
+			}
+			if next == at {
+				t.EndBefore(bad)
+				next++
+				items.Put(t, -1)
+				return nil
+			}
+			items.Put(t, next)
+			next++
+			return nil
+		})
+		rows := Map(g, "tokenize", items.Port, func(_ *Task, v int) (int, error) { nap(); return v, nil }, Parallel(2))
+		bat := g.Stage("batch")
+		row := In(bat, "row", rows)
+		batches := Batches[int](bat, "batches")
+		bat.Do(func(t *Task) error {
+			if t.Ended() {
+				t.EndBefore(bad)
+				return nil
+			}
+			v := row.Get(t)
+			if v < 0 && where == 0 {
+				t.EndBefore(bad)
+				return nil
+			}
+			batches.Put(t, v, v%2 == 1)
+			return nil
+		})
+		header := Map(g, "header", batches.Port, func(t *Task, v int) (int, error) { nap(); return v, nil })
+		if where == 1 {
+			s := g.Stage("cut")
+			in := In(s, "batch", header)
+			out := Out[int](s, "batch")
+			s.Do(func(t *Task) error {
+				if v := in.Get(t); v >= 0 {
+					out.Put(t, v)
+				} else {
+					t.EndBefore(bad)
+				}
+				return nil
+			})
+			header = out.Port
+		}
+		split := g.Stage("split")
+		one := In(split, "batch", header, Capacity(ahead))
+		subs := Fan[int](split, "subs")
+		split.Do(func(t *Task) error {
+			if one.Get(t) < 0 {
+				t.EndBefore(bad)
+				return nil
+			}
+			subs.Put(t, 0)
+			subs.Put(t, 1)
+			return nil
+		})
+		weights := Later[int](g, "weights", "call Bind")
+		var embedded atomic.Int64
+		emb := g.Stage("embed", On(0, Compute))
+		In(emb, "sub", subs.Port, Capacity(ahead))
+		Loop(emb, "weights", weights, 0)
+		embs := Out[int](emb, "embeddings")
+		emb.Do(func(t *Task) error { nap(); embedded.Add(1); embs.Put(t, 0); return nil })
+		update := g.Stage("update", At(Step))
+		Collect(update, "embeddings", embs.Port)
+		out := Out[int](update, "weights")
+		update.Do(func(t *Task) error {
+			if ended && t.Index.Step == 1 {
+				t.EndRun(finish)
+			}
+			out.Put(t, 0)
+			return nil
+		})
+		Bind(weights, out)
+		var saved []int
+		Sink(g, "save", out.Port, func(t *Task, _ int) error { nap(); saved = append(saved, t.Index.Step); return nil })
+		p, err := g.Build(Devices(fakeDevice("cpu")), Workers(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		err = p.Run(ctx)
+		cancel()
+		steps, subsDone, text := at/2, 2*at, fmt.Sprintf(`graph "ends": stage "batch", item #%d: bad`, at)
+		switch where {
+		case 1, 2:
+			text = fmt.Sprintf(`graph "ends": stage %q, item %d.%d: bad`, []string{"cut", "split"}[where-1], at/2, at%2)
+		}
+		if ended {
+			steps, subsDone, text = 2, 8, `graph "ends": stage "update", item 1: enough`
+		}
+		want := fmt.Sprint([]int{0, 1, 2, 3}[:steps])
+		if err == nil || err.Error() != text || fmt.Sprint(saved) != want || embedded.Load() != int64(subsDone) {
+			t.Fatalf("try %d: %v, want %s; steps %v of %s, %d sub-batches of %d", try, err, text, saved, want, embedded.Load(), subsDone)
+		}
+	}
+}
+
+// An item that no batch was to have ends the run with its error as well, after what came before it.
+func TestEndBeforeWithoutBatches(t *testing.T) {
+	checkGoroutines(t)
+	g := New("ends")
+	n := 0
+	source := g.Stage("source", At(Stream))
+	out := Out[int](source, "items")
+	source.Do(func(t *Task) error {
+		if n++; n == 4 {
+			t.EndBefore(errors.New("bad"))
+		}
+		if n > 4 {
+			return io.EOF
+		}
+		out.Put(t, n)
+		return nil
+	})
+	var seen []int
+	Sink(g, "sink", out.Port, func(_ *Task, v int) error { seen = append(seen, v); return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context()); err == nil || err.Error() != `graph "ends": stage "source", item #3: bad` || len(seen) != 4 {
+		t.Errorf("%v after %v", err, seen)
+	}
+}

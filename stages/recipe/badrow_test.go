@@ -1,0 +1,194 @@
+package recipe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/collective"
+	"contraflow/collective/sim"
+	"contraflow/io/dataset"
+)
+
+// A row that can't be used ends a run that has not looked at it before with all steps before its own: they are in a checkpoint, from which a run that
+// skips the row goes on and ends with the bits of one that has skipped it from its beginning. So it is on one rank and on several, one of which alone
+// reads the row, and whichever of a step's batches has it.
+func TestBadRowLosesNothing(t *testing.T) {
+	j := newJob(t, 200)
+	file := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct {
+		name string
+		sets []string
+		step int // that has the row, from 0
+		last bool
+	}{
+		{"alone", []string{"batch.accumulate=1"}, 9, false},
+		{"ranks", []string{"batch.accumulate=1", "mesh.replicate=2"}, 9, true},
+		{"accumulate", []string{"batch.accumulate=3"}, 3, true},
+		{"ranks accumulate", []string{"batch.accumulate=3", "mesh.replicate=3"}, 3, true},
+		{"shards", []string{"batch.accumulate=2", "mesh.replicate=2", "mesh.shard=2", "mesh.parameters=streamed", "mesh.gradients=early"}, 4, true},
+		{"first", []string{"batch.accumulate=2", "mesh.replicate=2"}, 0, true},
+	} {
+		if testing.Short() && i != 3 && i != 4 {
+			continue
+		}
+		if err := os.WriteFile(file, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		sets := append(slices.Clip(c.sets), "batch.no_duplicates=false", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "train.epochs=1")
+		sets = slices.Clip(sets)
+		good, err := j.run(t, "good "+c.name, nil, 0, false, sets...)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		read := good.rows[c.step] // by rank
+		rows := read[0]
+		bad := rows[2]
+		if c.last {
+			rows = read[len(read)-1]
+			bad = rows[len(rows)-1]
+		}
+		lines := bytes.Split(bytes.Clone(raw), []byte("\n"))
+		lines[bad] = []byte(`{"q":"x","p":""}`)
+		if err := os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		skip := append(slices.Clip(sets), "data.on_error=skip")
+		if _, err := j.run(t, "whole "+c.name, nil, 0, false, skip...); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		out := "run " + c.name
+		o, err := j.run(t, out, nil, 0, false, sets...)
+		if err == nil || !errors.Is(err, dataset.ErrBadRow) {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		for _, want := range []string{
+			fmt.Sprintf("data.jsonl:%d, column %q: the text is empty; %s", bad+1, "p", skipRows),
+			fmt.Sprintf("checkpoints has step %d, the last one before it: --resume --set data.on_error=skip goes on from there", c.step),
+		} {
+			if c.step == 0 {
+				want = "no step came before it, and nothing is saved"
+			}
+			if !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "data.jsonl:") != 1 {
+				t.Errorf("%s: %v, want %q", c.name, err, want)
+			}
+		}
+		if len(o.losses) != c.step {
+			t.Errorf("%s: %d steps, want %d", c.name, len(o.losses), c.step)
+		}
+		if c.step == 0 {
+			continue
+		}
+		if _, err := j.run(t, out, nil, 0, true, sets...); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("checkpoints has step %d, the last", c.step)) {
+			t.Errorf("%s: going on with the row: %v", c.name, err)
+		}
+		o, err = j.run(t, out, nil, 0, true, skip...)
+		if err != nil || o.summary.from != c.step || o.summary.Skipped != 1 {
+			t.Fatalf("%s: %v: %+v", c.name, err, o.summary)
+		}
+		if !bytes.Equal(j.model(t, out), j.model(t, "whole "+c.name)) {
+			t.Errorf("%s: the weights differ from those of a run that skipped the row from its beginning", c.name)
+		}
+	}
+}
+
+// What a program's own function says of a row ends the run in the same way.
+func TestOwnRowLosesNothing(t *testing.T) {
+	j := newJob(t, 60)
+	boom := errors.New("boom")
+	bad := int64(-1)
+	j.opts = []TrainOption{WithRow(func(e *dataset.Example) error {
+		if e.Row == bad {
+			return boom
+		}
+		return nil
+	})}
+	sets := []string{"batch.accumulate=1", "train.epochs=1"}
+	good, err := j.run(t, "good", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad = good.rows[3][0][0]
+	if _, err = j.run(t, "run", nil, 0, false, sets...); !errors.Is(err, boom) || !strings.Contains(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
+		t.Error(err)
+	}
+	bad = -1
+	o, err := j.run(t, "run", nil, 0, true, sets...)
+	if err != nil || o.summary.from != 3 || !bytes.Equal(j.model(t, "run"), j.model(t, "good")) {
+		t.Errorf("%v, after step %d", err, o.summary.from)
+	}
+}
+
+// Where data is too small because rows can't be used, the error says how many and why the first one can't, of the dataset that is too small.
+func TestTooFewForBadRows(t *testing.T) {
+	j := newJob(t, 40)
+	write := func(name string, lines ...string) string {
+		t.Helper()
+		path := filepath.Join(j.dir, name)
+		if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	var strs, empty []string
+	for i := range 63 {
+		strs = append(strs, fmt.Sprintf(`{"q": "one %d", "p": "two %d"}`, i, i))
+		empty = append(empty, `{"q": "one", "p": " "}`)
+	}
+	lists := write("lists.jsonl", append([]string{`{"q": "one", "p": ["two"]}`}, strs...)...)
+	none := write("none.jsonl", empty...)
+	two := write("two.jsonl", append(slices.Clip(strs[:2]), empty...)...)
+	one := func(path string) string { return fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", path) }
+	left := "; data.on_error: skip has left out 63 rows that can't be used, the first one: "
+	for _, c := range []struct {
+		name, train, drop, want string
+	}{
+		{"lists", one(lists), "true", "1 row, which has no negatives: it takes more data" + left + lists + `:2, column "p": it is a string`},
+		{"none", one(none), "true", "none of the 63 rows can be used" + left + none + `:1, column "p": the text is `},
+		{"second", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}]", lists, none, two), "false",
+			"data.train[1]: none of the 63 rows can be used" + left + none},
+		{"few", one(two), "true", "only 2 rows: lower batch.global_size, or set batch.drop_last to false" + left + two + ":3, "},
+	} {
+		_, err := j.run(t, c.name, nil, 0, false, c.train, "data.on_error=skip", "batch.drop_last="+c.drop)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.name, err, c.want)
+		}
+	}
+}
+
+// A plan of the first step, for a mesh that is on paper alone, says which of its rows can't be used.
+func TestForecastOfBadRow(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, bytes.ReplaceAll(raw, []byte(`"p":"`), []byte(`"p":" ","z":"`)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "batch.no_duplicates=false"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for _, ranks := range []int{1, 2} {
+		_, err := x.Forecast(t.Context(), collective.Mesh{Replicate: ranks, Shard: 1}, sim.Link{}, Rates{})
+		if !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), "the text is blank") {
+			t.Errorf("%d ranks: %v", ranks, err)
+		}
+	}
+}

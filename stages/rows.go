@@ -1,0 +1,50 @@
+package stages
+
+import (
+	"errors"
+	"fmt"
+
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+)
+
+// RowsError ends a run before the step that has rows which can't be used or read, here or on another rank. All steps before that one are done on all ranks, and
+// their results seen, so that nothing is lost: [Encoder.Save] makes a checkpoint of what they came to.
+type RowsError struct {
+	Err error // where the rows are, and what is wrong
+	Row bool  // with a row itself, without which others go on: errors.Is(Err, dataset.ErrBadRow), on the rank that has read it
+}
+
+func (e *RowsError) Error() string { return e.Err.Error() }
+func (e *RowsError) Unwrap() error { return e.Err }
+
+// Is tells that another rank's row is a bad one, too.
+func (e *RowsError) Is(target error) bool { return e.Row && target == dataset.ErrBadRow }
+
+// Unusable is what a stage of one's own, in a task of the stream, passes on in place of a chunk of Ingest's that has rows it can't use: the run then ends
+// with a [RowsError], after the steps before theirs. Of rows that no Plan has ordered other ranks would not hear: err is returned, for the task to end the
+// run with at once.
+func (c *Chunk) Unusable(t *pipeline.Task, err error) (*Chunk, error) {
+	if c.plan == nil {
+		return nil, err
+	}
+	bad := *c
+	bad.Examples, bad.EndsBatch, bad.EndsStep, bad.Next = nil, false, false, nil
+	bad.bad = &RowsError{err, errors.Is(err, dataset.ErrBadRow)}
+	t.EndBefore(bad.bad)
+	return &bad, nil
+}
+
+// ofPeers is the error of the first rank's rows that can't be used, if any rank has some.
+func (b *Batch) ofPeers(peers []Peer, rank int) error {
+	for r, p := range peers {
+		switch {
+		case p.Bad == "":
+		case r == rank:
+			return b.bad
+		default:
+			return &RowsError{fmt.Errorf("rank %d: %s", r, p.Bad), p.BadRow}
+		}
+	}
+	return nil
+}
