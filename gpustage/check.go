@@ -290,6 +290,12 @@ func CheckAttention(op string, ctx, lse, q, k, v Tensor, o Attention) error {
 		c.fail("DBias without Bias")
 	}
 	c.positions(o.Positions, q, lse, o)
+	if !o.Seen.IsZero() {
+		c.shape("Seen", o.Seen, I32, 1, o.Seqs.Rows)
+		if !o.Positions.None() {
+			c.fail("Seen and positions exclude each other")
+		}
+	}
 	return c.err
 }
 
@@ -379,6 +385,24 @@ func CheckSum(out, x Tensor) error {
 	c.float("x", x)
 	c.shape("out", out, F64, 1, 1)
 	return c.err
+}
+
+// CheckInside checks what an attention call has in host memory, Positions' Rows and Seen, against what they count. Devices whose memory is not the host's
+// rely on whoever made them.
+func CheckInside(op string, o Attention) error {
+	if p := o.Positions; !p.None() {
+		return CheckIndex(op+", rows of positions", Tensor{Rows: p.Count()}, p.Rows)
+	}
+	if o.Seen.IsZero() {
+		return nil
+	}
+	cu := Slice[int32](o.Seqs.Cu)
+	for b, n := range Slice[int32](o.Seen) {
+		if have := cu[b+1] - cu[b]; n < 0 || n > have {
+			return fmt.Errorf("%s: Seen has %d tokens of sequence %d, which has %d", op, n, b, have)
+		}
+	}
+	return nil
 }
 
 // CheckIndex checks that host-side indices are rows of the table. Devices whose indices are not in host memory can't

@@ -328,6 +328,11 @@ type Attention struct {
 	Bias, DBias Tensor
 
 	Positions Positions // see there
+
+	// Seen, i32 [1, B], is how many tokens of each sequence are keys: the first so many, from none to all of them. The others are queries that see those,
+	// and nobody sees them: k's and v's gradients are zero there. A query that sees no key has a ctx of zeros, and an lse of -Inf. Absent: all tokens are
+	// keys. With Positions there is none.
+	Seen Tensor
 }
 
 // Reach is R, the distance from which on all keys on one side have the same bias.

@@ -53,11 +53,3 @@ func (c *checker) positions(p Positions, q, lse Tensor, o Attention) {
 		c.fail("a gradient of positions without what it is of")
 	}
 }
-
-// CheckPositions checks that host-side Rows are rows of Keys and Queries. Devices whose memory is not the host's rely on whoever made them.
-func CheckPositions(op string, p Positions) error {
-	if p.None() {
-		return nil
-	}
-	return CheckIndex(op+", rows of positions", Tensor{Rows: p.Count()}, p.Rows)
-}

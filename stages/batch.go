@@ -32,6 +32,9 @@ type Batch struct {
 	Kinds   []int32   // types of the tokens in IDs; nil: all 0
 	Guide   [][]int32 // [N] a guide's tokens of each sequence; nil without a guide
 
+	// Seen [N] is how many of each sequence's tokens the others attend to; nil: all.
+	Seen []int32
+
 	// Shown are the tokens, by their places in IDs, that have rows in parts of tokens, and ShownCu [N+1] where each sequence's begin among
 	// them. nil: all but each sequence's first.
 	Shown, ShownCu []int32
@@ -146,8 +149,8 @@ func (c *TokenChunk) check() error {
 			}
 		}
 		if len(c.IDs) != len(columns) || len(c.Texts) != len(columns) || len(c.IDs[col]) != texts || len(c.Texts[col]) != texts ||
-			column.Ragged && (col >= len(c.Counts) || len(c.Counts[col]) != len(c.Rows)) {
-			return fmt.Errorf("a stage before has put a TokenChunk of %d rows whose IDs, Texts or Counts of column %d are not those of its rows: rows are left out with dataset.Part.Skip", len(c.Rows), col)
+			column.Ragged && (col >= len(c.Counts) || len(c.Counts[col]) != len(c.Rows)) || c.Seen != nil && (col >= len(c.Seen) || len(c.Seen[col]) != texts) {
+			return fmt.Errorf("a stage before has put a TokenChunk of %d rows whose IDs, Texts, Seen or Counts of column %d are not those of its rows: rows are left out with dataset.Part.Skip", len(c.Rows), col)
 		}
 	}
 	return nil
@@ -215,6 +218,9 @@ func assemble(chunks []*TokenChunk) *Batch {
 		scores = append(scores, c.Scores...)
 	}
 	b.IDs, b.Cu, b.Texts = make([]int32, 0, tokens), append(make([]int32, 0, texts+1), 0), make([]loss.TextID, 0, texts)
+	if end.Seen != nil {
+		b.Seen = make([]int32, 0, texts)
+	}
 	if end.Shown != nil {
 		b.Shown, b.ShownCu = []int32{}, append(make([]int32, 0, texts+1), 0)
 	}
@@ -226,6 +232,9 @@ func assemble(chunks []*TokenChunk) *Batch {
 			b.Texts = append(b.Texts, c.Texts[col]...)
 			if c.Kinds != nil {
 				b.Kinds = append(b.Kinds, c.Kinds[col]...)
+			}
+			if c.Seen != nil {
+				b.Seen = append(b.Seen, c.Seen[col]...)
 			}
 			if c.Guide != nil {
 				b.Guide = append(b.Guide, c.Guide[col]...)

@@ -168,7 +168,7 @@ func embedBatch(ctx context.Context, e *embedder.Engine, b *Batch) (parts [][]fl
 		}
 	}
 	if h := e.Model.Config.Tokens; !h.None() {
-		p, err := e.PartsOf(ctx, texts, func(i int) bool { return i < len(b.Rows) }, nil)
+		p, err := e.PartsOf(ctx, texts, func(i int) bool { return i < len(b.Rows) }, b.Seen, nil)
 		switch {
 		case err != nil || p == nil:
 			return nil, err

@@ -44,6 +44,9 @@ func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
 	if s.Batch.Kinds != nil {
 		r.Kinds = s.Batch.Kinds[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]
 	}
+	if s.Batch.Seen != nil {
+		r.Seen = s.Batch.Seen[s.Lo:s.Hi]
+	}
 	for n := s.Lo; n <= s.Hi; n++ {
 		r.Cu = append(r.Cu, s.Batch.Cu[n]-s.Batch.Cu[s.Lo])
 	}
@@ -68,12 +71,13 @@ func (z Size) check() error {
 	return nil
 }
 
-// Cut divides a batch. It is a function of the sequences' lengths and the size alone.
+// Cut divides a batch. It is a function of the sequences' lengths and the size alone; and where queries have tokens that nobody attends to (Seen), they
+// and documents are in no sub-batch together, as on a GPU what has such tokens goes through slower kernels.
 func (z Size) Cut(b *Batch) []SubBatch {
 	var subs []SubBatch
 	lo := b.first()
 	for n := lo; n < b.N(); n++ {
-		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && int(b.Cu[n+1]-b.Cu[lo]) > z.Tokens
+		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && int(b.Cu[n+1]-b.Cu[lo]) > z.Tokens || b.Seen != nil && n == len(b.Rows)
 		if full && n > lo {
 			subs = append(subs, SubBatch{b, lo, n})
 			lo = n

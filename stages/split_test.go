@@ -46,6 +46,26 @@ func TestCut(t *testing.T) {
 	}
 }
 
+// Queries some of whose tokens nobody attends to share no sub-batch with documents.
+func TestCutUnseen(t *testing.T) {
+	for want, z := range map[string]Size{"[0:2 2:6]": {}, "[0:2 2:5 5:6]": {Rows: 3}, "[0:1 1:2 2:3 3:4 4:5 5:6]": {Tokens: 3}} {
+		b := batchOf(3, 3, 3, 3, 3, 3)
+		b.Rows, b.Seen = []int64{7, 8}, []int32{2, 3, 3, 1, 3, 3}
+		var got []string
+		var seen []int32
+		for _, s := range z.Cut(b) {
+			got = append(got, fmt.Sprintf("%d:%d", s.Lo, s.Hi))
+			seen = append(seen, s.rows(0, 0).Seen...)
+		}
+		if !slices.Equal(seen, b.Seen) {
+			t.Errorf("%+v: sequences have %v tokens that others attend to, want %v", z, seen, b.Seen)
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("%+v: %v, want %s", z, got, want)
+		}
+	}
+}
+
 // Every sequence is in exactly one sub-batch, in order, and no bound is broken but by a single sequence.
 func TestCutCovers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))

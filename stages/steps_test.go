@@ -62,6 +62,7 @@ type goldenRun struct {
 	vectors    int     // features of heads of tokens; 0: none
 	special    []int32 // tokens without lexical weight; nil: 0 to 3
 	colbert    bool    // vectors of tokens alone, with dense layers for a projection
+	unseen     bool    // of colbert's queries the tokens are not attended to that fill them up
 	sparse     string  // embeddings are: with a decoder that is "tied" to the word embeddings, or "untied"
 	adapted    string  // one of testdata/golden/lora/steps, in minilm-tiny's place
 
@@ -202,7 +203,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 	if r.colbert {
 		config.Dense = []transformer.Dense{{Name: "1_Dense", Out: 24}, {Name: "2_Dense", Out: 10}}
 		config.Tokens = config.ColBERT(true, 0)
-		config.Tokens.Query = transformer.Reading{Length: 14, Fill: tokenID(t, tok, "[MASK]")}
+		config.Tokens.Query = transformer.Reading{Length: 14, Fill: tokenID(t, tok, "[MASK]"), Unseen: r.unseen}
 		config.Tokens.Document.Skip = []int32{tokenID(t, tok, "."), tokenID(t, tok, "the"), tokenID(t, tok, ",")}
 	}
 	if r.sparse != "" {

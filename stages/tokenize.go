@@ -65,6 +65,9 @@ type TokenChunk struct {
 	Texts   [][]loss.TextID // by column, text
 	Counts  [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
 
+	// Seen is like IDs how many of a text's tokens the others attend to, the first so many; nil: all. See transformer.Reading.
+	Seen [][]int32
+
 	// Shown are the places of a text's tokens that have rows in parts of tokens; nil: all but the first.
 	Shown func(role dataset.Role, ids []int32) []int32
 
@@ -202,6 +205,13 @@ func (x Text) check() error {
 	return embedder.CheckLength(x.Tokenizer, x.QueryLength, x.DocumentLength)
 }
 
+// sees notes how many tokens a column's next text has before it is filled up.
+func (c *TokenChunk) sees(col, tokens int) {
+	if c.Seen != nil {
+		c.Seen[col] = append(c.Seen[col], int32(tokens))
+	}
+}
+
 // reading is what is put before a dataset's texts of a role, and how many tokens they may have.
 func (x Text) reading(source int, role dataset.Role) (prompt string, limit int) {
 	prompts := Prompts{Query: x.QueryPrompt, Document: x.DocumentPrompt}
@@ -237,6 +247,9 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 	if x.Guide != nil {
 		out.Guide = make([][][]int32, len(columns))
 	}
+	if x.Heads.Unseen() {
+		out.Seen = make([][]int32, len(columns))
+	}
 	for col, column := range columns {
 		out.Texts[col] = make([]loss.TextID, 0, len(c.Examples))
 		out.IDs[col] = make([][]int32, 0, len(c.Examples))
@@ -260,6 +273,7 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				out.Texts[col] = append(out.Texts[col], loss.TextID{h.Hi, h.Lo})
 				if e.IDs != nil && x.Pairs == nil { // made beforehand
 					ids := e.IDs[k]
+					out.sees(col, len(ids))
 					out.IDs[col] = append(out.IDs[col], reading.Expand(ids[:len(ids):len(ids)], 0))
 					continue
 				}
@@ -268,6 +282,7 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				switch {
 				case x.Pairs == nil:
 					flat, cut = x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
+					out.sees(col, len(flat)-start)
 					flat = reading.Expand(flat, start)
 				case column.Role != dataset.Query:
 					var err error

@@ -556,7 +556,8 @@ func TestBroken(t *testing.T) {
 	}{
 		{1, "batch", "a stage before has put nil in the place of rows: rows are left out with dataset.Part.Skip", wiring{tokens: noTokens}},
 		{1, "batch", "a TokenChunk without Data", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Data = nil; return c }}},
-		{1, "batch", "a TokenChunk of 3 rows whose IDs, Texts or Counts of column 0", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Rows = c.Rows[1:]; return c }}},
+		{1, "batch", "a TokenChunk of 3 rows whose IDs, Texts, Seen or Counts of column 0", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Rows = c.Rows[1:]; return c }}},
+		{1, "batch", "whose IDs, Texts, Seen or Counts of column 0", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Seen = make([][]int32, len(c.IDs)); return c }}},
 		{1, "batch", "Counts of column 0", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.IDs = c.IDs[:1]; return c }}},
 		{1, "batch", "Counts of column 1", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.IDs[1] = c.IDs[1][1:]; return c }}},
 		{1, "batch", "Counts of column 1", wiring{tokens: func(c *stages.TokenChunk) *stages.TokenChunk { c.Texts[1] = nil; return c }}},

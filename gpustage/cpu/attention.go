@@ -32,6 +32,7 @@ type head struct {
 	o       *gpustage.Attention
 	w       *worker
 	lo, n   int // the sequence's first token and its length
+	seen    int // how many of its tokens are keys
 	row     int
 	h, kv   int
 	drop    vec.Dropout
@@ -62,6 +63,9 @@ func (s *Stream) eachHead(o *gpustage.Attention, buffers int, sums []float32, f 
 	tasks := (units + group - 1) / group
 	one := func(h head, w, b int) {
 		h.s, h.o, h.w, h.lo, h.n, h.row, h.drop = s, o, &s.workers[w], int(cu[b]), int(cu[b+1]-cu[b]), b, drop
+		if h.seen = h.n; !o.Seen.IsZero() {
+			h.seen = int(ints(o.Seen)[b])
+		}
 		if keys != nil {
 			h.drop.Key = keys[b]
 		}
@@ -116,20 +120,22 @@ func (h *head) eachBlock(f func(b block)) {
 		if h.o.Causal {
 			b.k1 = b.q1
 		}
+		b.k1 = min(b.k1, h.seen)
+		b.k0 = min(b.k0, b.k1)
 		f(b)
 	}
 }
 
-// visible is the keys that one query sees, relative to the block's first.
+// visible is the keys that one query sees, relative to the block's first. There may be none.
 func (h *head) visible(b block, q int) (lo, hi int) {
 	lo, hi = b.k0, b.k1
 	if w := h.o.Window; w > 0 {
 		lo, hi = max(lo, q-w), min(hi, q+w+1)
 	}
 	if h.o.Causal {
-		hi = q + 1
+		hi = min(hi, q+1)
 	}
-	return lo - b.k0, hi - b.k0
+	return min(lo, hi) - b.k0, hi - b.k0
 }
 
 // spreadBias gives each distance that the sequence has its bias, so that a query's keys have theirs side by side.
@@ -203,9 +209,15 @@ func (h *head) product(c []float32, ldc int, a []float32, lda int, ta bool, b []
 	}
 }
 
+func (h *head) clear(t gpustage.Tensor) {
+	for i := range t.Rows {
+		clear(row(t, i))
+	}
+}
+
 // Attention computes ctx and keeps lse.
 func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attention) {
-	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention", o.Positions)) {
+	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckInside("attention", o)) {
 		return
 	}
 	if !isF32(q) {
@@ -220,6 +232,13 @@ func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attenti
 			qs, ks, vs, out := h.queries(q, b), h.keys(k, b), h.keys(v, b), h.queries(ctx, b)
 			m, n := b.q1-b.q0, b.k1-b.k0
 			p := h.scratch
+			if n == 0 {
+				h.clear(out)
+				for q := b.q0; q < b.q1; q++ {
+					lses[h.lo+q] = float32(math.Inf(-1))
+				}
+				return
+			}
 			h.product(p, n, f32(qs), q.Stride, false, f32(ks), k.Stride, true, m, n, o.HeadDim, float32(o.Scale), false)
 			h.addPositions(b, p, f32(qs), q.Stride, f32(ks), k.Stride)
 			for i := range m {
@@ -228,6 +247,10 @@ func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attenti
 				clear(x[:lo])
 				clear(x[hi:])
 				x = x[lo:hi]
+				if lo == hi {
+					lses[h.lo+b.q0+i] = float32(math.Inf(-1))
+					continue
+				}
 				h.score(b, x, nil, b.q0+i, lo)
 				top := s.v.Max(x)
 				z := s.v.ExpSum(x, x, top)
@@ -246,7 +269,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attenti
 // AttentionBackward computes dq, dk and dv.
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.Tensor, o gpustage.Attention) {
 	if s.Refuse(gpustage.CheckAttention("attention backward", dctx, lse, dq, dk, dv, o)) ||
-		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention backward", o.Positions)) {
+		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckInside("attention backward", o)) {
 		return
 	}
 	if !isF32(q) {
@@ -278,20 +301,24 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 		clear(sums)
 	}
 	s.eachHead(&o, buffers, sums, func(h *head) {
-		whole := block{k1: h.n}
+		hidden := block{k0: h.seen, k1: h.n}
 		first := !shared || h.h%(o.Heads/o.KVHeads) == 0
 		all := !o.Causal && o.Window == 0 // each block reaches all keys: the first one may set what others add to
-		if first && !all {
-			for _, t := range [...]gpustage.Tensor{h.keys(dk, whole), h.keys(dv, whole)} {
-				for i := range t.Rows {
-					clear(row(t, i))
-				}
+		if first {
+			if !all {
+				hidden.k0 = 0 // what all add to, too
 			}
+			h.clear(h.keys(dk, hidden))
+			h.clear(h.keys(dv, hidden))
 		}
 		lses := row(lse, h.h)
 		h.eachBlock(func(b block) {
 			add := !(first && all && b.q0 == 0)
 			m, n, d := b.q1-b.q0, b.k1-b.k0, o.HeadDim
+			if n == 0 {
+				h.clear(h.queries(dq, b))
+				return
+			}
 			p, dp := h.scratch[:m*n], h.scratch[m*n:2*m*n]
 			pd := p
 			if o.Dropout.Active() {
@@ -312,6 +339,9 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v gpustage.
 				for _, r := range [...][]float32{x, dx, xd} {
 					clear(r[:lo])
 					clear(r[hi:])
+				}
+				if lo == hi {
+					continue
 				}
 				x, dx, xd = x[lo:hi], dx[lo:hi], xd[lo:hi]
 				var th []float32
@@ -432,6 +462,9 @@ func (s *Stream) sequence(o gpustage.Attention, b, lo, hi int) (gpustage.Attenti
 	}
 	if !o.Seqs.Keys.IsZero() {
 		seqs.Keys = o.Seqs.Keys.Columns(b, b+1)
+	}
+	if !o.Seen.IsZero() {
+		o.Seen = o.Seen.Columns(b, b+1)
 	}
 	o.Seqs, o.Dropout.Seqs = seqs, seqs
 	return o, nil

@@ -78,7 +78,8 @@ func TestAttention64(t *testing.T) {
 		o.SoftCap = 2
 		e := 18 // of queries and keys
 		if !positions {
-			o.Bias, o.DBias = normal(7, 4), tensor(gpustage.F64, 7, 4)
+			o.Bias, o.DBias, o.Seen = normal(7, 4), tensor(gpustage.F64, 7, 4), tensor(gpustage.I32, 1, 3)
+			copy(ints(o.Seen), []int32{3, 1, 4})
 		} else {
 			e, o.KVHeads = 24, 4
 			o.Positions = gpustage.Positions{Rows: tensor(gpustage.I32, 1, 11), Keys: normal(5, 12), Queries: normal(5, 12), DKeys: normal(5, 12), DQueries: normal(5, 12)}
@@ -106,6 +107,31 @@ func TestAttention64(t *testing.T) {
 		for i, w := range wantSums { // summed over sequences, which ref does not round on the way
 			if math.Abs(gotSums[i]-w) > 1e-14 {
 				t.Errorf("positions %v: gradient %d of what sequences share is %v, want %v", positions, i, gotSums[i], w)
+			}
+		}
+	}
+}
+
+// A device whose memory is the host's sees that a sequence can't have so many keys.
+func TestSeenInside(t *testing.T) {
+	for _, dev := range []gpustage.Device{open(t, Threads(2)), ref.New()} {
+		for want, seen := range map[string][]int32{
+			"attention: Seen has 6 tokens of sequence 0, which has 5":           {6, 2},
+			"attention backward: Seen has -1 tokens of sequence 1, which has 2": {5, -1},
+		} {
+			h := newSheet(t, dev)
+			cu, row, counts := h.empty(gpustage.I32, 1, 3), h.empty(gpustage.I32, 1, 7), h.empty(gpustage.I32, 1, 2)
+			copy(ints(cu), []int32{0, 5, 7})
+			copy(ints(counts), seen)
+			x, lse := h.empty(gpustage.F32, 7, 8), h.empty(gpustage.F32, 2, 7)
+			o := gpustage.Attention{Seqs: gpustage.Sequences{Rows: 2, Tokens: 7, MaxLen: 5, Cu: cu, Row: row}, Heads: 2, HeadDim: 4, Scale: 0.3, Seen: counts}
+			if seen[0] > 5 {
+				h.s.Attention(x, lse, x, x, x, o)
+			} else {
+				h.s.AttentionBackward(x, x, x, x, x, lse, x, x, x, o)
+			}
+			if err := h.s.Sync(); err == nil || err.Error() != want {
+				t.Errorf("error %v, want %s", err, want)
 			}
 		}
 	}

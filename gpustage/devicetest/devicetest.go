@@ -37,7 +37,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error), except ...string) {
 	}{
 		{"Memory", testMemory}, {"Streams", testStreams}, {"Errors", testErrors}, {"Empty", testEmpty}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"RoundedEpilogue", testRoundedEpilogue}, {"TF32", testTF32}, {"Pairs", testPairs}, {"ProductColumnSum", testProductColumnSum}, {"Rounded", testRounded}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
 		{"Gather", testGather}, {"Embed", testEmbed}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
-		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"Positions", testPositions}, {"AttentionBF16", testHalvesAttention}, {"Pool", testPool}, {"Bag", testBag}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim}, {"Splade", testSplade},
+		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"Positions", testPositions}, {"Seen", testSeen}, {"AttentionBF16", testHalvesAttention}, {"Pool", testPool}, {"Bag", testBag}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim}, {"Splade", testSplade},
 		{"Update", testUpdate}, {"Runs", testRuns}, {"Deterministic", testDeterministic}, {"Repeat", testRepeat},
 		{"OperandsBF16", testOperandsBF16}, {"ProductsBF16", testProductsBF16}, {"Large", testLarge},
 	} {

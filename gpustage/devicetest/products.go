@@ -485,6 +485,7 @@ type attentionCase struct {
 	sharp                  float64 // times as long are queries; 0: once
 	positions              string  // "keys", "queries" or "both"
 	frozen                 bool    // positions without gradients
+	seen                   []int   // how many tokens of each sequence are keys; nil: all
 }
 
 func testAttention(t *testing.T, dev gpustage.Device) {
@@ -544,8 +545,11 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 		e, ek := c.heads*c.dim, kv*c.dim
 		// q, k and v are columns of one tensor, as the fused projection leaves them.
 		columns := c.lead + e + 2*ek
-		qkv := f.tensor("qkv", c.halves, q.tokens, columns, func(_, j int) float64 {
+		qkv := f.tensor("qkv", c.halves, q.tokens, columns, func(i, j int) float64 {
 			v := f.rng.NormFloat64()
+			if c.unseen(i) && j >= c.lead+e {
+				v = math.NaN()
+			}
 			if c.sharp > 0 && j >= c.lead && j < c.lead+e {
 				v *= c.sharp
 			}
@@ -558,6 +562,7 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 			bias, dBias = f.floats("bias", c.bias, c.heads, func(int, int) float64 { return c.around + f.rng.NormFloat64() }), f.floats("dBias", c.bias, c.heads, nil)
 		}
 		at := c.newPositions(f, q)
+		seen := c.newSeen(f)
 		parts := func(x gpustage.Tensor) (q, k, v gpustage.Tensor) {
 			x = x.Columns(c.lead, x.Cols)
 			return x.Columns(0, e), x.Columns(e, e+ek), x.Columns(e+ek, e+2*ek)
@@ -573,6 +578,9 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 				o.Bias, o.DBias = x(bias), x(dBias)
 			}
 			o.Positions = at.on(x, e)
+			if seen != nil {
+				o.Seen = x(seen)
+			}
 			q, k, v := parts(x(qkv))
 			dq, dk, dv := parts(x(dqkv))
 			s.Attention(x(ctx), x(lse), q, k, v, o)
@@ -590,6 +598,7 @@ func (c attentionCase) test(t *testing.T, dev gpustage.Device, seed uint64) {
 		f.check(lse, 32)
 		f.check(dqkv, limit[1]*max(1, c.sharp)) // queries are factors of keys' gradients
 		f.untouched(qkv, dctx)
+		c.checkUnseen(f, dqkv, e)
 		if c.bias > 0 { // a sum over up to 140 queries
 			f.check(dBias, limit[2])
 			f.untouched(bias)

@@ -14,7 +14,7 @@ import (
 //	s_j = c_j + Bias_(j-i);  lse = log sum_j exp(s_j);  P_j = exp(s_j - lse)
 //	ctx_i = sum_j dropout(P)_j * v_j
 func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
-	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention", o.Positions)) {
+	if s.Refuse(gpustage.CheckAttention("attention", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckInside("attention", o)) {
 		return
 	}
 	s.run("attention", q, func() { attention[float32](ctx, lse, q, k, v, o) }, func() { attention[float64](ctx, lse, q, k, v, o) })
@@ -55,7 +55,7 @@ func attention[T float](ctx, lse, q, k, v tensor, o gpustage.Attention) {
 //	dPK_r += Scale * dc_j q_i;  dPQ_r += Scale * dc_j k_j
 func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	if s.Refuse(gpustage.CheckAttention("attention backward", dctx, lse, dq, dk, dv, o)) ||
-		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckPositions("attention backward", o.Positions)) {
+		s.Refuse(gpustage.CheckAttention("attention backward", ctx, lse, q, k, v, o)) || s.Refuse(gpustage.CheckInside("attention backward", o)) {
 		return
 	}
 	s.run("attention backward", q, func() { attentionBackward[float32](dq, dk, dv, dctx, ctx, lse, q, k, v, o) },
@@ -255,10 +255,13 @@ func eachQuery[T float](q, k factors, o gpustage.Attention, visit func(query[T])
 			if o.Causal {
 				last = t
 			}
+			if !o.Seen.IsZero() {
+				last = min(last, lo+int(vec[int32](o.Seen)[b])-1)
+			}
 			for h := range o.Heads {
 				a := query[T]{o: o, t: t, h: h, kv: h * kvHeads / o.Heads, pos: t - lo, first: first, start: lo, row: b, pk: pk, pq: pq}
 				qi := q.head(t, h)
-				a.s = make([]float64, last-first+1)
+				a.s = make([]float64, max(0, last-first+1))
 				for j := range a.s {
 					s := 0.0
 					for d, e := range k.head(a.key(j), a.kv) {

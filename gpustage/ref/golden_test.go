@@ -141,7 +141,12 @@ func TestGoldenActivations(t *testing.T) {
 func noKey(int) uint64 { return 0 }
 
 func TestGoldenAttention(t *testing.T) {
-	g := goldens.Load(t, "ops/attention")
+	t.Run("attention", func(t *testing.T) { testGoldenAttention(t, "ops/attention") })
+	t.Run("seen", func(t *testing.T) { testGoldenAttention(t, "ops/seen") })
+}
+
+func testGoldenAttention(t *testing.T, golden string) {
+	g := goldens.Load(t, golden)
 	var meta struct {
 		Cases []struct {
 			Name    string
@@ -152,6 +157,7 @@ func TestGoldenAttention(t *testing.T) {
 			Scale   float64
 			Causal  bool
 			Window  int
+			Keys    []int32
 		}
 	}
 	g.Meta(t, &meta)
@@ -166,8 +172,16 @@ func TestGoldenAttention(t *testing.T) {
 		ctx, lse := f.zeros(q.Tokens, e), f.zeros(c.Heads, q.Tokens)
 		dq, dk, dv := f.zeros(q.Tokens, e), f.zeros(q.Tokens, ek), f.zeros(q.Tokens, ek)
 		o := gpustage.Attention{Seqs: q, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Scale: c.Scale, Causal: c.Causal, Window: c.Window}
+		if c.Keys != nil {
+			o.Seen = f.ints(c.Keys)
+		}
 		f.s.Attention(ctx, lse, qt, k, v, o)
 		f.s.AttentionBackward(dq, dk, dv, dctx, ctx, lse, qt, k, v, o)
+		for i, v := range gpustage.Slice[float64](lse) {
+			if math.IsInf(v, -1) {
+				gpustage.Slice[float64](lse)[i] = -math.MaxFloat64 // the golden's, which is finite
+			}
+		}
 		for name, got := range map[string]gpustage.Tensor{"ctx": ctx, "lse": lse, "dq": dq, "dk": dk, "dv": dv} {
 			f.equal(c.Name+" "+name, got, g.F64(t, c.Name+"/"+name), 100*exact)
 		}

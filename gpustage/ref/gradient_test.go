@@ -213,6 +213,21 @@ func TestGradientAttention(t *testing.T) {
 	}
 }
 
+// Keys that are not seen get no gradient, and a query that sees none has none.
+func TestGradientSeen(t *testing.T) {
+	for _, o := range []gpustage.Attention{
+		{Heads: 2, HeadDim: 3},
+		{Heads: 4, KVHeads: 2, HeadDim: 2, Causal: true, SoftCap: 1.5},
+		{Heads: 2, HeadDim: 3, Window: 1, Dropout: gpustage.Dropout{P: 0.3, Layer: 1, Site: gpustage.SiteAttention}},
+	} {
+		for _, seen := range [][]int32{{2, 1, 3}, {1, 0, 2}} {
+			o.Seen = newFixture(t).ints(seen)
+			testAttentionGradient(t, o, 0)
+			testAttentionGradient(t, o, 5)
+		}
+	}
+}
+
 func testAttentionGradient(t *testing.T, o gpustage.Attention, bias int, positions ...string) {
 	t.Helper()
 	f := newFixture(t)

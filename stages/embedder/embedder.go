@@ -110,7 +110,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	err = e.load(f, o)
 	loading.Wait()
 	if err = cmp.Or(tokErr, err); err == nil {
-		e.model.Config.Tokens, err = Completed(e.model.Config.Tokens, f, e.tok)
+		e.model.Config.Tokens, err = Completed(e.model.Config, f, e.tok)
 		if note := SkipNote(f.MultiVector, e.tok); note != "" && o.warn != nil {
 			o.warn(fmt.Sprintf("%s: %s", f.Dir, note))
 		}

@@ -52,14 +52,15 @@ func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield f
 	if vectorsOnly(e.Model) {
 		return errVectorsAlone
 	}
-	return e.embed(ctx, texts, kinds, nil, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
+	return e.embed(ctx, texts, kinds, nil, nil, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
 }
 
 // Size is the number of dimensions that Embed yields.
 func (e *Engine) Size() int { return cmp.Or(e.Cut, e.Model.EmbeddingSize()) }
 
 // embed yields the first so many parts of each text. shown are the places of each text's tokens that have rows; nil: all but the first.
-func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, parts int, yield func(i int, parts [][]float32)) error {
+// seen is how many of its tokens the others attend to; nil: all.
+func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, seen []int32, parts int, yield func(i int, parts [][]float32)) error {
 	order := make([]int, len(texts))
 	for i := range order {
 		order[i] = i
@@ -91,7 +92,7 @@ func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, parts
 			return err
 		}
 		n := min(ranks, len(passes))
-		err = e.round(passes[:n], texts, kinds, shown, parts, yield)
+		err = e.round(passes[:n], texts, kinds, shown, seen, parts, yield)
 		give()
 		if err != nil {
 			return err
@@ -102,7 +103,7 @@ func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, parts
 }
 
 // round embeds a pass on each rank.
-func (e *Engine) round(passes [][]int, texts, kinds, shown [][]int32, parts int, yield func(i int, parts [][]float32)) error {
+func (e *Engine) round(passes [][]int, texts, kinds, shown [][]int32, seen []int32, parts int, yield func(i int, parts [][]float32)) error {
 	own := 0
 	if e.Ranks != nil {
 		own = e.Ranks.Rank()
@@ -118,7 +119,7 @@ func (e *Engine) round(passes [][]int, texts, kinds, shown [][]int32, parts int,
 	}
 	outs := make([]gpustage.Tensor, parts)
 	if own < len(passes) {
-		p, err := e.pass(passes[own], texts, kinds, shown)
+		p, err := e.pass(passes[own], texts, kinds, shown, seen)
 		if err != nil {
 			return err
 		}
@@ -207,7 +208,7 @@ func (e *Engine) gather(k int, own gpustage.Tensor, rows []int, size int) (gpust
 }
 
 // pass embeds some texts.
-func (e *Engine) pass(places []int, texts, kinds, shown [][]int32) (*transformer.Pass, error) {
+func (e *Engine) pass(places []int, texts, kinds, shown [][]int32, seen []int32) (*transformer.Pass, error) {
 	rows := transformer.Rows{Cu: []int32{0}}
 	if shown != nil {
 		rows.Shown = []int32{}
@@ -222,6 +223,9 @@ func (e *Engine) pass(places []int, texts, kinds, shown [][]int32) (*transformer
 		rows.IDs = append(rows.IDs, texts[i]...)
 		if kinds != nil {
 			rows.Kinds = append(rows.Kinds, kinds[i]...)
+		}
+		if seen != nil {
+			rows.Seen = append(rows.Seen, seen[i])
 		}
 		rows.Cu = append(rows.Cu, int32(len(rows.IDs)))
 		lengths = append(lengths, len(texts[i]))

@@ -30,22 +30,23 @@ func vectorsOnly(m *transformer.Model) bool { return m.Config.Tokens.Alone }
 // VectorsAlone tells whether the model gives vectors of tokens and no embeddings.
 func (e *Embedder) VectorsAlone() bool { return vectorsOnly(e.model) }
 
-// Completed are the heads of a folder's model with what their tokenizer says: the special tokens of M3, or how ColBERT reads texts.
-func Completed(h transformer.TokenHeads, f *hfmodel.Folder, tok *tokenize.Tokenizer) (_ transformer.TokenHeads, err error) {
+// Completed are the heads of tokens of a folder's model, by its config, with what their tokenizer says: the special tokens of M3, or how ColBERT reads texts.
+func Completed(c transformer.Config, f *hfmodel.Folder, tok *tokenize.Tokenizer) (_ transformer.TokenHeads, err error) {
+	h := c.Tokens
 	switch {
 	case h.None():
 	case !h.Alone:
 		h.Special, err = SpecialIDs(f, tok)
 	default:
 		h.Mean = f.Similarity == MeanMaxSim
-		h.Query, h.Document, err = Readings(f, f.MultiVector, tok)
+		h.Query, h.Document, err = Readings(f, f.MultiVector, c, tok)
 	}
 	return h, err
 }
 
 // Readings are how texts of each role are read with a folder's tokenizer, by what the folder says or somebody else in its place; m may be nil, which
 // says nothing. A word of the skiplist that is no token is left out, as sentence-transformers leaves it out: SkipNote names it.
-func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, tok *tokenize.Tokenizer) (query, document transformer.Reading, err error) {
+func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, c transformer.Config, tok *tokenize.Tokenizer) (query, document transformer.Reading, err error) {
 	if m == nil {
 		return query, document, nil
 	}
@@ -65,9 +66,11 @@ func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, tok *tokenize.Tokenizer
 	if e == nil {
 		return query, document, nil
 	}
-	if !e.Attend {
-		return query, document, fmt.Errorf("%s: its queries are filled up with tokens that the others do not attend to (query_expansion with attend: false, PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens), which is not supported: "+
-			"model.query_expansion: {length: N} has them attend, and model.query_expansion: none leaves queries as they are; either wants training", f.Dir)
+	if left, err := f.PadsLeft(); err != nil {
+		return query, document, err
+	} else if left {
+		return query, document, fmt.Errorf("%s: query_expansion: the tokenizer pads on the left, so sentence-transformers has what fills a query up before the query's own tokens, which is not supported: "+
+			"\"padding_side\": \"right\" in tokenizer_config.json has it behind them, and model.query_expansion: none leaves queries as they are; either wants training", f.TokenizerDir)
 	}
 	tokens := []string{e.Token}
 	if e.Token == "" {
@@ -77,7 +80,11 @@ func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, tok *tokenize.Tokenizer
 	}
 	for _, t := range tokens {
 		if id, ok := tok.ID(t); ok {
-			query.Fill, query.Length = id, e.Length
+			query.Fill, query.Length, query.Unseen = id, e.Length, !e.Attend
+			if err := c.Sees(query); err != nil {
+				return query, document, fmt.Errorf("%s: query_expansion with attend: false (PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens): %w. "+
+					"model.query_expansion: {length: N, attend: true} has the others attend to them, and model.query_expansion: none leaves queries as they are; either wants training", f.Dir, err)
+			}
 			return query, document, nil
 		}
 	}

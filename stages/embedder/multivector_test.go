@@ -1,11 +1,17 @@
 package embedder
 
 import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"contraflow/io/hfmodel"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
 )
 
 // Queries have the length of a fixed expansion, whatever is asked for, and what is asked for in vain is told; a least length leaves longer ones.
@@ -41,6 +47,101 @@ func TestLengthsOf(t *testing.T) {
 		}
 		if note := ExpansionNote(x.m, x.query); !strings.Contains(note, x.note) || (note == "") != (x.note == "") {
 			t.Errorf("%+v: the note is %q", x, note)
+		}
+	}
+}
+
+// What fills queries up comes behind their own tokens, and others attend to it or not; what sentence-transformers would do otherwise is refused.
+func TestReadings(t *testing.T) {
+	tok, err := tokenize.Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mask, _ := tok.ID("[MASK]")
+	blind := transformer.Config{Family: "deberta-v2", UnseenBlind: true}
+	left, right := `{"padding_side": "left"}`, `{"padding_side": "right"}`
+	fast := `{"version": "1.0", "padding": {"strategy": "BatchLongest", "direction": "Left"}}`
+	for name, x := range map[string]struct {
+		files  map[string]string
+		attend bool
+		config transformer.Config
+		err    string
+	}{
+		"not attended to":        {nil, false, transformer.Config{}, ""},
+		"attended to":            {nil, true, blind, ""},
+		"not in DeBERTa":         {nil, false, blind, "attend: false (PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens): a model of family deberta-v2"},
+		"from the left":          {map[string]string{"tokenizer_config.json": left}, true, transformer.Config{}, "the tokenizer pads on the left"},
+		"from the left, fast":    {map[string]string{"tokenizer.json": fast}, false, transformer.Config{}, "\"padding_side\": \"right\" in tokenizer_config.json"},
+		"from the right":         {map[string]string{"tokenizer_config.json": right, "tokenizer.json": fast}, false, transformer.Config{}, ""},
+		"on neither":             {map[string]string{"tokenizer_config.json": "{}", "tokenizer.json": `{"padding": null}`}, false, transformer.Config{}, ""},
+		"no tokenizer_config":    {map[string]string{"tokenizer_config.json": "{"}, false, transformer.Config{}, "tokenizer_config.json: line 1"},
+		"no expansion from left": {map[string]string{"tokenizer_config.json": left}, false, transformer.Config{}, "-"},
+	} {
+		dir := t.TempDir()
+		for file, text := range x.files {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := &hfmodel.MultiVector{Expansion: &hfmodel.Expansion{Strategy: "fixed", Length: 9, Attend: x.attend}}
+		want := transformer.Reading{Length: 9, Fill: mask, Unseen: !x.attend}
+		if x.err == "-" {
+			m.Expansion, x.err, want = nil, "", transformer.Reading{}
+		}
+		query, document, err := Readings(&hfmodel.Folder{Dir: dir, TokenizerDir: dir}, m, x.config, tok)
+		switch {
+		case x.err != "":
+			if err == nil || !strings.Contains(err.Error(), x.err) || x.config.UnseenBlind && !errors.Is(err, transformer.ErrUnsupported) {
+				t.Errorf("%s: %v, want %q", name, err, x.err)
+			}
+		case err != nil || query.Length != want.Length || query.Fill != want.Fill || query.Unseen != want.Unseen || document.Unseen || document.Length != 0:
+			t.Errorf("%s: %+v, %+v, %v", name, query, document, err)
+		}
+	}
+}
+
+// What fills queries up and is not attended to leaves the vectors of their own tokens as they are without it, in texts of several lengths at once.
+func TestUnseenParts(t *testing.T) {
+	texts := []string{"a river", "the stone , the house and the tree , a river , some light and a house", "", "light"}
+	parts := func(expansion string) *Parts {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{
+			"modules.json":                      `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]`,
+			"config_sentence_transformers.json": `{"model_type": "MultiVectorEncoder"}`,
+			"sentence_bert_config.json":         `{"query_expansion": ` + expansion + `}`,
+		} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e, err := Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		p, _, err := e.EmbedParts(t.Context(), "query", texts, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	without, unseen, seen := parts("null"), parts(`{"strategy": "min", "length": 12, "attend": false}`), parts(`{"strategy": "min", "length": 12, "attend": true}`)
+	for i, text := range texts {
+		own := without.TokenVectors(i)
+		off := func(p *Parts) (most float64) {
+			for k, v := range p.TokenVectors(i)[:len(own)] {
+				most = max(most, math.Abs(float64(v-own[k])))
+			}
+			return most
+		}
+		if n := len(unseen.TokenVectors(i)) / unseen.VectorSize; n < 12 || off(unseen) > 1e-5 {
+			t.Errorf("%q: %d vectors, and those of its tokens are off by %.3g", text, n, off(unseen))
+		}
+		if len(own) < 12*without.VectorSize && off(seen) < 1e-3 {
+			t.Errorf("%q: where the others attend to what fills it up, its vectors are as without, but for %.3g", text, off(seen))
 		}
 	}
 }

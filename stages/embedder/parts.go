@@ -46,16 +46,25 @@ func (p *Parts) TokenVectors(i int) []float32 {
 // Parts computes the parts of texts, given as token ids; tokens' vectors only if they have one of the weights, or weights is nil. With
 // Ranks, rank 0 gets them and the others nil. Of a model that gives vectors of tokens alone the texts are documents: see QueryParts.
 func (e *Engine) Parts(ctx context.Context, texts [][]int32, weights map[string]float64) (*Parts, error) {
-	return e.PartsOf(ctx, texts, func(int) bool { return false }, weights)
+	return e.PartsOf(ctx, texts, func(int) bool { return false }, nil, weights)
 }
 
-// QueryParts is Parts of queries.
+// QueryParts is Parts of queries, which are filled up if the model's are.
 func (e *Engine) QueryParts(ctx context.Context, texts [][]int32, weights map[string]float64) (*Parts, error) {
-	return e.PartsOf(ctx, texts, func(int) bool { return true }, weights)
+	h := e.Model.Config.Tokens
+	filled, seen := make([][]int32, len(texts)), make([]int32, len(texts))
+	for i, ids := range texts {
+		filled[i], seen[i] = h.Query.Expand(ids[:len(ids):len(ids)], 0), int32(len(ids))
+	}
+	if !h.Unseen() {
+		seen = nil
+	}
+	return e.PartsOf(ctx, filled, func(int) bool { return true }, seen, weights)
 }
 
-// PartsOf is Parts of texts some of which are queries.
-func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int) bool, weights map[string]float64) (*Parts, error) {
+// PartsOf is Parts of texts some of which are queries, as they go through the model: short ones are filled up. seen is how many of each text's tokens
+// the others attend to; nil: all.
+func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int) bool, seen []int32, weights map[string]float64) (*Parts, error) {
 	h := e.Model.Config.Tokens
 	if h.None() {
 		return nil, fmt.Errorf("the model gives embeddings alone: only models of kind m3 and multi_vector give tokens' vectors")
@@ -73,7 +82,7 @@ func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int)
 		p.Cu = append(p.Cu, int32(len(p.IDs)))
 	}
 	if h.Alone {
-		if err := e.vectorsAlone(ctx, texts, shown, p, weights); err != nil || !e.first() {
+		if err := e.vectorsAlone(ctx, texts, shown, seen, p, weights); err != nil || !e.first() {
 			return nil, err
 		}
 		return p, nil
@@ -88,7 +97,7 @@ func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int)
 			p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
 		}
 	}
-	err := e.embed(ctx, texts, nil, shown, parts, func(i int, of [][]float32) {
+	err := e.embed(ctx, texts, nil, shown, seen, parts, func(i int, of [][]float32) {
 		copy(p.Dense[i*p.Size:], of[0])
 		copy(p.Weights[p.Cu[i]:], of[1])
 		if parts == 3 {
@@ -102,7 +111,7 @@ func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int)
 }
 
 // vectorsAlone completes the parts of a model that gives nothing else.
-func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, p *Parts, weights map[string]float64) error {
+func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, seen []int32, p *Parts, weights map[string]float64) error {
 	for _, part := range []string{loss.DensePart, loss.SparsePart} {
 		if weights[part] != 0 {
 			return fmt.Errorf("the part %s has a weight, and the model gives vectors of tokens alone: %s", part, loss.VectorsPart)
@@ -111,7 +120,7 @@ func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, p *Pa
 	if e.first() {
 		p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
 	}
-	return e.embed(ctx, texts, nil, shown, 1, func(i int, of [][]float32) { copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[0]) })
+	return e.embed(ctx, texts, nil, shown, seen, 1, func(i int, of [][]float32) { copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[0]) })
 }
 
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
@@ -129,10 +138,11 @@ func (e *Embedder) embedParts(ctx context.Context, prompt string, query bool, te
 	if err != nil {
 		return nil, 0, err
 	}
-	for i := range ids {
-		ids[i] = h.Reading(query).Expand(ids[i], 0)
+	parts := e.engine.Parts
+	if query {
+		parts = e.engine.QueryParts
 	}
-	if p, err = e.engine.PartsOf(ctx, ids, func(int) bool { return query }, weights); err != nil {
+	if p, err = parts(ctx, ids, weights); err != nil {
 		return nil, cut, err
 	}
 	for i := range texts {

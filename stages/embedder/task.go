@@ -25,7 +25,6 @@ type Text struct {
 	DocumentLength int
 	QueryPrompt    string
 	DocumentPrompt string
-	Heads          transformer.TokenHeads // of a model that gives vectors of tokens alone: its Config.Tokens
 }
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
@@ -84,9 +83,6 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	}
 	if t.queries, err = tokens(ctx, x.Tokenizer, x.QueryPrompt, r.Queries, x.QueryLength); err != nil {
 		return nil, err
-	}
-	for i := range t.queries {
-		t.queries[i] = x.Heads.Query.Expand(t.queries[i], 0)
 	}
 	t.docs, err = tokens(ctx, x.Tokenizer, x.DocumentPrompt, r.Docs, x.DocumentLength)
 	return t, err
@@ -283,7 +279,7 @@ func (t *Task) Docs() int    { return len(t.docs) }
 
 // NewTask tokenizes a retrieval task for this model.
 func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
-	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Heads: e.model.Config.Tokens})
+	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
 }
 
 // Rank is the first k documents of each query of a task that NewTask made.

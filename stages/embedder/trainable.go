@@ -85,7 +85,7 @@ func (t *Trainable) load(d gpustage.Device, o trainableOptions) (err error) {
 	if t.queryLength, t.maxLength, err = LengthsOf(t.folder, t.folder.MultiVector, t.Model.Config, 0, 0); err != nil {
 		return err
 	}
-	if t.Model.Config.Tokens, err = Completed(t.Model.Config.Tokens, t.folder, t.Tokenizer); err != nil {
+	if t.Model.Config.Tokens, err = Completed(t.Model.Config, t.folder, t.Tokenizer); err != nil {
 		return err
 	}
 	return CheckVocabulary(t.Tokenizer, t.Model.Config)
@@ -103,7 +103,7 @@ func (t *Trainable) RolePrompts() (query, document string) { return t.folder.Rol
 // NewTask tokenizes a retrieval task for the model, with its prompts and its length.
 func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, error) {
 	query, document := t.RolePrompts()
-	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.queryLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document, Heads: t.Model.Config.Tokens})
+	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.queryLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document})
 }
 
 // Evaluate measures the model as it is. While a pipeline trains it that is an error: within one, stages.Evaluate measures.

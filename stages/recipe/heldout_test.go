@@ -177,6 +177,7 @@ func TestHeldOutLosses(t *testing.T) {
 		{"batch_all_triplet", "label: class", ""},
 		{"mse", "teacher: teacher", ""},
 		{"{name: m3, self_distill: true}", "positive: p, negatives: [n], negatives_per_query: all", "model.kind=m3"},
+		{"mnrl", "positive: p, negatives: [n], negatives_per_query: all, weight: w", "model.kind=multi_vector, model.query_expansion={length: 20,attend: false}"},
 		{"cross_entropy", "positive: p, negatives: [n], negatives_per_query: all, weight: w", "model.kind=reranker"},
 		{"{name: lambda, weighting: ndcg_loss1}", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", "model.kind=reranker"},
 		{"bce", "positive: p, label: grade", "model.kind=reranker"},

@@ -108,7 +108,6 @@ func (c *checker) checkMultiVector(r *Recipe) {
 		if err := e.expansion().Check(); err != nil {
 			c.fail("model.query_expansion", "%v", err)
 		}
-		c.require(e.Attend, "model.query_expansion.attend", "is false: tokens that fill a query up and that its others do not attend to are not supported; true has them attend")
 	}
 }
 
@@ -154,7 +153,7 @@ func (x *Run) openMultiVector() error {
 	x.Recipe = x.Recipe.compared(f)
 	x.heads = c.ColBERT(x.projection != nil, x.Recipe.Train.Seed)
 	x.heads.Mean = !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != string(loss.MeanMaxSim) })
-	if x.heads.Query, x.heads.Document, err = embedder.Readings(f, x.vectors, x.tok); err != nil {
+	if x.heads.Query, x.heads.Document, err = embedder.Readings(f, x.vectors, c, x.tok); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	return nil

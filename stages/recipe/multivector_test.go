@@ -63,6 +63,9 @@ func TestMultiVectorKeys(t *testing.T) {
 	if r, err = parse("model.skiplist=punctuation", "model.query_expansion={length: 9}"); err != nil || len(*r.Model.Skiplist) != 32 || *r.Model.QueryExpansion != (QueryExpansion{Strategy: "fixed", Length: 9, Attend: true}) {
 		t.Errorf("%+v, %v", r.Model, err)
 	}
+	if r, err = parse("model.query_expansion={length: 9, attend: false}"); err != nil || *r.Model.QueryExpansion != (QueryExpansion{Strategy: "fixed", Length: 9}) {
+		t.Errorf("%+v, %v", r.Model, err)
+	}
 	for want, sets := range map[string][]string{
 		"loss.name: is \"m3\", want one of":                                                                                {"loss=m3"},
 		"loss.name: is \"cosent\", want one of distill_kl":                                                                 {"loss=cosent"},
@@ -72,7 +75,6 @@ func TestMultiVectorKeys(t *testing.T) {
 		"model.pooling: is not for model.kind: multi_vector":                                                               {"model.pooling=cls"},
 		"eval.sts: compares embeddings":                                                                                    {"eval.sts={path: x, a: a, b: b, score: s}"},
 		"eval.part: is for model.kind: m3":                                                                                 {"eval.part=dense"},
-		"model.query_expansion.attend: is false":                                                                           {"model.query_expansion={length: 9, attend: false}"},
 		"model.query_expansion: query_expansion has the length 0":                                                          {"model.query_expansion={strategy: min}"},
 		"model.query_expansion: query_expansion has the strategy \"max\"":                                                  {"model.query_expansion={strategy: max, length: 3}"},
 		"model.query_expansion: is \"some\", want one of none":                                                             {"model.query_expansion=some"},
@@ -93,7 +95,7 @@ func TestMultiVectorKeys(t *testing.T) {
 func TestMultiVectorRun(t *testing.T) {
 	j := newJob(t, 60)
 	sets := []string{
-		"model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={strategy: min, length: 28}", `model.skiplist=["a", "##e"]`, "model.max_length={query: 30, document: 31}",
+		"model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={strategy: min, length: 28, attend: false}", `model.skiplist=["a", "##e"]`, "model.max_length={query: 30, document: 31}",
 		"train.max_steps=5", "eval.retrieval=" + j.tasks(t)[0], fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", filepath.Join(j.dir, "data.jsonl")),
 		`data.train.0.prompts={query: "ask ", document: "the "}`, "train.seed=3",
 	}
@@ -138,7 +140,7 @@ func TestMultiVectorRun(t *testing.T) {
 	}
 	m := f.MultiVector
 	f.Close()
-	if m == nil || m.QueryLength != 30 || m.DocumentLength != 31 || m.Expansion == nil || *m.Expansion != (hfmodel.Expansion{Strategy: "min", Attend: true, Length: 28}) || len(m.Skiplist) != 2 || !reflect.DeepEqual(m.SkipTasks, []string{"document"}) || !f.Normalize || f.Similarity != embedder.MaxSim {
+	if m == nil || m.QueryLength != 30 || m.DocumentLength != 31 || m.Expansion == nil || *m.Expansion != (hfmodel.Expansion{Strategy: "min", Length: 28}) || len(m.Skiplist) != 2 || !reflect.DeepEqual(m.SkipTasks, []string{"document"}) || !f.Normalize || f.Similarity != embedder.MaxSim {
 		t.Errorf("the folder says %+v, %q", m, f.Similarity)
 	}
 	e, err := embedder.Load(model)

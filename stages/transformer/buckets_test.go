@@ -80,7 +80,7 @@ func TestPadding(t *testing.T) {
 				rows.Shown = append(rows.Shown, int32(i))
 			}
 		}
-		return m, s, rows
+		return unseen(m), s, halfSeen(rows)
 	}
 	for _, name := range []string{"bert", "modernbert"} {
 		models["splade/"+name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {

@@ -2,9 +2,11 @@ package transformer
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage"
@@ -93,11 +95,19 @@ func TestVectorsAlone(t *testing.T) {
 	}
 }
 
-// Without Shown all tokens have rows; ways of keeping a pass give the same bits, in the memory that is predicted, however many are shown.
+// Without Shown all tokens have rows; ways of keeping a pass give the same bits, in the memory that is predicted, however many are
+// shown, and whether all are attended to.
 func TestVectorsMemory(t *testing.T) {
 	d := ref.New()
-	for _, none := range []bool{false, true} {
+	for _, which := range []string{"all", "none", "unseen", "all seen"} {
 		m, s, rows := loadColBERT(t, d, Options{}, Head{Normalize: true}, true)
+		none := which == "none"
+		switch which {
+		case "unseen":
+			m, rows = unseen(m), halfSeen(rows)
+		case "all seen":
+			m = unseen(m)
+		}
 		if none {
 			rows.Shown = []int32{}
 		} else if n := m.Config.Tokens.shown(rows); len(n) != len(rows.IDs) {
@@ -148,6 +158,81 @@ func TestVectorsMemory(t *testing.T) {
 		}
 		if none && slices.ContainsFunc(floats(t, s, grads), func(v float64) bool { return v != 0 }) {
 			t.Error("no token is shown, and there is a gradient")
+		}
+	}
+}
+
+// unseen is a model whose queries are filled up with tokens that the others do not attend to.
+func unseen(m *Model) *Model {
+	m.Config.Tokens.Query = Reading{Length: 1, Unseen: true}
+	return m
+}
+
+// halfSeen has the others attend to the first half of each row's tokens.
+func halfSeen(r Rows) Rows {
+	for b := range r.Len() {
+		r.Seen = append(r.Seen, (r.Cu[b+1]-r.Cu[b]+1)/2)
+	}
+	return r
+}
+
+// Tokens that the others do not attend to leave these as they are without them, and each other; what they attend to themselves makes a difference to them.
+func TestUnseen(t *testing.T) {
+	d := ref.New()
+	m, s, _ := loadColBERT(t, d, Options{DType: gpustage.F64}, Head{Normalize: true}, true)
+	m = unseen(m)
+	vectors := func(ids []int32, seen ...int32) []float64 {
+		rows := Rows{IDs: ids, Cu: []int32{0, int32(len(ids))}, Seen: seen}
+		if err := m.Check(rows); err != nil {
+			t.Fatal(err)
+		}
+		p := m.Forward(s, newArena(t, d), rows, false, false)
+		defer p.Release()
+		return floats(t, s, p.Embeddings())
+	}
+	const text, size = 5, 12
+	filled := []int32{3, 11, 12, 13, 4, 20, 20, 20, 20}
+	got := vectors(filled, text)
+	for what, want := range map[string]struct {
+		vectors []float64
+		from    int // tokens that are the same
+		to      int
+		differ  bool // the others are all another
+	}{
+		"without them":         {vectors(filled[:text]), 0, text, false},
+		"another at the end":   {vectors([]int32{3, 11, 12, 13, 4, 20, 20, 20, 21}, text), 0, text + 3, true},
+		"another before":       {vectors([]int32{3, 11, 12, 13, 4, 21, 20, 20, 20}, text), text + 1, len(filled), false},
+		"another in the text":  {vectors([]int32{3, 11, 14, 13, 4, 20, 20, 20, 20}, text), 0, 0, true},
+		"attended to":          {vectors(filled), 0, 0, true},
+		"one more attended to": {vectors(filled, text+1), 0, 0, true},
+	} {
+		for token := range len(want.vectors) / size {
+			at := func(x []float64) []float64 { return x[token*size : (token+1)*size] }
+			same := slices.Equal(at(got), at(want.vectors))
+			if inside := token >= want.from && token < want.to; inside && !same || !inside && want.differ && same {
+				t.Errorf("%s: token %d is the same: %v", what, token, same)
+			}
+		}
+	}
+	for want, rows := range map[string]Rows{
+		"row 0 of the sub-batch has 2 tokens, of which the others attend to 3, want 0 to 2":  {IDs: []int32{1, 2}, Cu: []int32{0, 2}, Seen: []int32{3}},
+		"row 1 of the sub-batch has 1 tokens, of which the others attend to -1, want 0 to 1": {IDs: []int32{1, 2}, Cu: []int32{0, 1, 2}, Seen: []int32{1, -1}},
+		"a sub-batch of 2 rows says of 1": {IDs: []int32{1, 2}, Cu: []int32{0, 1, 2}, Seen: []int32{1}},
+	} {
+		if err := m.Check(rows); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	deberta, err := ParseConfig(configAt(t, "families/deberta-v2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := deberta.Sees(Reading{Length: 3, Unseen: true}); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("DeBERTa: %v", err)
+	}
+	for _, r := range []Reading{{}, {Length: 3}} {
+		if err := deberta.Sees(r); err != nil {
+			t.Error(err)
 		}
 	}
 }

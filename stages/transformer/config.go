@@ -63,6 +63,8 @@ type Config struct {
 	Disentangled *Disentangled // attention that sees distances; nil: none
 	Unplaced     bool          // nothing is added to embeddings for their positions
 
+	UnseenBlind bool // in transformers a token that nobody attends to attends to nothing itself
+
 	Scorer Scorer     // of a model that reranks
 	Tokens TokenHeads // of a model that gives parts of tokens besides
 

@@ -67,7 +67,7 @@ func parseDeBERTa(raw []byte) (Config, error) {
 	if err := d.types(c.Types); err != nil {
 		return out, err
 	}
-	out.Unplaced = !c.Placed
+	out.Unplaced, out.UnseenBlind = !c.Placed, true
 	if n := d.products(); n > 1 && out.Heads > 0 && out.Hidden > 0 {
 		out.QueryScale = 1 / math.Sqrt(float64(out.Hidden/out.Heads*n))
 	}

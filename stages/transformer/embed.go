@@ -8,6 +8,7 @@ type input struct {
 	ids    gpustage.Tensor // i32 [1, T]
 	kinds  gpustage.Tensor // i32 [1, T]: token types
 	places gpustage.Tensor // i32 [1, T]: rows of the learned positions
+	seen   gpustage.Tensor // i32 [1, B], as attention has it; absent where all tokens are keys
 
 	rotary, localRotary turns
 	distances           distances
@@ -41,6 +42,12 @@ func (m *Model) upload(s gpustage.Stream, a *gpustage.Arena, r Rows) input {
 	if r.Keys != nil {
 		in.seqs.Keys = a.Keep(s, gpustage.U64, 1, b)
 		s.CopyIn(in.seqs.Keys, gpustage.Bytes(r.Keys))
+	}
+	if c.Tokens.Unseen() { // there is room, whatever the sub-batch has
+		counts, some := r.keys()
+		if counts := ints(counts); some {
+			in.seen = counts
+		}
 	}
 	switch {
 	case c.Rotary != nil:

@@ -502,7 +502,7 @@ func (p *Pass) attention(l int, positions gpustage.Positions) gpustage.Attention
 	o := gpustage.Attention{
 		Seqs: p.in.seqs, Heads: c.Heads, KVHeads: c.kvHeads(), HeadDim: c.HeadDim(), Scale: c.QueryScale, SoftCap: c.SoftCap, Causal: c.Causal,
 		Dropout: p.dropout(l, gpustage.SiteAttention), BF16: p.m.Options.BF16, Bias: p.in.distances.bias, DBias: p.in.distances.gradient,
-		Positions: positions,
+		Positions: positions, Seen: p.in.seen,
 	}
 	if o.Scale == 0 {
 		o.Scale = 1 / math.Sqrt(float64(c.HeadDim()))

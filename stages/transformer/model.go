@@ -166,7 +166,22 @@ type Rows struct {
 	// Shown are places in IDs of the tokens that have rows in parts of tokens, in ascending order; nil: those of TokenHeads.Shown.
 	Shown []int32
 
+	// Seen [B] is how many of each row's tokens others attend to, the first so many; nil: all. See Reading.
+	Seen []int32
+
 	longest int // what MaxLen is rounded up to; see buckets.go
+}
+
+// keys is Seen of all rows, and whether any has tokens that are not.
+func (r Rows) keys() (counts []int32, some bool) {
+	for b := range r.Len() {
+		n := r.Cu[b+1] - r.Cu[b]
+		if b < len(r.Seen) && r.Seen[b] < n {
+			n, some = r.Seen[b], true
+		}
+		counts = append(counts, n)
+	}
+	return counts, some
 }
 
 // Len is B.
@@ -195,6 +210,14 @@ func (m *Model) Check(r Rows) error {
 	for t, id := range r.IDs {
 		if id < 0 || int(id) >= m.Config.Vocab {
 			return fmt.Errorf("token %d of the sub-batch has id %d, the vocabulary has %d", t, id, m.Config.Vocab)
+		}
+	}
+	if n := len(r.Seen); n > 0 && (n != r.Len() || !m.Config.Tokens.Unseen()) {
+		return fmt.Errorf("a sub-batch of %d rows says of %d how many tokens the others attend to: want one number for each, of a model whose Reading of queries has Unseen", r.Len(), n)
+	}
+	for b, n := range r.Seen {
+		if have := r.Cu[b+1] - r.Cu[b]; n < 0 || n > have {
+			return fmt.Errorf("row %d of the sub-batch has %d tokens, of which the others attend to %d, want 0 to %d", b, have, n, have)
 		}
 	}
 	for t, kind := range r.Kinds {

@@ -1,6 +1,7 @@
 package transformer
 
 import (
+	"fmt"
 	"slices"
 
 	"contraflow/gpustage"
@@ -37,6 +38,7 @@ type Reading struct {
 	// Fill is the token that follows a text of less than Length tokens until it has as many: ColBERT's query expansion. 0: nothing does.
 	Length int
 	Fill   int32
+	Unseen bool // no token attends to those that follow, and they attend to the text's: PyLate's and Stanford's ColBERT
 }
 
 // ColBERT are the heads of a model that gives vectors of dim features alone.
@@ -50,6 +52,17 @@ func (h TokenHeads) Reading(query bool) Reading {
 		return h.Query
 	}
 	return h.Document
+}
+
+// Unseen tells whether queries have tokens that the others do not attend to.
+func (h TokenHeads) Unseen() bool { return h.Query.Unseen && h.Query.Length > 0 }
+
+// Sees refuses tokens that are not attended to where they are more than that.
+func (c Config) Sees(r Reading) error {
+	if r.Unseen && c.UnseenBlind {
+		return fmt.Errorf("a model of family %s in whose queries no token attends to those that fill them up is %w: in transformers those attend to nothing either there, and have embeddings of zeros", c.Family, ErrUnsupported)
+	}
+	return nil
 }
 
 // Expand appends to ids, of which a text begins at a place, what follows a text that is short.

@@ -1,11 +1,12 @@
-"""Checks model.kind multi_vector both ways against sentence-transformers' MultiVectorEncoder, with the random BERT of testdata/golden/bert/minilm-tiny:
+"""Checks model.kind multi_vector both ways against sentence-transformers' MultiVectorEncoder, with the random BERT of testdata/golden/bert/minilm-tiny and a
+random ModernBERT, whose sliding windows hide all of a short query's tokens from what fills it up at its end:
 
 1. token vectors of queries and of documents, of folders as sentence-transformers, PyLate and Stanford's ColBERT write them: with queries that are
-   filled up (fixed, and at least so long), a skiplist, prompts, several dense modules. Folders whose fill tokens are not attended to are refused;
+   filled up (fixed, and at least so long), with tokens that the others attend to or not, a skiplist, prompts, several dense modules;
 2. each loss: its value, and every parameter's gradient, which is read off the weights behind one step of SGD; in contraflow plainly, and on 2
    ranks in sub-batches that are embedded twice, there in one process on the same batch. sentence-transformers pads: masked tokens of a document
    are out of the maximum, of a query out of the sum, so that only tokens with a vector count on both sides;
-3. the weights behind two steps of AdamW;
+3. the weights behind two steps of AdamW, of both;
 4. what training saves, from each of these folders and from an encoder without a projection, loads there and gives the same token vectors.
 
     python testdata/peers/multivector.py CONTRAFLOW
@@ -49,20 +50,31 @@ def text(most):
     return " ".join(random.choice(WORDS) for _ in range(random.randint(1, most)))
 
 
-def run(*command, fails=False):
+def run(*command):
     reply = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    if (reply.returncode != 0) != fails:
+    if reply.returncode:
         sys.exit(f"{' '.join(map(str, command))}: exit {reply.returncode}: {reply.stderr[-2000:]}")
-    return reply.stderr if fails else reply.stdout
+    return reply.stdout
 
 
 def dense(rows, columns):
     return Dense(rows, columns, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
 
 
-def native(folder, similarity, words, tasks, dims, **roles):
+def modernbert(folder):
+    """A random ModernBERT with the tokenizer of tiny: of four layers two see three tokens on each side."""
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("modules.json", "*Pooling", "*Normalize", "*sentence*", "*.safetensors", "config.json"))
+    config = transformers.ModernBertConfig(
+        vocab_size=json.loads((tiny / "config.json").read_text())["vocab_size"], hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=4, local_attention=6,
+        max_position_embeddings=64, pad_token_id=0, bos_token_id=None, eos_token_id=None, cls_token_id=2, sep_token_id=3, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.ModernBertModel(config).save_pretrained(folder)
+    return folder
+
+
+def native(folder, similarity, words, tasks, dims, base=tiny, **roles):
     """A MultiVectorEncoder as sentence-transformers saves it."""
-    transformer = Transformer(str(tiny), **roles)
+    transformer = Transformer(str(base), **roles)
     dims = [transformer.get_embedding_dimension(), *dims]
     modules = [transformer, *map(dense, dims, dims[1:]), MultiVectorMask(skiplist_words=words, skiplist_tasks=tasks), Normalize(module_input_name="token_embeddings")]
     MultiVectorEncoder(modules=modules, prompts={"query": "ask: ", "document": "read: "}, similarity_fn_name=similarity, device="cpu").save_pretrained(str(folder))
@@ -87,7 +99,7 @@ def pylate(folder, source, attend):
     return folder
 
 
-def stanford(folder):
+def stanford(folder, attend):
     """A folder of Stanford's ColBERT: the projection is among the encoder's weights."""
     shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("modules.json", "*Pooling", "*Normalize", "*sentence*"))
     config = json.loads((folder / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
@@ -95,7 +107,7 @@ def stanford(folder):
     weights = {"bert." + k: v for k, v in safetensors.torch.load_file(tiny / "model.safetensors").items()}
     weights["linear.weight"] = torch.randn(18, config["hidden_size"]) / 5
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    (folder / "artifact.metadata").write_text(json.dumps({"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "doc_maxlen": 24, "query_maxlen": 12, "attend_to_mask_tokens": True}))
+    (folder / "artifact.metadata").write_text(json.dumps({"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "doc_maxlen": 24, "query_maxlen": 12, "attend_to_mask_tokens": attend}))
     return folder
 
 
@@ -183,11 +195,15 @@ a = native(work / "a", "maxsim", [".", ",", "no such token"], None, (24, 16), qu
 b = native(work / "b", "meanmaxsim", [","], ["query", "document"], (12,), query_length=16, query_expansion={**fixed, "strategy": "min", "length": 8, "token": "[SEP]"})
 c = native(work / "c", None, [], None, (10,))
 d = pylate(work / "d", c, True)
-e = stanford(work / "e")
-models = {f: compare(name, f) for name, f in {"filled up to 14": a, "to at least 8": b, "not at all": c, "PyLate's": d, "Stanford's": e}.items()}
-said = run(contraflow, "embed", "--model", pylate(work / "refused", c, False), "--parts", "--text", "x", fails=True)
-if "attend: false" not in said:
-    sys.exit(f"fill tokens that are not attended to: {said}")
+e = stanford(work / "e", True)
+f = native(work / "f", "maxsim", [","], None, (12,), query_expansion={**fixed, "attend": False})
+g = native(work / "g", "maxsim", [","], None, (12,), base=modernbert(work / "modern"), query_expansion={"strategy": "min", "attend": False, "length": 15})
+h = pylate(work / "h", c, False)
+i = stanford(work / "i", False)
+models = {folder: compare(name, folder) for name, folder in {
+    "filled up to 14": a, "to at least 8": b, "not at all": c, "PyLate's": d, "Stanford's": e, "not attended to": f, "ModernBERT's, not attended to": g, "PyLate's, not attended to": h,
+    "Stanford's, not attended to": i,
+}.items()}  # fmt: skip
 
 LR = 1e3
 SGD = f"{{name: sgd, lr: {LR}, weight_decay: 0, max_grad_norm: 0, schedule: constant, warmup_ratio: 0}}"
@@ -204,6 +220,9 @@ CASES = {
         a, lambda m: KL(m, student_temperature=0.5, teacher_temperature=2.0), "name: distill_kl, student_temperature: 0.5, teacher_temperature: 2", NEGATIVES + ", scores: scores",
         ("q", "p", "n1", "n2"), SCORES),
     "margin_mse": (b, lambda m: MSE(m), "name: margin_mse, similarity: maxsim", NEGATIVES + ", scores: scores", ("q", "p", "n1", "n2"), SCORES),
+    "mnrl, not attended to": (f, lambda m: MNRL(m), "mask_duplicates: false", ", negatives: n1", ("q", "p", "n1"), None),
+    "distill_kl, ModernBERT's, not attended to": (
+        g, lambda m: KL(m), "name: distill_kl", NEGATIVES + ", scores: scores", ("q", "p", "n1", "n2"), SCORES),
     "margin_mse, mean": (c, lambda m: MSE(m, similarity_fct=scoring.mean_colbert_scores_pairwise), "name: margin_mse, similarity: mean_maxsim", ", negatives: n1, label: margin", ("q", "p", "n1"), MARGIN),
 }  # fmt: skip
 for name, (folder, peer, loss, columns, keys, labels) in CASES.items():
@@ -223,24 +242,29 @@ for name, (folder, peer, loss, columns, keys, labels) in CASES.items():
         if abs(values[0] - value.item()) > 2e-5 * abs(value.item()):
             sys.exit("the losses differ")
 
-model = MultiVectorEncoder(str(a), device="cpu").eval()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, weight_decay=0)
 adamw = "{lr: 0.01, eps: 0.01, weight_decay: 0, max_grad_norm: 0, schedule: constant, warmup_ratio: 0}"
-start = {k: p.detach().clone() for k, p in parameters(model).items()}
-for _ in range(2):
-    optimizer.zero_grad()
-    MNRL(model)(features(model, ("q", "p", "n1", "n2"))).backward()
-    optimizer.step()
-_, saved = train("adamw", a, "mask_duplicates: false", NEGATIVES, adamw, steps=2)
-now = weights(saved)
-worst = differ("two steps of AdamW", {k: v - start[k] for k, v in now.items()}, {k: p.detach() - start[k] for k, p in parameters(model).items()}, 0.02)
-print(f"two steps of AdamW: weights' changes off by {worst:.1e}")
-compare("trained in contraflow", saved)
+for name, folder in {"attended to": a, "ModernBERT's, not attended to": g}.items():
+    model = MultiVectorEncoder(str(folder), device="cpu").eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, weight_decay=0)
+    start = {k: p.detach().clone() for k, p in parameters(model).items()}
+    for _ in range(2):
+        optimizer.zero_grad()
+        MNRL(model)(features(model, ("q", "p", "n1", "n2"))).backward()
+        optimizer.step()
+    _, saved = train("adamw" + folder.name, folder, "mask_duplicates: false", NEGATIVES, adamw, steps=2)
+    now = weights(saved)
+    worst = differ("two steps of AdamW", {k: v - start[k] for k, v in now.items()}, {k: p.detach() - start[k] for k, p in parameters(model).items()}, 0.02)
+    print(f"{name}, two steps of AdamW: weights' changes off by {worst:.1e}")
+    compare(f"{name}, trained in contraflow", saved)
 GENTLE = "{lr: 1e-3}"
 compare("PyLate's, trained", train("pylate", d, "mask_duplicates: false", "", GENTLE)[1])
 compare("Stanford's, trained", train("stanford", e, "similarity: mean_maxsim", "", GENTLE)[1])
-fresh = train("fresh", tiny, "", "", GENTLE, model=", vector_dim: 20, skiplist: punctuation, query_expansion: {length: 10}, max_length: {document: 16}, lora: {rank: 4, targets: [query, value]}")[1]
+for name, folder in {"PyLate's": h, "Stanford's": i}.items():
+    model = compare(f"{name}, not attended to, trained", train("unseen" + folder.name, folder, "mask_duplicates: false", "", GENTLE)[1])
+    if model[0].query_expansion["attend"]:
+        sys.exit(f"what training of {name} has saved has the others attend to what fills queries up")
+fresh = train("fresh", tiny, "", "", GENTLE, model=", vector_dim: 20, skiplist: punctuation, query_expansion: {length: 10, attend: false}, max_length: {document: 16}, lora: {rank: 4, targets: [query, value]}")[1]
 model = compare("a new projection, with LoRA", fresh)
-if model.get_embedding_dimension() != 20 or model[0].query_expansion["length"] != 10 or model[0].document_length != 16 or len(model[2].skiplist_words) != 32:
+if model.get_embedding_dimension() != 20 or model[0].query_expansion != {"strategy": "fixed", "attend": False, "token": None, "length": 10} or model[0].document_length != 16 or len(model[2].skiplist_words) != 32:
     sys.exit(f"what training with a new projection has saved is not what the recipe says: {model}")
 shutil.rmtree(work)

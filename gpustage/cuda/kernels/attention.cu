@@ -6,11 +6,15 @@
 // With positions (gpustage.Positions) a block takes the keys and queries of the 47 distances of a tile beside its other rows: a score is three products
 // from shared memory instead of one, and a third kernel, whose rows are distances, makes the gradients of positions with the same products again: 4 products
 // a pair of tokens instead of 2 forward, and 19 instead of 7 on the way back, without tensor cores in bf16 either.
+//
+// Where only a sequence's first tokens are keys (gpustage.Attention's Seen), what is queries alone is not read as keys: rows of zeros stand for it.
 #include "attention.cuh"
 
 #define OWN 16   // rows of a block
 #define OTHER 32 // rows of a tile
 #define FAR (OWN + OTHER - 1) // distances of a tile
+
+enum Sees { TOKENS, POSITIONS, SOME }; // what a kernel's queries see: all tokens; distances too; some tokens
 
 DEVICE float rounded(const Attention &a, float v) { return a.bf16 ? round_bf16(v) : v; }
 
@@ -74,21 +78,22 @@ DEVICE float factor(const Attention &a, int b, int i, int j, int h) {
 }
 
 // NV is the number of features of a lane: dim <= 32*NV.
-template <int NV, bool POSITIONS> DEVICE void forward(const Attention &a, const Far &f) {
+template <int NV, Sees SEES> DEVICE void forward(const Attention &a, const Far &f, const int *seen) {
 	DYNAMIC_SHARED(float, shared);
 	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (q0 >= n) return;
+	int keys = SEES == SOME ? seen[b] : n;
 	float *qs = shared, *ks = qs + OWN * dim, *vs = ks + OTHER * (dim + 1), *ps = vs + OTHER * dim;
 	float *pks = ps + OWN * OTHER, *pqs = pks + FAR * (dim + 1); // of distance d at d - (k0 - q0) + OWN - 1
 	stage(a, qs, dim, a.q, a.sq, lo, q0, OWN, n, h);
 	float acc[4][NV] = {}, top[4], z[4] = {};
 	for (int r = 0; r < 4; r++) top[r] = MINUS_INF;
-	Range see = keys_of(a, q0, q0 + OWN - 1, n);
+	Range see = keys_of(a, q0, q0 + OWN - 1, keys);
 	for (int k0 = see.from; k0 < see.to; k0 += OTHER) {
 		__syncthreads();
-		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, n, h / a.group);
-		stage(a, vs, dim, a.v, a.sv, lo, k0, OTHER, n, h / a.group);
-		if (POSITIONS) {
+		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, keys, h / a.group);
+		stage(a, vs, dim, a.v, a.sv, lo, k0, OTHER, keys, h / a.group);
+		if (SEES == POSITIONS) {
 			stage_far(a, f, pks, dim + 1, f.keys, f.skeys, k0 - q0 - (OWN - 1), FAR, h);
 			stage_far(a, f, pqs, dim + 1, f.queries, f.squeries, k0 - q0 - (OWN - 1), FAR, h);
 		}
@@ -97,11 +102,11 @@ template <int NV, bool POSITIONS> DEVICE void forward(const Attention &a, const 
 		for (int r = 0; r < 4; r++) {
 			int own = warp_id() * 4 + r, i = q0 + own, j = k0 + lane_id();
 			float s = MINUS_INF;
-			if (visible(a, i, j, n)) {
+			if (visible(a, i, j, n) && (SEES != SOME || j < keys)) {
 				const float *q = qs + own * dim, *k = ks + lane_id() * (dim + 1);
 				float product = dot(q, k, dim);
 				int far = (lane_id() - own + OWN - 1) * (dim + 1);
-				if (POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
+				if (SEES == POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
 				s = score(a, product, i, j, h).s;
 			}
 			float m = fmaxf(top[r], warp_max(s));
@@ -127,7 +132,7 @@ template <int NV, bool POSITIONS> DEVICE void forward(const Attention &a, const 
 #pragma unroll
 		for (int v = 0; v < NV; v++) {
 			int d = lane_id() + v * WARP;
-			if (d < dim) store_one(a.ctx, (size_t)(lo + i) * a.sctx + h * dim + d, acc[r][v] / z[r], a.half);
+			if (d < dim) store_one(a.ctx, (size_t)(lo + i) * a.sctx + h * dim + d, SEES == SOME && z[r] == 0.f ? 0.f : acc[r][v] / z[r], a.half);
 		}
 		if (lane_id() == 0) a.lse[(size_t)h * a.slse + lo + i] = top[r] + logf(z[r]);
 	}
@@ -164,21 +169,22 @@ template <int NV> DEVICE void accumulate(float acc[NV], const float *weights, co
 	}
 }
 
-template <int NV, bool POSITIONS> DEVICE void backward_q(const Attention &a, const Far &f) {
+template <int NV, Sees SEES> DEVICE void backward_q(const Attention &a, const Far &f, const int *seen) {
 	DYNAMIC_SHARED(float, shared);
 	int b = blockIdx.x, h = blockIdx.y, q0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (q0 >= n) return;
+	int keys = SEES == SOME ? seen[b] : n;
 	float *qs = shared, *os = qs + OWN * dim, *ks = os + OWN * dim, *vs = ks + OTHER * (dim + 1), *ds = vs + OTHER * (dim + 1);
 	float *pks = ds + OWN * OTHER, *pqs = pks + FAR * (dim + 1);
 	stage(a, qs, dim, a.q, a.sq, lo, q0, OWN, n, h);
 	stage(a, os, dim, a.dctx, a.sdctx, lo, q0, OWN, n, h);
 	float acc[4][NV] = {};
-	Range see = keys_of(a, q0, q0 + OWN - 1, n);
+	Range see = keys_of(a, q0, q0 + OWN - 1, keys);
 	for (int k0 = see.from; k0 < see.to; k0 += OTHER) {
 		__syncthreads();
-		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, n, h / a.group);
-		stage(a, vs, dim + 1, a.v, a.sv, lo, k0, OTHER, n, h / a.group);
-		if (POSITIONS) {
+		stage(a, ks, dim + 1, a.k, a.sk, lo, k0, OTHER, keys, h / a.group);
+		stage(a, vs, dim + 1, a.v, a.sv, lo, k0, OTHER, keys, h / a.group);
+		if (SEES == POSITIONS) {
 			stage_far(a, f, pks, dim + 1, f.keys, f.skeys, k0 - q0 - (OWN - 1), FAR, h);
 			stage_far(a, f, pqs, dim + 1, f.queries, f.squeries, k0 - q0 - (OWN - 1), FAR, h);
 		}
@@ -187,11 +193,11 @@ template <int NV, bool POSITIONS> DEVICE void backward_q(const Attention &a, con
 		for (int r = 0; r < 4; r++) {
 			int own = warp_id() * 4 + r, i = q0 + own, j = k0 + lane_id();
 			float d = 0.f;
-			if (visible(a, i, j, n)) {
+			if (visible(a, i, j, n) && (SEES != SOME || j < keys)) {
 				const float *q = qs + own * dim, *k = ks + lane_id() * (dim + 1);
 				float product = dot(q, k, dim);
 				int far = (lane_id() - own + OWN - 1) * (dim + 1);
-				if (POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
+				if (SEES == POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
 				Score c = score(a, product, i, j, h);
 				float p = expf(c.s - a.lse[(size_t)h * a.slse + lo + i]);
 				float dp = factor(a, b, i, j, h) * dot(os + own * dim, vs + lane_id() * (dim + 1), dim);
@@ -200,7 +206,7 @@ template <int NV, bool POSITIONS> DEVICE void backward_q(const Attention &a, con
 			ds[own * OTHER + lane_id()] = d;
 			__syncwarp();
 			accumulate<NV>(acc[r], ds + own * OTHER, ks, dim + 1, dim);
-			if (POSITIONS && f.keys) accumulate<NV>(acc[r], ds + own * OTHER, pks + (OWN - 1 - own) * (dim + 1), dim + 1, dim);
+			if (SEES == POSITIONS && f.keys) accumulate<NV>(acc[r], ds + own * OTHER, pks + (OWN - 1 - own) * (dim + 1), dim + 1, dim);
 		}
 	}
 #pragma unroll
@@ -214,23 +220,25 @@ template <int NV, bool POSITIONS> DEVICE void backward_q(const Attention &a, con
 	}
 }
 
-template <int NV, bool POSITIONS> DEVICE void backward_kv(const Attention &a, const Far &f) {
+template <int NV, Sees SEES> DEVICE void backward_kv(const Attention &a, const Far &f, const int *seen) {
 	DYNAMIC_SHARED(float, shared);
 	int b = blockIdx.x, kv = blockIdx.y, k0 = blockIdx.z * OWN, lo = a.cu[b], n = a.cu[b + 1] - lo, dim = a.dim;
 	if (k0 >= n) return;
+	int keys = SEES == SOME ? seen[b] : n;
 	float *ks = shared, *vs = ks + OWN * dim, *qs = vs + OWN * dim, *os = qs + OTHER * (dim + 1);
 	float *ps = os + OTHER * (dim + 1); // of probabilities, then of their gradients: with both, 256 features would not fit into 99 KB
 	float *pks = ps + OWN * OTHER, *pqs = pks + FAR * (dim + 1); // of distance d at d - (k0 - q0) + OTHER - 1
-	stage(a, ks, dim, a.k, a.sk, lo, k0, OWN, n, kv);
-	stage(a, vs, dim, a.v, a.sv, lo, k0, OWN, n, kv);
+	stage(a, ks, dim, a.k, a.sk, lo, k0, OWN, keys, kv);
+	stage(a, vs, dim, a.v, a.sv, lo, k0, OWN, keys, kv);
 	float dk[4][NV] = {}, dv[4][NV] = {};
 	Range see = queries_of(a, k0, k0 + OWN - 1, n);
+	if (SEES == SOME && k0 >= keys) see.to = see.from;
 	for (int h = kv * a.group; h < (kv + 1) * a.group; h++) {
 		for (int q0 = see.from; q0 < see.to; q0 += OTHER) {
 			__syncthreads();
 			stage(a, qs, dim + 1, a.q, a.sq, lo, q0, OTHER, n, h);
 			stage(a, os, dim + 1, a.dctx, a.sdctx, lo, q0, OTHER, n, h);
-			if (POSITIONS) {
+			if (SEES == POSITIONS) {
 				stage_far(a, f, pks, dim + 1, f.keys, f.skeys, k0 - q0 - (OTHER - 1), FAR, h);
 				stage_far(a, f, pqs, dim + 1, f.queries, f.squeries, k0 - q0 - (OTHER - 1), FAR, h);
 			}
@@ -239,11 +247,11 @@ template <int NV, bool POSITIONS> DEVICE void backward_kv(const Attention &a, co
 			for (int r = 0; r < 4; r++) {
 				int own = warp_id() * 4 + r, i = q0 + lane_id(), j = k0 + own;
 				float p = 0.f, d = 0.f;
-				if (visible(a, i, j, n)) {
+				if (visible(a, i, j, n) && (SEES != SOME || j < keys)) {
 					const float *q = qs + lane_id() * (dim + 1), *k = ks + own * dim;
 					float product = dot(q, k, dim);
 					int far = (own - lane_id() + OTHER - 1) * (dim + 1);
-					if (POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
+					if (SEES == POSITIONS) product += far_products(a, f, q, k, pks + far, pqs + far);
 					Score c = score(a, product, i, j, h);
 					float m = factor(a, b, i, j, h);
 					p = expf(c.s - a.lse[(size_t)h * a.slse + lo + i]);
@@ -258,7 +266,7 @@ template <int NV, bool POSITIONS> DEVICE void backward_kv(const Attention &a, co
 				ps[own * OTHER + lane_id()] = d;
 				__syncwarp();
 				accumulate<NV>(dk[r], ps + own * OTHER, qs, dim + 1, dim);
-				if (POSITIONS && f.queries) accumulate<NV>(dk[r], ps + own * OTHER, pqs + (own + OTHER - 1) * (dim + 1), -(dim + 1), dim);
+				if (SEES == POSITIONS && f.queries) accumulate<NV>(dk[r], ps + own * OTHER, pqs + (own + OTHER - 1) * (dim + 1), -(dim + 1), dim);
 			}
 		}
 	}
@@ -275,26 +283,34 @@ template <int NV, bool POSITIONS> DEVICE void backward_kv(const Attention &a, co
 	}
 }
 
-#define FOR_DIM(nv, dim)                                                                          \
-	KERNEL __launch_bounds__(128) attention_##dim(Attention a) { forward<nv, false>(a, Far()); }                \
-	KERNEL __launch_bounds__(128) attention_backward_q_##dim(Attention a) { backward_q<nv, false>(a, Far()); }  \
-	KERNEL __launch_bounds__(128) attention_backward_kv_##dim(Attention a) { backward_kv<nv, false>(a, Far()); }
+#define FOR_DIM(nv, dim)                                                                                                 \
+	KERNEL __launch_bounds__(128) attention_##dim(Attention a) { forward<nv, TOKENS>(a, Far(), 0); }                 \
+	KERNEL __launch_bounds__(128) attention_backward_q_##dim(Attention a) { backward_q<nv, TOKENS>(a, Far(), 0); }   \
+	KERNEL __launch_bounds__(128) attention_backward_kv_##dim(Attention a) { backward_kv<nv, TOKENS>(a, Far(), 0); }
 
 FOR_DIM(1, 32)
 FOR_DIM(2, 64)
 FOR_DIM(4, 128)
 FOR_DIM(8, 256)
 
-// attention_dbias: block (r, h) adds the gradients of all scores that had bias[r, h]. Products come straight from memory, slowly: of models
+// Of few calls, queries of late interaction: one for the sizes that most models have, and one for all.
+KERNEL __launch_bounds__(128) seen_64(Attention a, const int *seen) { forward<2, SOME>(a, Far(), seen); }
+KERNEL __launch_bounds__(128) seen_backward_q_64(Attention a, const int *seen) { backward_q<2, SOME>(a, Far(), seen); }
+KERNEL __launch_bounds__(128) seen_backward_kv_64(Attention a, const int *seen) { backward_kv<2, SOME>(a, Far(), seen); }
+KERNEL __launch_bounds__(128) seen_256(Attention a, const int *seen) { forward<8, SOME>(a, Far(), seen); }
+KERNEL __launch_bounds__(128) seen_backward_q_256(Attention a, const int *seen) { backward_q<8, SOME>(a, Far(), seen); }
+KERNEL __launch_bounds__(128) seen_backward_kv_256(Attention a, const int *seen) { backward_kv<8, SOME>(a, Far(), seen); }
+
+// bias_gradient: block (r, h) adds the gradients of all scores that had bias[r, h]. Products come straight from memory, slowly: of models
 // with such biases (MPNet) heads have 64 features, for which flash.cu has a kernel in bf16.
-KERNEL attention_dbias(Attention a) {
+template <Sees SEES> DEVICE void bias_gradient(const Attention &a, const int *seen) {
 	__shared__ float parts[4];
 	int r = blockIdx.x, h = blockIdx.y, dim = a.dim;
 	float sum = 0.f;
 	for (int b = 0; b < a.rows; b++) {
 		int lo = a.cu[b], n = a.cu[b + 1] - lo;
 		for (int i = threadIdx.x; i < n; i += blockDim.x) {
-			Range see = keys_of(a, i, i, n);
+			Range see = keys_of(a, i, i, SEES == SOME ? seen[b] : n);
 			int first = i + r - a.reach, last = first;
 			if (r == 0) first = see.from;
 			if (r == 2 * a.reach) last = see.to - 1;
@@ -316,6 +332,9 @@ KERNEL attention_dbias(Attention a) {
 	__syncthreads();
 	if (threadIdx.x == 0) a.dbias[(size_t)r * a.sdbias + h] += parts[0] + parts[1] + parts[2] + parts[3];
 }
+
+KERNEL attention_dbias(Attention a) { bias_gradient<TOKENS>(a, 0); }
+KERNEL seen_dbias(Attention a, const int *seen) { bias_gradient<SOME>(a, seen); }
 
 // far_gradients adds up, for 16 distances of a head, the gradients of their keys and queries, over every workers-th sequence: into parts
 // [workers, H, 2*longest-1, 2*D].
@@ -371,17 +390,17 @@ template <int NV> DEVICE void far_gradients(const Attention &a, const Far &f, fl
 	}
 }
 
-KERNEL __launch_bounds__(128) positions_32(Attention a, Far f) { forward<1, true>(a, f); }
-KERNEL __launch_bounds__(128) positions_backward_q_32(Attention a, Far f) { backward_q<1, true>(a, f); }
-KERNEL __launch_bounds__(128) positions_backward_kv_32(Attention a, Far f) { backward_kv<1, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_32(Attention a, Far f) { forward<1, POSITIONS>(a, f, 0); }
+KERNEL __launch_bounds__(128) positions_backward_q_32(Attention a, Far f) { backward_q<1, POSITIONS>(a, f, 0); }
+KERNEL __launch_bounds__(128) positions_backward_kv_32(Attention a, Far f) { backward_kv<1, POSITIONS>(a, f, 0); }
 KERNEL __launch_bounds__(128) positions_gradients_32(Attention a, Far f, float *parts) { far_gradients<1>(a, f, parts); }
-KERNEL __launch_bounds__(128) positions_64(Attention a, Far f) { forward<2, true>(a, f); }
-KERNEL __launch_bounds__(128) positions_backward_q_64(Attention a, Far f) { backward_q<2, true>(a, f); }
-KERNEL __launch_bounds__(128) positions_backward_kv_64(Attention a, Far f) { backward_kv<2, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_64(Attention a, Far f) { forward<2, POSITIONS>(a, f, 0); }
+KERNEL __launch_bounds__(128) positions_backward_q_64(Attention a, Far f) { backward_q<2, POSITIONS>(a, f, 0); }
+KERNEL __launch_bounds__(128) positions_backward_kv_64(Attention a, Far f) { backward_kv<2, POSITIONS>(a, f, 0); }
 KERNEL __launch_bounds__(128) positions_gradients_64(Attention a, Far f, float *parts) { far_gradients<2>(a, f, parts); }
-KERNEL __launch_bounds__(128) positions_128(Attention a, Far f) { forward<4, true>(a, f); }
-KERNEL __launch_bounds__(128) positions_backward_q_128(Attention a, Far f) { backward_q<4, true>(a, f); }
-KERNEL __launch_bounds__(128) positions_backward_kv_128(Attention a, Far f) { backward_kv<4, true>(a, f); }
+KERNEL __launch_bounds__(128) positions_128(Attention a, Far f) { forward<4, POSITIONS>(a, f, 0); }
+KERNEL __launch_bounds__(128) positions_backward_q_128(Attention a, Far f) { backward_q<4, POSITIONS>(a, f, 0); }
+KERNEL __launch_bounds__(128) positions_backward_kv_128(Attention a, Far f) { backward_kv<4, POSITIONS>(a, f, 0); }
 KERNEL __launch_bounds__(128) positions_gradients_128(Attention a, Far f, float *parts) { far_gradients<4>(a, f, parts); }
 
 // positions_sum adds what workers have of all distances that share row blockIdx.x, of a head, to its keys' and queries' gradients, in their order.

@@ -75,7 +75,7 @@ func (s *Stream) attention(ctx, lse, q, k, v tensor, o gpustage.Attention) (a *a
 		a.keys, a.site, a.threshold, a.keep = s.address(d.Seqs.Keys), site(d), d.Threshold(), float32(d.KeepScale())
 	}
 	switch d := o.HeadDim; {
-	case !o.Positions.None():
+	case !o.Positions.None(), !o.Seen.IsZero():
 		return a, false
 	case !o.Bias.IsZero():
 		flash = d == 64 && a.group == 1 && o.SoftCap == 0 && o.Bias.Rows <= mostBias
@@ -121,11 +121,17 @@ const ownRows, otherRows, farRows = 16, 32, 47
 
 // plain starts a kernel of attention.cu.
 func (s *Stream) plain(kernel string, grid [3]int, shared int, a *attentionArgs, o gpustage.Attention) {
-	if o.Positions.None() {
-		s.launch(fmt.Sprintf("attention%s_%d", kernel, family(o.HeadDim)), grid, attentionBlock, shared, a)
-		return
+	switch n := family(o.HeadDim); {
+	case !o.Positions.None():
+		s.launch(fmt.Sprintf("positions%s_%d", kernel, n), grid, attentionBlock, shared+4*2*farRows*(o.HeadDim+1), a, s.far(o))
+	case !o.Seen.IsZero():
+		if n = 64; o.HeadDim > n {
+			n = maxHeadDim
+		}
+		s.launch(fmt.Sprintf("seen%s_%d", kernel, n), grid, attentionBlock, shared, a, flat(o.Seen))
+	default:
+		s.launch(fmt.Sprintf("attention%s_%d", kernel, n), grid, attentionBlock, shared, a)
 	}
-	s.launch(fmt.Sprintf("positions%s_%d", kernel, family(o.HeadDim)), grid, attentionBlock, shared+4*2*farRows*(o.HeadDim+1), a, s.far(o))
 }
 
 // farArgs has the layout of attention.cu's Far.
@@ -312,8 +318,12 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 	if p := o.Positions; !p.DKeys.IsZero() || !p.DQueries.IsZero() {
 		s.farGradients(a, o)
 	}
-	if !o.DBias.IsZero() {
-		s.launch("attention_dbias", [3]int{o.Bias.Rows, o.Heads, 1}, attentionBlock, 0, a)
+	switch blocks := [3]int{o.Bias.Rows, o.Heads, 1}; {
+	case o.DBias.IsZero():
+	case o.Seen.IsZero():
+		s.launch("attention_dbias", blocks, attentionBlock, 0, a)
+	default:
+		s.launch("seen_dbias", blocks, attentionBlock, 0, a, flat(o.Seen))
 	}
 }
 

@@ -45,9 +45,13 @@ func TestLaunchBounds(t *testing.T) {
 				at := gpustage.Positions{
 					Keys: tensor(kind, 5, dim), Queries: tensor(kind, 5, dim), Rows: tensor(gpustage.I32, 1, 2*n-1), DKeys: tensor(gpustage.F32, 5, dim), DQueries: tensor(gpustage.F32, 5, dim),
 				}
-				for i, bias := range []gpustage.Tensor{{}, tensor(gpustage.F32, 9, 1), {}} {
-					if o.Bias, o.DBias = bias, bias; i == 2 && dim <= maxFarDim {
+				for i, bias := range []gpustage.Tensor{{}, tensor(gpustage.F32, 9, 1), {}, {}} {
+					o.Bias, o.DBias, o.Positions, o.Seen = bias, bias, gpustage.Positions{}, gpustage.Tensor{}
+					switch {
+					case i == 2 && dim <= maxFarDim:
 						o.Positions = at
+					case i == 3:
+						o.Seen = tensor(gpustage.I32, 1, 1)
 					}
 					for _, s := range []*Stream{s, grouped} {
 						s.Attention(x, lse, x, x, x, o)

@@ -161,7 +161,7 @@ func (r *recipe) multiVector() {
 		}
 	}
 	if attend, _ := e["attend"].(bool); !attend {
-		r.without("query_expansion", "with attend: false the tokens that fill a query up are not attended to by the others, which there is no counterpart of: they are in the recipe (model.query_expansion)")
+		parts = append(parts, "attend: false")
 	}
 	r.keys["model.query_expansion"] = "{" + strings.Join(parts, ", ") + "}"
 }

@@ -76,16 +76,16 @@ def activations():
     write("activations", arrays, cases, "pointwise functions of one x, with dx for one dy")
 
 
-def attention():
+def attention_cases():
     arrays, cases = {}, []
 
-    def case(name, lengths, H, KV, D, scale, causal=False, window=0, std=1.0, mean=0.0):
+    def case(name, lengths, H, KV, D, scale, causal=False, window=0, std=1.0, mean=0.0, keys=None):
         T = sum(lengths)
         q, k = leaf(normal(G, T, H * D, std=std, mean=mean)), leaf(normal(G, T, KV * D, std=std, mean=mean))
         v = leaf(normal(G, T, KV * D))
         dctx = normal(G, T, H * D)
         contexts, lses, start = [], [], 0
-        for n in lengths:
+        for b, n in enumerate(lengths):
             s = slice(start, start + n)
             start += n
             # [heads, n, D]; query head h reads key-value head h // (H / KV), as transformers' repeat_kv does.
@@ -98,23 +98,34 @@ def attention():
                 seen &= j <= i
             if window:
                 seen &= (i - j).abs() <= window
+            if keys:
+                seen &= j < keys[b]
             scores = (qs @ ks.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf)
             lses.append(torch.logsumexp(scores, dim=2))
-            contexts.append((torch.softmax(scores, dim=2) @ vs).transpose(0, 1).reshape(n, H * D))
-            plain = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=seen, scale=scale)
-            assert torch.allclose(plain.transpose(0, 1).reshape(n, H * D), contexts[-1], atol=1e-12)
+            plain = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=seen, scale=scale).transpose(0, 1).reshape(n, H * D)
+            if seen.any(dim=1).all():
+                contexts.append((torch.softmax(scores, dim=2) @ vs).transpose(0, 1).reshape(n, H * D))
+                assert torch.allclose(plain, contexts[-1], atol=1e-12)
+            else:  # softmax has no value where a query sees no key; torch's attention has zeros
+                contexts.append(plain)
+                assert not plain[~seen.any(dim=1)].any()
         ctx = torch.cat(contexts)
         ctx.backward(dctx)
         arrays.update({
             f"{name}/q": q, f"{name}/k": k, f"{name}/v": v, f"{name}/dctx": dctx, f"{name}/ctx": ctx,
-            f"{name}/lse": torch.cat(lses, dim=1),
+            f"{name}/lse": torch.cat(lses, dim=1).nan_to_num(),  # -inf, where a query sees no key, becomes the lowest number: files have finite ones
             f"{name}/dq": q.grad, f"{name}/dk": k.grad, f"{name}/dv": v.grad,
         })  # fmt: skip
         cases.append({
             "name": name, "lengths": lengths, "heads": H, "kv_heads": KV, "head_dim": D, "scale": scale,
-            "causal": causal, "window": window,
+            "causal": causal, "window": window, **({"keys": keys} if keys else {}),
         })  # fmt: skip
 
+    return arrays, cases, case
+
+
+def attention():
+    arrays, cases, case = attention_cases()
     lengths = [1, 2, 5, 13, 8]
     case("plain", lengths, 3, 3, 5, 5**-0.5)
     case("one_head", [7], 1, 1, 4, 0.5)
@@ -132,6 +143,20 @@ def attention():
         "attention", arrays, cases,
         "softmax(q k^T * scale) v within each sequence of a packed batch; a query sees key j when not causal or j <= i, "
         "and when window is 0 or |i - j| <= window",
+    )  # fmt: skip
+
+
+def seen():
+    """Attention in which only the first keys of each sequence's tokens are keys."""
+    arrays, cases, case = attention_cases()
+    lengths = [1, 2, 5, 13, 8]
+    case("plain", lengths, 2, 2, 5, 5**-0.5, keys=[1, 1, 5, 6, 7])
+    case("causal", lengths, 4, 2, 3, 0.6, causal=True, keys=[1, 2, 1, 6, 7])
+    case("window", lengths, 2, 1, 5, 0.4, window=4, keys=[1, 1, 1, 9, 5])
+    case("blind", lengths, 2, 2, 5, 0.4, window=2, keys=[1, 0, 1, 6, 3])  # some queries see no key
+    write(
+        "seen", arrays, cases,
+        "attention, where key j is seen only when j < keys; a query that sees none has zeros, as torch.nn.functional.scaled_dot_product_attention has it",
     )  # fmt: skip
 
 
@@ -330,6 +355,6 @@ def schedules():
           "kind and kwargs what get_scheduler was given, lr the optimizer's")  # fmt: skip
 
 
-for make in (layer_norm, activations, attention, rows, embedding, optimizers, clip, schedules):
+for make in (layer_norm, activations, attention, rows, embedding, optimizers, clip, schedules, seen):
     make()
 report(__file__)
