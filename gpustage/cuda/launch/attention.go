@@ -40,7 +40,10 @@ func far32(o gpustage.Attention) gpustage.Attention {
 
 // wideHeads tells whether all tensors' heads may be moved 16 bytes at a time.
 func (s *Stream) wideHeads(o gpustage.Attention, ts ...tensor) int32 {
-	for _, t := range ts {
+	for _, t := range append(ts, o.Positions.Keys, o.Positions.Queries) {
+		if t.IsZero() {
+			continue
+		}
 		n := 16 / t.DType.Size()
 		if s.address(t)%16 != 0 || t.Rows > 1 && t.Stride%n != 0 || o.HeadDim%n != 0 {
 			return 0
@@ -116,22 +119,44 @@ func grid(o gpustage.Attention, heads, rows int) [3]int {
 	return [3]int{o.Seqs.Rows, heads, ceil(o.Seqs.MaxLen, rows)}
 }
 
-// The tiles of attention.cu (OWN, OTHER), and the distances of one (FAR).
-const ownRows, otherRows, farRows = 16, 32, 47
-
-// plain starts a kernel of attention.cu.
-func (s *Stream) plain(kernel string, grid [3]int, shared int, a *attentionArgs, o gpustage.Attention) {
-	switch n := family(o.HeadDim); {
-	case !o.Positions.None():
-		s.launch(fmt.Sprintf("positions%s_%d", kernel, n), grid, attentionBlock, shared+4*2*farRows*(o.HeadDim+1), a, s.far(o))
-	case !o.Seen.IsZero():
-		if n = 64; o.HeadDim > n {
-			n = maxHeadDim
-		}
-		s.launch(fmt.Sprintf("seen%s_%d", kernel, n), grid, attentionBlock, shared, a, flat(o.Seen))
-	default:
-		s.launch(fmt.Sprintf("attention%s_%d", kernel, n), grid, attentionBlock, shared, a)
+// plainRows is how many rows a block of attention.cu has (OWN, 16 times R) in kernels for heads of n features: far, those that see positions; two, those that
+// hold the block's rows of two tensors. More rows share more of what lanes read. With these, two blocks at least fit where there are 227 KB of shared memory,
+// and one into 99 KB.
+func plainRows(n int, far, two bool) int {
+	switch {
+	case n <= 64:
+		return 64
+	case n == 128 && !(far && two):
+		return 32
 	}
+	return 16
+}
+
+// plainBytes is what so many rows of so many tensors take in shared memory there beside a tile (OTHER) of two, the weights of their pairs, and with far the
+// tile's distances (FAR) once.
+func plainBytes(n, tensors, rows int, far bool) int {
+	const others = 32
+	pitch, own := n+4, n+4
+	if n == maxHeadDim {
+		own = n
+	}
+	floats := tensors*rows*own + 2*others*pitch + rows*others
+	if far {
+		floats += (rows + others - 1) * pitch
+	}
+	return 4 * floats
+}
+
+// plain starts a kernel of attention.cu, whose blocks have rows of so many tensors.
+func (s *Stream) plain(kernel string, heads, tensors int, a *attentionArgs, o gpustage.Attention) {
+	n, far := family(o.HeadDim), !o.Positions.None()
+	rows := plainRows(n, far, tensors > 1)
+	grid, shared := grid(o, heads, rows), plainBytes(n, tensors, rows, far)
+	if far {
+		s.launch(fmt.Sprintf("positions%s_%d", kernel, n), grid, attentionBlock, shared, a, s.far(o))
+		return
+	}
+	s.launch(fmt.Sprintf("attention%s_%d", kernel, n), grid, attentionBlock, shared, a, flat(o.Seen))
 }
 
 // farArgs has the layout of attention.cu's Far.
@@ -194,8 +219,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 		s.launch(flashName("flash", o), grid(o, o.Heads, rows), block, flashBytes(partners, d)+biasBytes(o), a)
 		return
 	}
-	shared := 4 * (ownRows*d + otherRows*(d+1) + otherRows*d + ownRows*otherRows)
-	s.plain("", grid(o, o.Heads, ownRows), shared, a, o)
+	s.plain("", o.Heads, 1, a, o)
 }
 
 // grouped tells whether hopper.cu has the kernels for what flash.cu takes.
@@ -312,18 +336,13 @@ func (s *Stream) AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o
 		}
 		return
 	}
-	tiles := 4 * (2*ownRows*d + 2*otherRows*(d+1) + ownRows*otherRows)
-	s.plain("_backward_q", grid(o, o.Heads, ownRows), tiles, a, o)
-	s.plain("_backward_kv", grid(o, kv, ownRows), tiles, a, o)
+	s.plain("_backward_q", o.Heads, 2, a, o)
+	s.plain("_backward_kv", kv, 2, a, o)
 	if p := o.Positions; !p.DKeys.IsZero() || !p.DQueries.IsZero() {
 		s.farGradients(a, o)
 	}
-	switch blocks := [3]int{o.Bias.Rows, o.Heads, 1}; {
-	case o.DBias.IsZero():
-	case o.Seen.IsZero():
-		s.launch("attention_dbias", blocks, attentionBlock, 0, a)
-	default:
-		s.launch("seen_dbias", blocks, attentionBlock, 0, a, flat(o.Seen))
+	if !o.DBias.IsZero() {
+		s.launch("attention_dbias", [3]int{o.Bias.Rows, o.Heads, 1}, attentionBlock, 0, a, flat(o.Seen))
 	}
 }
 
@@ -340,16 +359,18 @@ func (s *Stream) flashBias(a *attentionArgs, o gpustage.Attention) {
 	s.launch("flash_dbias_sum", [3]int{ceil(o.Bias.Rows, 128), o.Heads, 1}, [3]int{128, 1, 1}, 0, a, flat(parts), workers)
 }
 
-// farGradients adds to the gradients of positions' keys and queries. Up to four blocks share the sequences of 16 distances of a head, which is work for a
-// GPU of 132 multiprocessors where texts have 32 tokens. Their sums are 25 MB for 12 heads of 64 features and texts of 512 tokens.
+// farGradients adds to the gradients of positions' keys and queries. Blocks with the same distances of a head share the sequences: four, or as many as make
+// 528 of all, four for each of 132 multiprocessors, where texts are short. Their sums are 25 MB for 12 heads of 64 features and texts of 512 tokens.
 func (s *Stream) farGradients(a *attentionArgs, o gpustage.Attention) {
 	p, d, longest := o.Positions, o.HeadDim, o.Seqs.MaxLen
-	workers := min(o.Seqs.Rows, 4)
+	n := family(d)
+	rows := plainRows(n, true, true)
+	blocks := ceil(2*longest-1, rows)
+	workers := min(o.Seqs.Rows, max(4, ceil(528, o.Heads*blocks)))
 	parts := s.scratch(gpustage.F32, workers*o.Heads, (2*longest-1)*2*d)
 	if s.err != nil {
 		return
 	}
-	bytes := 4 * (2*ownRows*d + 2*otherRows*(d+1) + 2*farRows*(d+1) + ownRows*otherRows)
-	s.launch(fmt.Sprintf("positions_gradients_%d", family(d)), [3]int{workers, o.Heads, ceil(2*longest-1, ownRows)}, attentionBlock, bytes, a, s.far(o), flat(parts))
+	s.launch(fmt.Sprintf("positions_gradients_%d", n), [3]int{workers, o.Heads, blocks}, attentionBlock, plainBytes(n, 2, rows, true), a, s.far(o), flat(parts))
 	s.launch("positions_sum", [3]int{p.Count(), o.Heads, 1}, attentionBlock, 0, a, s.far(o), flat(parts), workers, p.DKeys, p.DQueries)
 }
