@@ -69,9 +69,10 @@ func TestReadings(t *testing.T) {
 	}{
 		"not attended to":        {nil, false, transformer.Config{}, ""},
 		"attended to":            {nil, true, blind, ""},
-		"not in DeBERTa":         {nil, false, blind, "attend: false (PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens): a model of family deberta-v2"},
+		"not in DeBERTa":         {nil, false, blind, "are not supported in a model of family deberta-v2. Train the model with model.query_expansion: {length: N, attend: true}"},
 		"from the left":          {map[string]string{"tokenizer_config.json": left}, true, transformer.Config{}, "the tokenizer pads on the left"},
 		"from the left, fast":    {map[string]string{"tokenizer.json": fast}, false, transformer.Config{}, "\"padding_side\": \"right\" in tokenizer_config.json"},
+		"from the left, unsaid":  {map[string]string{"tokenizer_config.json": `{"tokenizer_class": "GemmaTokenizerFast"}`}, false, transformer.Config{}, "the tokenizer pads on the left"},
 		"from the right":         {map[string]string{"tokenizer_config.json": right, "tokenizer.json": fast}, false, transformer.Config{}, ""},
 		"on neither":             {map[string]string{"tokenizer_config.json": "{}", "tokenizer.json": `{"padding": null}`}, false, transformer.Config{}, ""},
 		"no tokenizer_config":    {map[string]string{"tokenizer_config.json": "{"}, false, transformer.Config{}, "tokenizer_config.json: line 1"},
