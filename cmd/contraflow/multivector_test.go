@@ -72,7 +72,9 @@ save: {dir: %q}
 	out.Close()
 	succeed(t, "mine", "--model", model, "--input", at("train.parquet"), "--output", at("mined.parquet"), "--num-negatives", "1")
 	for want, args := range map[string][]string{
-		"--parts has them written":                 {"embed", "--model", model, "--text", "x"},
+		"--parts has them written": {"embed", "--model", model, "--text", "x"},
+		"a vector for each token and no embeddings: a teacher is a reranker or an embedding model": {
+			"distill", "--model", model, "--input", at("train.parquet"), "--query", "query", "--positive", "positive", "--output", at("scored.parquet")},
 		"--part and --weights are for":             append(task, "--part", "dense"),
 		"model.kind: multi_vector trains it":       {"train", "-c", recipe, "--out", at("other"), "--set", "model={path: " + model + "}"},
 		"loss.name: is \"gist\", want one of dist": {"train", "-c", recipe, "--out", at("other"), "--set", "loss.name=gist"},
