@@ -94,9 +94,12 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 	if err != nil {
 		return nil, err
 	}
-	reranks := folder.Reranker != nil
+	reranks, vectors := folder.Reranker != nil, folder.MultiVector != nil
 	if err := folder.Close(); err != nil {
 		return nil, err
+	}
+	if vectors {
+		return nil, usageError{fmt.Errorf("%s gives a vector for each token and no embeddings: a teacher is a reranker or an embedding model", f.model.path)}
 	}
 	of := map[bool][]string{true: {"template", "instruction", "sigmoid"}, false: {"query-prompt", "document-prompt", "dot"}}
 	for _, flag := range of[!reranks] {

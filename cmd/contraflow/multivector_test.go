@@ -71,11 +71,17 @@ save: {dir: %q}
 	}
 	out.Close()
 	succeed(t, "mine", "--model", model, "--input", at("train.parquet"), "--output", at("mined.parquet"), "--num-negatives", "1")
+	if err := os.WriteFile(at("sts.jsonl"), []byte(`{"a": "x", "b": "y", "s": 1}`+"\n"+`{"a": "x y", "b": "z", "s": 0}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for want, args := range map[string][]string{
-		"--parts has them written":                 {"embed", "--model", model, "--text", "x"},
-		"--part and --weights are for":             append(task, "--part", "dense"),
-		"model.kind: multi_vector trains it":       {"train", "-c", recipe, "--out", at("other"), "--set", "model={path: " + model + "}"},
-		"loss.name: is \"gist\", want one of dist": {"train", "-c", recipe, "--out", at("other"), "--set", "loss.name=gist"},
+		"--parts has them written": {"embed", "--model", model, "--text", "x"},
+		"a vector for each token and no embeddings: a teacher is a reranker or an embedding model": {
+			"distill", "--model", model, "--input", at("train.parquet"), "--query", "query", "--positive", "positive", "--output", at("scored.parquet")},
+		"contraflow embed --parts writes them, and eval of a retrieval task": {"eval", "--model", model, "--sts", at("sts.jsonl"), "--columns", "a,b,s"},
+		"--part and --weights are for":                                       append(task, "--part", "dense"),
+		"model.kind: multi_vector trains it":                                 {"train", "-c", recipe, "--out", at("other"), "--set", "model={path: " + model + "}"},
+		"loss.name: is \"gist\", want one of dist":                           {"train", "-c", recipe, "--out", at("other"), "--set", "loss.name=gist"},
 	} {
 		if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: exit %d, %q, want %q", args, r.code, r.stderr, want)

@@ -1,7 +1,6 @@
 package hfmodel
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -129,31 +128,6 @@ func (f *Folder) FillTokens() (tokens []string, err error) {
 		tokens = append(tokens, some...)
 	}
 	return append(tokens, "[MASK]"), nil // BERT's, which need not be named
-}
-
-// PadsLeft tells whether the tokenizer's files have short texts filled up in front.
-func (f *Folder) PadsLeft() (bool, error) {
-	var config struct {
-		Side string `json:"padding_side"`
-	}
-	var tokenizer struct{ Padding struct{ Direction string } }
-	for _, file := range []struct {
-		name string
-		into any
-	}{{"tokenizer_config.json", &config}, {"tokenizer.json", &tokenizer}} {
-		path := filepath.Join(f.TokenizerDir, file.name)
-		data, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return false, err
-		}
-		if err := unmarshal(data, file.into); err != nil {
-			return false, fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return strings.EqualFold(cmp.Or(config.Side, tokenizer.Padding.Direction), "left"), nil
 }
 
 // tokensOf are the tokens that the tokenizer's files name for some roles.

@@ -22,7 +22,7 @@ const (
 )
 
 // errVectorsAlone is of whatever wants embeddings.
-var errVectorsAlone = errors.New("the model gives vectors of tokens, and no embeddings: Parts gives them, and Task, PartSearch and Mine compare them by MaxSim")
+var errVectorsAlone = errors.New("the model gives vectors of tokens, and no embeddings: contraflow embed --parts writes them, and eval of a retrieval task and mine compare them by MaxSim (in Go EmbedParts, NewTask and Mine)")
 
 // vectorsOnly tells that the model gives vectors of tokens and nothing else.
 func vectorsOnly(m *transformer.Model) bool { return m.Config.Tokens.Alone }
@@ -69,8 +69,8 @@ func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, c transformer.Config, t
 	if left, err := f.PadsLeft(); err != nil {
 		return query, document, err
 	} else if left {
-		return query, document, fmt.Errorf("%s: query_expansion: the tokenizer pads on the left, so sentence-transformers has what fills a query up before the query's own tokens, which is not supported: "+
-			"\"padding_side\": \"right\" in tokenizer_config.json has it behind them, and model.query_expansion: none leaves queries as they are; either wants training", f.TokenizerDir)
+		return query, document, fmt.Errorf("%s: query_expansion: the tokenizer pads on the left, so sentence-transformers has what fills a query up before the query's own tokens, which is not supported. "+
+			"Train the model with \"padding_side\": \"right\" in tokenizer_config.json, which has it behind them, or with model.query_expansion: none", f.TokenizerDir)
 	}
 	tokens := []string{e.Token}
 	if e.Token == "" {
@@ -82,8 +82,8 @@ func Readings(f *hfmodel.Folder, m *hfmodel.MultiVector, c transformer.Config, t
 		if id, ok := tok.ID(t); ok {
 			query.Fill, query.Length, query.Unseen = id, e.Length, !e.Attend
 			if err := c.Sees(query); err != nil {
-				return query, document, fmt.Errorf("%s: query_expansion with attend: false (PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens): %w. "+
-					"model.query_expansion: {length: N, attend: true} has the others attend to them, and model.query_expansion: none leaves queries as they are; either wants training", f.Dir, err)
+				return query, document, fmt.Errorf("%s: query_expansion has attend: false (PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens), and %w. "+
+					"Train the model with model.query_expansion: {length: N, attend: true}, or with model.query_expansion: none", f.Dir, err)
 			}
 			return query, document, nil
 		}

@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -69,9 +70,10 @@ func TestReadings(t *testing.T) {
 	}{
 		"not attended to":        {nil, false, transformer.Config{}, ""},
 		"attended to":            {nil, true, blind, ""},
-		"not in DeBERTa":         {nil, false, blind, "attend: false (PyLate's attend_to_expansion_tokens, Stanford's attend_to_mask_tokens): a model of family deberta-v2"},
+		"not in DeBERTa":         {nil, false, blind, "are not supported in a model of family deberta-v2. Train the model with model.query_expansion: {length: N, attend: true}"},
 		"from the left":          {map[string]string{"tokenizer_config.json": left}, true, transformer.Config{}, "the tokenizer pads on the left"},
 		"from the left, fast":    {map[string]string{"tokenizer.json": fast}, false, transformer.Config{}, "\"padding_side\": \"right\" in tokenizer_config.json"},
+		"from the left, unsaid":  {map[string]string{"tokenizer_config.json": `{"tokenizer_class": "GemmaTokenizerFast"}`}, false, transformer.Config{}, "the tokenizer pads on the left"},
 		"from the right":         {map[string]string{"tokenizer_config.json": right, "tokenizer.json": fast}, false, transformer.Config{}, ""},
 		"on neither":             {map[string]string{"tokenizer_config.json": "{}", "tokenizer.json": `{"padding": null}`}, false, transformer.Config{}, ""},
 		"no tokenizer_config":    {map[string]string{"tokenizer_config.json": "{"}, false, transformer.Config{}, "tokenizer_config.json: line 1"},
@@ -100,24 +102,69 @@ func TestReadings(t *testing.T) {
 	}
 }
 
+// colbertFolder makes a folder that gives vectors of tokens, of a golden's config and weights, and a tokenizer; queries are filled up so.
+func colbertFolder(t *testing.T, model, expansion string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{
+		"modules.json":                      `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]`,
+		"config_sentence_transformers.json": `{"model_type": "MultiVectorEncoder"}`,
+		"sentence_bert_config.json":         `{"query_expansion": ` + expansion + `}`,
+	}
+	for _, name := range []string{"config.json", "model.safetensors"} {
+		data, err := os.ReadFile(filepath.Join(goldens.Path(t, model), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = string(data)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// A folder of a model for which that is not supported is refused where it is opened.
+func TestUnseenRefused(t *testing.T) {
+	e, err := Load(colbertFolder(t, "families/deberta-v2", `{"strategy": "min", "length": 12, "attend": false}`))
+	if err == nil {
+		e.Close()
+	}
+	if !errors.Is(err, transformer.ErrUnsupported) || !strings.Contains(err.Error(), "are not supported in a model of family deberta-v2") {
+		t.Error(err)
+	}
+}
+
+// Queries of such a model have to come with the number of their own tokens; documents need none.
+func TestPartsOfUnseen(t *testing.T) {
+	e, err := Load(colbertFolder(t, "bert/minilm-tiny", `{"strategy": "min", "length": 12, "attend": false}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	texts := [][]int32{{2, 7, 3}, {2, 8, 3, 4, 4}}
+	for _, c := range []struct {
+		queries int
+		seen    []int32
+		want    string
+	}{{0, nil, ""}, {1, []int32{3, 5}, ""}, {2, []int32{3, 3}, ""}, {1, nil, "text 0 is a query"}, {2, nil, "seen, which is nil, says how many of its tokens come before that"}} {
+		_, err := e.engine.PartsOf(t.Context(), texts, func(i int) bool { return i < c.queries }, c.seen, nil)
+		if got := fmt.Sprint(err); c.want == "" && err != nil || !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
 // What fills queries up and is not attended to leaves the vectors of their own tokens as they are without it, in texts of several lengths at once.
 func TestUnseenParts(t *testing.T) {
 	texts := []string{"a river", "the stone , the house and the tree , a river , some light and a house", "", "light"}
 	parts := func(expansion string) *Parts {
-		dir := t.TempDir()
-		if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
-			t.Fatal(err)
-		}
-		for name, text := range map[string]string{
-			"modules.json":                      `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]`,
-			"config_sentence_transformers.json": `{"model_type": "MultiVectorEncoder"}`,
-			"sentence_bert_config.json":         `{"query_expansion": ` + expansion + `}`,
-		} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		e, err := Load(dir)
+		e, err := Load(colbertFolder(t, "bert/minilm-tiny", expansion))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -63,11 +63,16 @@ func (e *Engine) QueryParts(ctx context.Context, texts [][]int32, weights map[st
 }
 
 // PartsOf is Parts of texts some of which are queries, as they go through the model: short ones are filled up. seen is how many of each text's tokens
-// the others attend to; nil: all.
+// the others attend to; nil: all, which of queries that are filled up with what is not attended to is an error.
 func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int) bool, seen []int32, weights map[string]float64) (*Parts, error) {
 	h := e.Model.Config.Tokens
 	if h.None() {
 		return nil, fmt.Errorf("the model gives embeddings alone: only models of kind m3 and multi_vector give tokens' vectors")
+	}
+	for i := range texts {
+		if seen == nil && h.Unseen() && query(i) {
+			return nil, fmt.Errorf("text %d is a query, and in the model's nobody attends to what fills them up: seen, which is nil, says how many of its tokens come before that", i)
+		}
 	}
 	p := &Parts{Size: e.Model.EmbeddingSize(), VectorSize: h.Dim, Cu: []int32{0}, special: map[int32]bool{}, sums: h.Alone && !h.Mean}
 	for _, id := range h.Special {

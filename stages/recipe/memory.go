@@ -59,7 +59,8 @@ func (x *Run) expected(t *stages.Text) (query, document int) {
 
 const usualLength = 1024
 
-// longestSub is the lengths of a sub-batch of the longest rows that its size allows, and how many such a rank has.
+// longestSub is the lengths of a sub-batch of the longest rows that its size allows, and how many such a rank has. Queries some of whose tokens nobody
+// attends to are in none with documents: see stages.Size.Cut.
 func (x *Run) longestSub() (lengths []int, subs int64) {
 	n := x.sequences()
 	longest := max(x.expected(&x.text))
@@ -68,12 +69,20 @@ func (x *Run) longestSub() (lengths []int, subs int64) {
 	if size.Tokens > 0 {
 		rows = max(1, size.Tokens/longest)
 	}
-	rows = int(min(int64(rows), n))
+	together := []int64{n}
+	if x.heads.Unseen() {
+		queries := n / int64(x.columns())
+		together = []int64{n - queries, queries}
+	}
+	rows = int(min(int64(rows), together[0]))
 	lengths = make([]int, rows)
 	for i := range lengths {
 		lengths[i] = longest
 	}
-	return lengths, (n + int64(rows) - 1) / int64(rows)
+	for _, n := range together {
+		subs += (n + int64(rows) - 1) / int64(rows)
+	}
+	return lengths, subs
 }
 
 // sequences is how many texts a rank has in a batch.

@@ -2,20 +2,25 @@ package recipe
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
+	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
 )
 
 // What a recipe of a multi_vector says, and what it may not.
@@ -191,6 +196,61 @@ func TestMultiVectorRun(t *testing.T) {
 		if _, err := j.run(t, "on", nil, 0, false, append([]string{fmt.Sprintf("model.path=%q", model), "train.max_steps=1"}, sets...)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", sets, err, want)
 		}
+	}
+}
+
+// A run expects as many sub-batches as a batch of the longest rows is cut into, whose queries and documents are apart where nobody attends to what fills
+// queries up.
+func TestMultiVectorSubs(t *testing.T) {
+	j := newJob(t, 30)
+	for _, expansion := range []string{"none", "{length: 20, attend: true}", "{length: 20, attend: false}"} {
+		for _, sub := range []string{"{rows: 3}", "{rows: 6}", "{rows: 8}", "{rows: 16}", "{rows: 100}", "{tokens: 120}", "{tokens: 200}", "{tokens: 9}"} {
+			r, err := Parse("job", []byte(j.text), []string{"model.kind=multi_vector", "model.query_expansion=" + expansion, "model.max_length={query: 20, document: 20}", "batch={global_size: 8, sub_batch: " + sub + "}", fmt.Sprintf("save.dir=%q", filepath.Join(j.dir, "subs"))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			x, err := Open(t.Context(), r, Observer{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := &stages.Batch{Rows: make([]int64, 8), Cu: []int32{0}}
+			for n := range 16 {
+				b.Cu = append(b.Cu, int32(20*(n+1)))
+			}
+			if strings.Contains(expansion, "false") {
+				b.Seen = slices.Repeat([]int32{20}, 16)
+			}
+			subs, longest := x.size().Cut(b), 0
+			for _, s := range subs {
+				longest = max(longest, s.Len())
+			}
+			if lengths, n := x.longestSub(); int(n) != len(subs) || len(lengths) != longest {
+				t.Errorf("%s, %s: %d sub-batches of up to %d texts are expected, %d of up to %d is what a batch is cut into", expansion, sub, n, len(lengths), len(subs), longest)
+			}
+			if err := x.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// What a model's family has no counterpart of is refused before anything trains.
+func TestMultiVectorUnseenRefused(t *testing.T) {
+	j := newJob(t, 10)
+	model := filepath.Join(j.dir, "deberta")
+	tokenizer, err := os.ReadFile(filepath.Join(j.dir, "model", "tokenizer.json"))
+	if err == nil {
+		err = os.CopyFS(model, os.DirFS(goldens.Path(t, "families/deberta-v2")))
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(model, "tokenizer.json"), tokenizer, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = j.run(t, "run", nil, 0, false, fmt.Sprintf("model.path=%q", model), "model.kind=multi_vector", "model.query_expansion={length: 9, token: \"[MASK]\"}", "model.max_length={query: 9, document: 20}", "train.max_steps=1")
+	if !errors.Is(err, transformer.ErrUnsupported) || !strings.Contains(err.Error(), "model.path: ") || !strings.Contains(err.Error(), "are not supported in a model of family deberta-v2") {
+		t.Error(err)
 	}
 }
 

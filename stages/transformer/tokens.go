@@ -57,10 +57,10 @@ func (h TokenHeads) Reading(query bool) Reading {
 // Unseen tells whether queries have tokens that the others do not attend to.
 func (h TokenHeads) Unseen() bool { return h.Query.Unseen && h.Query.Length > 0 }
 
-// Sees refuses tokens that are not attended to where they are more than that.
+// Sees refuses tokens that are not attended to where they are more than that: see UnseenBlind.
 func (c Config) Sees(r Reading) error {
 	if r.Unseen && c.UnseenBlind {
-		return fmt.Errorf("a model of family %s in whose queries no token attends to those that fill them up is %w: in transformers those attend to nothing either there, and have embeddings of zeros", c.Family, ErrUnsupported)
+		return fmt.Errorf("queries filled up with tokens that no token attends to are %w in a model of family %s", ErrUnsupported, c.Family)
 	}
 	return nil
 }

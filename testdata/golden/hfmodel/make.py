@@ -9,6 +9,7 @@ Made with sentence-transformers 6.2.0, transformers 5.23.0, torch 2.9.0, hugging
 - expected.json: per folder what SentenceTransformer(folder) says about itself, tensors as AutoModel names them (shape and
   sum), and embeddings of some texts.
 - pooling.json: pooling configurations, and what sentence-transformers makes of each.
+- padding.json is padding.py's.
 """
 
 import json
