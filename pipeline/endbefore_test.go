@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -152,5 +153,30 @@ func TestEndBeforeWithoutBatches(t *testing.T) {
 	}
 	if err := p.Run(t.Context()); err == nil || err.Error() != `graph "ends": stage "source", item #3: bad` || len(seen) != 4 {
 		t.Errorf("%v after %v", err, seen)
+	}
+}
+
+// A stage that fails on what stands in an item's place tells of the item, and a stage behind a split can't end the run before anything.
+func TestEndBeforeUnaware(t *testing.T) {
+	checkGoroutines(t)
+	g := New("ends")
+	source := g.Stage("source", At(Stream))
+	out := Out[[]int](source, "items")
+	source.Do(func(t *Task) error {
+		t.EndBefore(errors.New("bad"))
+		out.Put(t, nil)
+		return nil
+	})
+	Sink(g, "mine", out.Port, func(_ *Task, v []int) error { _ = v[0]; return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), `stage "mine", item #0: panic`) || !strings.Contains(err.Error(), `stage "source", item #0: bad`) {
+		t.Errorf("%v", err)
+	}
+	task := &Task{stage: &Stage{level: Sub}, broke: true}
+	if err := task.check(); err == nil || !strings.Contains(err.Error(), "before a split") {
+		t.Errorf("%v", err)
 	}
 }

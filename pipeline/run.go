@@ -295,7 +295,11 @@ func (r *running) handle(e event) {
 	if stop := r.ctx.Err(); stop != nil && (errors.Is(e.err, stop) || errors.Is(e.err, context.Cause(r.ctx))) {
 		r.stopped() // the stage was told before this goroutine was; it only knows that it was told
 	} else if e.err != nil && r.err == nil {
-		r.fail(r.failed(e))
+		err := r.failed(e)
+		if r.broken != nil { // which is why, if a stage has met with what stands in an item's place and does not know it
+			err = fmt.Errorf("%w; before it, %v", err, r.broken)
+		}
+		r.fail(err)
 	}
 	delete(r.busy, e.id)
 	r.act(r.core.done(e.id, e.end))
@@ -488,7 +492,11 @@ func (r *running) ran(t *Task, part string, start time.Time) {
 
 // check finds outputs that were put too often or not at all.
 func (t *Task) check() error {
-	if t.broke && t.stage.level != Stream {
+	switch {
+	case !t.broke || t.stage.level == Stream:
+	case t.stage.level != Batch && t.stage.batches == nil:
+		return fmt.Errorf("EndBefore is for what comes before a split, and this is a stage of each %v", t.stage.level)
+	default:
 		return nil
 	}
 	for i, o := range t.stage.out {

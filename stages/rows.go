@@ -35,6 +35,15 @@ func (c *Chunk) Unusable(t *pipeline.Task, err error) (*Chunk, error) {
 	return &bad, nil
 }
 
+// Bad is why a chunk has no rows: one of them can't be used, or read, and the run ends before the chunk's batch. nil of all others. Stages of one's own that
+// read chunks pass such a one on as it is.
+func (c *Chunk) Bad() error {
+	if c.bad == nil {
+		return nil
+	}
+	return c.bad
+}
+
 // ofPeers is the error of the first rank's rows that can't be used, if any rank has some.
 func (b *Batch) ofPeers(peers []Peer, rank int) error {
 	for r, p := range peers {

@@ -63,7 +63,8 @@ func TestBadRowLosesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		skip := append(slices.Clip(sets), "data.on_error=skip")
-		if _, err := j.run(t, "whole "+c.name, nil, 0, false, skip...); err != nil {
+		whole, err := j.run(t, "whole "+c.name, nil, 0, false, skip...)
+		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		out := "run " + c.name
@@ -88,12 +89,26 @@ func TestBadRowLosesNothing(t *testing.T) {
 		if c.step == 0 {
 			continue
 		}
+		saved := func() string {
+			names, err := filepath.Glob(filepath.Join(j.dir, out, "checkpoints", "*"))
+			if err != nil || len(names) == 0 {
+				t.Fatalf("%s: no checkpoints: %v", c.name, err)
+			}
+			return strings.Join(names, " ")
+		}
+		before := saved()
 		if _, err := j.run(t, out, nil, 0, true, sets...); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("checkpoints has step %d, the last", c.step)) {
 			t.Errorf("%s: going on with the row: %v", c.name, err)
+		}
+		if after := saved(); after != before {
+			t.Errorf("%s: checkpoints %s, and after a run without a step %s", c.name, before, after)
 		}
 		o, err = j.run(t, out, nil, 0, true, skip...)
 		if err != nil || o.summary.from != c.step || o.summary.Skipped != 1 {
 			t.Fatalf("%s: %v: %+v", c.name, err, o.summary)
+		}
+		if o.summary.Counts != whole.summary.Counts || o.summary.Steps != whole.summary.Steps || o.summary.Loss != whole.summary.Loss {
+			t.Errorf("%s: %+v, of a run that skipped the row from its beginning %+v", c.name, o.summary, whole.summary)
 		}
 		if !bytes.Equal(j.model(t, out), j.model(t, "whole "+c.name)) {
 			t.Errorf("%s: the weights differ from those of a run that skipped the row from its beginning", c.name)

@@ -125,7 +125,7 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 // Ports are where stages of one's own may begin in a recipe's graph, whose parameters belong to the compute lane of device 0.
 type Ports struct {
 	Encoder     *stages.Encoder
-	Chunks      pipeline.Port[*stages.Chunk] // rows, as WithRow has left them
+	Chunks      pipeline.Port[*stages.Chunk] // rows, as WithRow has left them; the one before which the run ends (Chunk.Bad) has none
 	Batches     pipeline.Port[*stages.Batch] // what of each is this rank's
 	Results     pipeline.Port[stages.StepResult]
 	Evaluations pipeline.Port[*Evaluation] // nil after steps without one, and on ranks but the main one
