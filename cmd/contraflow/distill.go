@@ -242,6 +242,9 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		return err
 	}
 	u.printf("%d scores of %d rows written to %s, which data.train takes as %s\n", total, written, f.rows.output, f.entry(d.Lists()))
+	if len(f.negatives) == 0 {
+		u.printf("note: these are scores of positives alone: margin_mse, distill_kl and a reranker's kl and distill compare them with those of negatives, whose columns --negatives names\n")
+	}
 	f.rows.bad.say(u)
 	if long > 0 {
 		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", long)

@@ -57,4 +57,10 @@ func TestDistillEntry(t *testing.T) {
 		t.Errorf("says %q, want %q", r.stderr, want)
 	}
 	train(regexp.MustCompile(`\{path: .*\}`).FindString(r.stderr))
+	// Without negatives the entry is for few losses, which is said.
+	const alone = "note: these are scores of positives alone: margin_mse, distill_kl"
+	bare := succeed(t, "distill", "--model", cross, "--input", at("train.parquet"), "--output", at("c.parquet"), "--output-column", "scores")
+	if !strings.Contains(bare.stderr, alone) || strings.Contains(r.stderr, alone) {
+		t.Errorf("without negatives says %q, with them %q", bare.stderr, r.stderr)
+	}
 }

@@ -125,11 +125,12 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 paths), as numpy.load reads them: float32, [rows, dimensions].
 
 embed does not know whether its texts are queries or documents. As sentence-transformers' encode does, it puts the model's default prompt before them,
-which most models do not have; --prompt query and --prompt document are encode_query and encode_document, and what eval, mine and distill put before
-texts of themselves.
+which most models do not have; a multi_vector's texts are read as documents without it. --prompt query and --prompt document are what eval, mine and
+distill put before texts of themselves. They are what encode_query and encode_document put, but for --prompt document of a model with no prompt
+"document": it is the one called passage, or corpus, before which sentence-transformers 6.2 finds an empty "document" of its own.
 
-Empty texts are embedded as such. A text that is null or not UTF-8, or a line that is no JSON, ends embed before anything is embedded; --on-error skip
-leaves the row out of a parquet file, and in an .npy file, whose rows are the input's, makes it NaN.
+Empty texts are embedded as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends embed before anything is embedded;
+--on-error skip leaves the row out of a parquet file, and in an .npy file, whose rows are the input's, makes it NaN.
 
 Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their
 weights.`,
@@ -143,6 +144,11 @@ weights.`,
 			}
 			if len(texts) > 0 && len(in.files)+len(in.output) > 0 {
 				return usageError{errors.New("--text prints embeddings, --input and --output write them: give one or the other")}
+			}
+			for _, flag := range []string{"column", "output-column", "on-error"} {
+				if len(texts) > 0 && cmd.Flags().Changed(flag) {
+					return usageError{fmt.Errorf("--%s goes with --input; --text prints embeddings of texts", flag)}
+				}
 			}
 			for _, text := range texts {
 				if !utf8.ValidString(text) {
@@ -187,6 +193,9 @@ weights.`,
 				return usageError{fmt.Errorf("--parts is for models of kind m3 and multi_vector: %s gives no vectors of tokens", f.path)}
 			}
 			if !parts && e.VectorsAlone() {
+				if npy {
+					return usageError{fmt.Errorf("%s gives vectors of tokens and no embeddings, as many a text as it has tokens: an .npy has one. Give --parts and --output %s.parquet, which gets them as token_vectors", f.path, strings.TrimSuffix(in.output, filepath.Ext(in.output)))}
+				}
 				return usageError{fmt.Errorf("%s gives vectors of tokens and no embeddings: --parts has them written, as token_vectors", f.path)}
 			}
 			if len(texts) > 0 && e.Sparse() {
@@ -465,14 +474,6 @@ func ofTexts(texts []string, err error) error {
 	if errors.As(err, &lost) {
 		return fmt.Errorf("--text %.60q: %w", texts[lost.Text], embedder.ErrNotFinite)
 	}
-	return ofPrompt(err)
-}
-
-// ofPrompt names the flag where a model lacks the prompt that it gives.
-func ofPrompt(err error) error {
-	if errors.Is(err, embedder.ErrNoPrompt) {
-		return usageError{fmt.Errorf("--prompt: %w; --prompt-text puts a text of yours before each", err)}
-	}
 	return err
 }
 
@@ -481,9 +482,6 @@ func inRows(t *dataset.Table, ids []int64, err error) error {
 	var lost *embedder.NotFiniteError
 	if errors.As(err, &lost) {
 		return fmt.Errorf("%v: %w", t.Locate(ids[lost.Text]), embedder.ErrNotFinite)
-	}
-	if errors.Is(err, embedder.ErrNoPrompt) {
-		return ofPrompt(err)
 	}
 	return fmt.Errorf("rows %d to %d: %w", ids[0], ids[len(ids)-1], err)
 }

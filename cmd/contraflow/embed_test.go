@@ -115,6 +115,18 @@ func TestEmbedNotFinite(t *testing.T) {
 	if r := contraflow(t, "", "rerank", "--model", cross, "--input", at("a.jsonl"), "--query-column", "text", "--document-column", "text", "--output", at("out.parquet")); r.code != 1 || !strings.Contains(r.stderr, at("a.jsonl")+":3: the score is NaN: the model's weights,") {
 		t.Errorf("rerank: exit code %d\n%s", r.code, r.stderr)
 	}
+	// The row is the right one too behind rows that are left out, and in a later chunk, as a further file begins one.
+	for name, text := range map[string]string{"b.jsonl": `{"text": "the cat"}` + "\n" + `{"text": 1}` + "\n", "c.jsonl": `{"text": "a dog"}` + "\n" + `{"text": null}` + "\nno json\n" + `{"text": ""}` + "\n" + `{"text": "river"}` + "\n"} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{{"embed", "--model", model}, {"rerank", "--model", cross, "--query-column", "text", "--document-column", "text"}} {
+		r := contraflow(t, "", append(args, "--input", at("b.jsonl"), "--input", at("c.jsonl"), "--output", at("out.parquet"), "--on-error", "skip")...)
+		if r.code != 1 || !strings.Contains(r.stderr, at("c.jsonl")+":5: the ") {
+			t.Errorf("%s: exit code %d\n%s", args[0], r.code, r.stderr)
+		}
+	}
 	if left, _ := filepath.Glob(at("*out*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}

@@ -95,6 +95,7 @@ left out and counted, but for those that have --min-negatives.`,
 	}
 	fl := cmd.Flags()
 	m.pairFlags.add(cmd, "of a list, each is one", "")
+	fl.Lookup("on-error").Usage += "; those of --input alone: a document of --corpus that can't be used ends mine, but for empty ones"
 	fl.StringArrayVar(&m.corpus, "corpus", nil, "`FILES` with more documents, as of --input (default: the positives alone)")
 	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "of --corpus: "+fmt.Sprintf(columnFlag, "documents"))
 	fl.IntVar(&m.options.Negatives, "num-negatives", 3, "negatives of each query")

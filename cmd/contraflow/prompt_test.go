@@ -48,7 +48,10 @@ func TestEmbedPrompts(t *testing.T) {
 		{plain, "query: ", "", []string{"--prompt-text", "query: "}},
 		{`{"prompts": {"query": "query: ", "document": "passage: "}}`, "x", "", []string{"--prompt-text", "x"}},
 		{`{"prompts": {"query": "query: ", "document": "passage: "}}`, "", "", []string{"--prompt", ""}},
-		{`{"prompts": {"query": "query: ", "document": "passage: "}}`, "", `has prompts, and none is put before texts, as eval and mine put them: document ("passage: "), query ("query: "); --prompt NAME chooses one, --prompt "" none` + "\n", []string{}},
+		{`{"prompts": {"query": "query: ", "document": "passage: "}}`, "", `has prompts, and none is put before texts: document ("passage: "), query ("query: "); eval and mine put "query: " before queries and "passage: " before documents; --prompt NAME chooses one, --prompt "" none` + "\n", []string{}},
+		{`{"prompts": {"p0": "x "}}`, "", `none is put before texts: p0 ("x "); eval and mine put "" before queries and "" before documents; --prompt`, []string{}},
+		{`{"prompts": {"passage": "passage: "}}`, "passage", `--prompt-text "passage" is a text, and put before texts as it stands; the model's prompt of that name is "passage: "`, []string{"--prompt-text", "passage"}},
+		{`{"prompts": {"document": "passage: "}}`, "document", `--prompt-text "document" is a text`, []string{"--prompt-text", "document"}},
 		{`{"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}`, "query: ", `"query: " is put before texts, the default of the prompts`, []string{}},
 	} {
 		model := withPrompts(t, c.config)
@@ -83,8 +86,12 @@ func TestEmbedPrompts(t *testing.T) {
 		}
 	}
 	model := withPrompts(t, plain)
-	for _, args := range [][]string{{"--prompt", "query: "}, {"--prompt", "query", "--prompt-text", "query: "}} {
-		r := contraflow(t, "", append([]string{"embed", "--model", model, "--text", "a"}, args...)...)
+	write(t, filepath.Join(dir, "none.parquet"), []string{"text"}, []string{}) // without rows too
+	for _, args := range [][]string{
+		{"--text", "a", "--prompt", "query: "}, {"--text", "a", "--prompt", "query", "--prompt-text", "query: "},
+		{"--prompt", "nope", "--input", filepath.Join(dir, "none.parquet"), "--output", filepath.Join(dir, "none-out.parquet")},
+	} {
+		r := contraflow(t, "", append([]string{"embed", "--model", model}, args...)...)
 		if r.code != 2 || !strings.Contains(r.stderr, "--prompt-text") || strings.Contains(r.stderr, "Next:") {
 			t.Errorf("%v: exit code %d\n%s", args, r.code, r.stderr)
 		}
@@ -154,5 +161,39 @@ func TestEmbedPromptTextOfVectors(t *testing.T) {
 	}
 	if q, d := embed("stone", "--prompt", "query", "--prompt-text", ""), embed("stone", "--prompt-text", ""); len(q.Vectors) == len(d.Vectors) {
 		t.Error("texts of --prompt-text are read as queries, want documents")
+	}
+}
+
+// What a multi_vector's default prompt puts before texts is told, and as what they are read. One that is of queries is cut as queries are, of which
+// --max-length has no say; and an .npy has no room for vectors of tokens.
+func TestEmbedDefaultOfVectors(t *testing.T) {
+	model := filledUp(t, t.TempDir())
+	for _, c := range []struct {
+		config string
+		args   []string
+		code   int
+		said   string // "": nothing of the prompt
+	}{
+		{`"prompts": {"query": "query: ", "document": "passage: "}`, nil, 0, `note: "passage: " is put before texts, and they are read as documents; --prompt query reads them as queries, --prompt-text "" puts nothing before them`},
+		{`"prompts": {"query": "query: "}`, nil, 0, ""},
+		{`"prompts": {"query": "query: ", "document": "passage: "}`, []string{"--prompt-text", ""}, 0, ""},
+		{`"prompts": {"query": "query: "}, "default_prompt_name": "query"`, nil, 0, `note: "query: " is put before texts, and they are read as queries; --prompt document reads`},
+		{`"prompts": {"query": "query: "}, "default_prompt_name": "query"`, []string{"--max-length", "9"}, 2, "--max-length: by its default prompt"},
+		{`"prompts": {"document": "x"}`, []string{"--max-length", "9", "--prompt", "document"}, 0, ""},
+		{`"prompts": {"document": "x"}`, []string{"--parts=false", "--output", "x.npy"}, 2, "Give --parts and --output x.parquet"},
+	} {
+		if err := os.WriteFile(filepath.Join(model, "config_sentence_transformers.json"), []byte(`{"model_type": "MultiVectorEncoder", `+c.config+`}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args := append([]string{"embed", "--model", model, "--parts"}, c.args...)
+		if c.said == "" || !strings.Contains(c.said, "--output") {
+			args = append(args, "--text", "stone")
+		} else {
+			args = append(args, "--input", "a.jsonl")
+		}
+		r := contraflow(t, "", args...)
+		if r.code != c.code || !strings.Contains(r.stderr, c.said) || c.said == "" && strings.Contains(r.stderr, "before texts") {
+			t.Errorf("%s, %v: exit code %d, want %d and %q in\n%s", c.config, c.args, r.code, c.code, c.said, r.stderr)
+		}
 	}
 }

@@ -47,8 +47,8 @@ document.
 ` + inPlace + `
 Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
 
-Empty texts are scored as such. A text that is null or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error skip leaves
-the row out.
+Empty texts are scored as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error
+skip leaves the row out.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is

@@ -41,9 +41,9 @@ func TestSkipTexts(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	model, cross := goldens.Path(t, "bert/minilm-tiny"), goldens.Path(t, "rerank/cross")
-	all := []string{`{"id": 0, "query": "the cat", "text": "a river"}`, `{"id": 1, "query": "the dog", "text": null}`, `no json`, `{"id": 3, "query": "the bird", "text": ""}`, `{"id": 4, "query": "the fish"}`, `{"id": 5, "query": "the tree", "text": "a house"}`}
+	all := []string{`{"id": 0, "query": "the cat", "text": "a river"}`, `{"id": 1, "query": "the dog", "text": null}`, `no json`, `{"id": 3, "query": "the bird", "text": ""}`, `{"id": 4, "query": "the fish"}`, `{"id": 5, "query": "the tree", "text": "a house"}`, `{"id": 6, "query": "the stone", "text": ["a", 1]}`}
 	good := []string{all[0], all[3], all[5]}
-	for name, lines := range map[string][]string{"all.jsonl": all, "good.jsonl": good, "null.jsonl": all[1:2], "nulls.jsonl": slices.Concat(all[:2], all[3:])} {
+	for name, lines := range map[string][]string{"all.jsonl": all, "good.jsonl": good, "null.jsonl": all[1:2], "nulls.jsonl": slices.Concat(all[:2], all[3:]), "list.jsonl": slices.Concat(good, all[6:])} {
 		if err := os.WriteFile(at(name), []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestSkipTexts(t *testing.T) {
 		if npy {
 			way = "; --on-error skip writes NaN for rows that can't be used"
 		}
-		for in, why := range map[string]string{"all.jsonl": ":3: not JSON", "nulls.jsonl": `:2, column "text": the text is null` + way, "null.jsonl": way} {
+		for in, why := range map[string]string{"all.jsonl": ":3: not JSON", "nulls.jsonl": `:2, column "text": the text is null` + way, "null.jsonl": way, "list.jsonl": `:4, column "text": it is a list, want a string` + way} {
 			if r := run(in, "bad-"+c.output); r.code != 1 || !strings.Contains(r.stderr, why) || strings.Contains(r.stderr, "Next:") {
 				t.Errorf("%s of %s: exit code %d, want %q in\n%s", c.args[0], in, r.code, why, r.stderr)
 			}
@@ -81,8 +81,8 @@ func TestSkipTexts(t *testing.T) {
 		r := run("all.jsonl", c.output, "--on-error", "skip")
 		are := map[bool]string{true: "NaN", false: "left out"}[npy]
 		for _, want := range []string{
-			"3 rows of --input can't be used and are " + are + " (--on-error skip); the first: " + at("all.jsonl") + `:2, column "text": the text is null` + "\n",
-			"\n  " + at("all.jsonl") + ":3: not JSON", "\n  " + at("all.jsonl") + `:5, column "text": the text is null` + "\n", "6 of 6 ", " empty",
+			"4 rows of --input can't be used and are " + are + " (--on-error skip); the first: " + at("all.jsonl") + `:2, column "text": the text is null` + "\n",
+			"\n  " + at("all.jsonl") + ":3: not JSON", "\n  " + at("all.jsonl") + `:5, column "text": the text is null` + "\n", "\n  " + at("all.jsonl") + `:7, column "text": it is a list, want a string` + "\n", "7 of 7 ", "1 " + map[string]string{"embed": "texts are", "rerank": "pairs have an"}[c.args[0]] + " empty",
 		} {
 			if r.code != 0 || !strings.Contains(r.stderr, want) {
 				t.Errorf("%s to %s: exit code %d, want %q in\n%s", c.args[0], c.output, r.code, want, r.stderr)
@@ -99,9 +99,9 @@ func TestSkipTexts(t *testing.T) {
 			continue
 		}
 		got, want := npyOf(t, at(c.output)), npyOf(t, at("want-"+c.output))
-		for i, from := range []int{0, -1, -1, 1, -1, 2} {
+		for i, from := range []int{0, -1, -1, 1, -1, 2, -1} {
 			nan := !slices.ContainsFunc(got[i], func(v float32) bool { return v == v })
-			if len(got) != 6 || from < 0 && !nan || from >= 0 && !slices.Equal(got[i], want[from]) {
+			if len(got) != 7 || from < 0 && !nan || from >= 0 && !slices.Equal(got[i], want[from]) {
 				t.Errorf("row %d of %d is %v, want row %d of the good ones (-1: NaN)", i, len(got), got[i], from)
 			}
 		}
@@ -180,5 +180,47 @@ func TestTextTemplates(t *testing.T) {
 	}
 	if r := contraflow(t, "{}", "embed", "--model", model, "--input", "-", "--output", at("y.npy")); r.code != 1 || !strings.Contains(r.stderr, "not from standard input: write it to one, such as data.jsonl") {
 		t.Errorf("--input -: exit code %d\n%s", r.code, r.stderr)
+	}
+}
+
+// Of many rows that are left out the first ten are named, and how many more there are. What is empty of a template is not what is bad.
+func TestSkipMany(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	lines := `{"text": "a river"}` + "\n" + `{"text": ""}` + "\n" + strings.Repeat("no json\n", 13)
+	if err := os.WriteFile(at("a.jsonl"), []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	said := succeed(t, "embed", "--model", goldens.Path(t, "bert/minilm-tiny"), "--prompt", "", "--column", "{text}", "--input", at("a.jsonl"), "--output", at("a.parquet"), "--on-error", "skip").stderr
+	if !strings.Contains(said, "13 rows of --input can't be used") || !strings.Contains(said, at("a.jsonl")+":12: not JSON") || strings.Contains(said, ":13:") || !strings.Contains(said, "\n  and 3 more\n") || !strings.Contains(said, "\n1 texts are empty") {
+		t.Errorf("says %s", said)
+	}
+}
+
+// --text has no rows.
+func TestEmbedTextAlone(t *testing.T) {
+	for flag, value := range map[string]string{"--on-error": "skip", "--column": "text", "--output-column": "x"} {
+		if r := contraflow(t, "", "embed", "--model", "none", "--text", "a", flag, value); r.code != 2 || !strings.Contains(r.stderr, flag+" goes with --input") {
+			t.Errorf("%s: exit code %d\n%s", flag, r.code, r.stderr)
+		}
+	}
+}
+
+// What mine's --on-error says: it is of --input alone, and a document of --corpus that can't be used ends mine, which an empty one does not.
+func TestSkipNotOfCorpus(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, at("pairs.parquet"), []string{"query", "positive"}, []string{"the cat", "the dog"}, []string{"a river", "a house"})
+	for text, code := range map[string]int{`""`: 0, "null": 1} {
+		if err := os.WriteFile(at("corpus.jsonl"), []byte(`{"text": "a tree"}`+"\n"+`{"text": `+text+"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := contraflow(t, "", "mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", at("pairs.parquet"), "--corpus", at("corpus.jsonl"), "--num-negatives", "1", "--on-error", "skip", "--output", at("mined.parquet"))
+		if r.code != code || code > 0 && !strings.Contains(r.stderr, "--corpus: "+at("corpus.jsonl")+`:2, column "text": the text is null`) {
+			t.Errorf("%s: exit code %d, want %d\n%s", text, r.code, code, r.stderr)
+		}
+	}
+	if usage := newMine().Flags().Lookup("on-error").Usage; !strings.Contains(usage, "of --input alone") {
+		t.Errorf("--on-error: %s", usage)
 	}
 }

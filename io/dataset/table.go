@@ -397,14 +397,20 @@ func (c *Chunk) Drop(rows []int) {
 	c.Rows -= len(rows)
 }
 
-// textLeaf returns the leaf of a column of strings.
+// textLeaf returns the leaf of a column of strings. In JSON lines some rows' values may be others, which usable says of these rows.
 func (t *Table) textLeaf(name string) (int, error) {
 	leaf, list, typ, err := t.find(name)
+	file := 0
+	if err == nil && t.json != nil {
+		if file = t.json[leaf].file; t.json[leaf].mixed() {
+			return leaf, nil
+		}
+	}
 	if err == nil && (typ != "string" || list) {
 		if list {
 			typ = "list<" + typ + ">"
 		}
-		err = fail(ErrColumnType, "%s: column %q is %s, want string", t.path(0), name, typ)
+		err = fail(ErrColumnType, "%s: column %q is %s, want string", t.path(file), name, typ)
 	}
 	return leaf, err
 }
@@ -479,6 +485,10 @@ func (t *Table) checkCells(name string) error {
 // texts appends a chunk's texts of a column.
 func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, empty int, err error) {
 	for i := range c.Rows {
+		if c.Bad[i] != nil { // nothing of the row is a text, not even an empty one
+			to = append(to, "")
+			continue
+		}
 		text, bad := t.usable(c, col, i)
 		switch {
 		case bad != nil && !t.bad:
@@ -487,9 +497,7 @@ func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, em
 			if c.Bad == nil {
 				c.Bad = map[int]*RowError{}
 			}
-			if c.Bad[i] == nil { // else the whole line is
-				c.Bad[i] = bad
-			}
+			c.Bad[i] = bad
 		case checkText(text) != "":
 			empty++
 		}
@@ -500,6 +508,12 @@ func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, em
 
 // usable is a row's text of a column, or what is wrong with it. It is valid until the next.
 func (t *Table) usable(c *Chunk, col *tableText, row int) ([]byte, *RowError) {
+	id := c.First + int64(row)
+	for _, leaf := range col.leaves {
+		if kind := c.leaves[leaf].others[row]; kind != "" {
+			return nil, &RowError{Row: id, Location: t.Locate(id), Column: t.json[leaf].name, Reason: fmt.Sprintf("it is %s, want a string", kind)}
+		}
+	}
 	text, null := col.text(c, row, &t.arena)
 	reason := "null"
 	if !null {
@@ -508,7 +522,6 @@ func (t *Table) usable(c *Chunk, col *tableText, row int) ([]byte, *RowError) {
 	if reason == "" || t.empty && (reason == textEmpty || reason == textBlank) {
 		return text, nil
 	}
-	id := c.First + int64(row)
 	return nil, &RowError{Row: id, Location: t.Locate(id), Column: col.name, Reason: theText + reason}
 }
 
@@ -652,7 +665,7 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		if f.parquet == nil {
 			break
 		}
-		if mined := f.parquet.said(MinedKey); mined != "" {
+		if mined := f.parquet.said(MinedKey); slices.Contains(t.names, mined) { // a column that is written anew has other scores
 			w.SetMetadata(MinedKey, mined)
 			break
 		}

@@ -35,7 +35,12 @@ type jsonColumn struct {
 	kind jsonType
 	list bool
 	seen bool // a value that is not null: list is settled
+	file int  // where the first of those is
+	text bool // a value that is a string
 }
+
+// mixed tells that some values are strings, and others are not.
+func (c *jsonColumn) mixed() bool { return c.kind == jsonAny && c.text }
 
 // join widens a type so that it also holds another's values.
 func (k jsonType) join(o jsonType) jsonType {
@@ -79,7 +84,11 @@ func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 					t.json = append(t.json, jsonColumn{name: string(key)})
 					t.names = append(t.names, string(key))
 				}
-				return t.json[k].observe(r)
+				c := &t.json[k]
+				if !c.seen {
+					c.file = i
+				}
+				return c.observe(r)
 			})
 		}, t.leave(func(*RowError) error { return nil }))
 		if err != nil {
@@ -160,6 +169,7 @@ func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) er
 func (c *jsonColumn) observe(r *jsonReader) error {
 	if r.peek() != '[' {
 		k, err := r.scalar()
+		c.text = c.text || k == jsonText
 		if k != jsonNothing {
 			if c.seen && c.list {
 				k = jsonAny
@@ -262,8 +272,12 @@ func (t *Table) jsonChunks(ctx context.Context, f *tableFile, rows int, c *Chunk
 			if !ok {
 				return fail(ErrCorrupt, "%s has changed while it was in use: a new key %q", f.jsonl.path, key)
 			}
-			c.leaves[i].list = c.leaves[i].list[:begin[i]]
-			return t.json[i].read(r, original, &c.leaves[i], i)
+			v := &c.leaves[i]
+			v.list = v.list[:begin[i]]
+			if t.json[i].mixed() {
+				v.note(n, r.peek())
+			}
+			return t.json[i].read(r, original, v, i)
 		})
 		if err != nil {
 			return err
@@ -344,6 +358,18 @@ func (c jsonColumn) value(r *jsonReader, original []byte, v *values) (parquet.Va
 		return parquet.DoubleValue(x), nil
 	}
 	return v.text(raw), nil
+}
+
+// note keeps what a row's value is if it is no string, by its first byte.
+func (v *values) note(row int, first byte) {
+	switch {
+	case first == '"' || first == 'n':
+		delete(v.others, row) // of a key that comes twice
+	case v.others == nil:
+		v.others = map[int]string{row: jsonKind(first)}
+	default:
+		v.others[row] = jsonKind(first)
+	}
 }
 
 func (v *values) text(b []byte) parquet.Value {

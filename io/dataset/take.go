@@ -197,8 +197,9 @@ func (t *textColumn) fromDictionary(d *dictionary, i uint32) span {
 
 // values is a leaf's values with their levels, as parquet-go's writer takes them.
 type values struct {
-	list  []parquet.Value
-	arena []byte
+	list   []parquet.Value
+	arena  []byte
+	others map[int]string // of a column of texts and others in JSON lines: rows of a chunk whose values are none, and what they are
 }
 
 // readValues appends rows [from, to) of the row group to v. Column is the index that the values carry.

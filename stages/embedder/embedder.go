@@ -438,7 +438,7 @@ func (e *Embedder) QueryLength() int { return e.queryLength }
 func (e *Embedder) RolePrompts() (query, document string) { return e.queryPrompt, e.documentPrompt }
 
 // Prompt is the text of one of the model's prompts, empty if it has none of that name. "query" and "document" are those of [Embedder.RolePrompts],
-// as sentence-transformers' encode_query and encode_document put them, where the model calls them otherwise.
+// where the model has none of that name: its "passage" or "corpus" for "document".
 func (e *Embedder) Prompt(name string) string {
 	text, _ := e.promptOf(name)
 	return text
@@ -457,7 +457,15 @@ func (e *Embedder) promptOf(name string) (text string, ok bool) {
 	return "", false
 }
 
-// Prompts are the model's prompts by their names.
+// CheckPrompt wraps [ErrNoPrompt] where the model has no prompt of a name; "" is none.
+func (e *Embedder) CheckPrompt(name string) error {
+	if _, ok := e.promptOf(name); !ok && name != "" {
+		return fmt.Errorf("%w: %q%s", ErrNoPrompt, name, e.promptNames())
+	}
+	return nil
+}
+
+// Prompts are the model's prompts by their names: a copy.
 func (e *Embedder) Prompts() map[string]string { return maps.Clone(e.prompts) }
 
 // DefaultPrompt is the name of the prompt that Embed puts before texts, empty if the model has none.
@@ -532,11 +540,10 @@ func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string
 		return nil, 0, err
 	}
 	if prompt != "" {
-		p, ok := e.promptOf(prompt)
-		if !ok {
-			return nil, 0, fmt.Errorf("%w: %q%s", ErrNoPrompt, prompt, e.promptNames())
+		if err := e.CheckPrompt(prompt); err != nil {
+			return nil, 0, err
 		}
-		texts = prompted(p, texts)
+		texts = prompted(e.Prompt(prompt), texts)
 	}
 	if length == 0 {
 		ids, err = e.tok.EncodeAll(ctx, texts, 0, 0)

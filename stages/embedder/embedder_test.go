@@ -325,7 +325,16 @@ func TestPromptNames(t *testing.T) {
 			t.Errorf("%s: other than with %q before the text (%v)", name, text, err)
 		}
 	}
-	if got := e.Prompts(); !maps.Equal(got, map[string]string{"passage": "the river ", "mine": "a stone "}) {
-		t.Errorf("prompts %q", got)
+	for range 2 { // a copy, which a caller may change
+		got := e.Prompts()
+		if !maps.Equal(got, map[string]string{"passage": "the river ", "mine": "a stone "}) {
+			t.Errorf("prompts %q", got)
+		}
+		clear(got)
+	}
+	for name, want := range map[string]bool{"": true, "query": true, "document": true, "mine": true, "corpus": false} {
+		if err := e.CheckPrompt(name); (err == nil) != want || err != nil && !errors.Is(err, ErrNoPrompt) {
+			t.Errorf("prompt %q: error %v", name, err)
+		}
 	}
 }
