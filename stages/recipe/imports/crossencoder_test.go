@@ -64,6 +64,8 @@ func TestCrossEncoderWithout(t *testing.T) {
 	}{
 		{imports.Settings{"arguments": class, "loss": "CachedMultipleNegativesRankingLoss", "num_negatives": 4.0, "scale": 10.0, "mini_batch_size": 16.0}, "it takes other rows' documents for negatives"},
 		{imports.Settings{"loss": "CrossEntropyLoss", "num_labels": 3.0}, "it trains a classifier of pairs; a reranker gives one score"},
+		{imports.Settings{"num_labels": 3.0}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"}, // get_default_loss
+		{imports.Settings{"arguments": class, "num_labels": "2", "columns": list("q", "a", "label")}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"},
 		{imports.Settings{"loss": "ADRMSELoss", "alpha": 1.0}, "it compares ranks"},
 		{imports.Settings{"arguments": class, "loss": "CoSENTLoss"}, "it is not one of a CrossEncoder"},
 		{imports.Settings{"arguments": class, "loss": "LamdaLoss"}, "did you mean LambdaLoss?"},
