@@ -168,6 +168,18 @@ func (r *recipe) weighting(scheme any) (loss string) {
 	return "lambda"
 }
 
+// pairMeans says of which pairs losses of pairs of documents are a mean, where a step there has several of them.
+func (r *recipe) pairMeans() {
+	if n, _ := r.whole("gradient_accumulation_steps"); !r.pairs || n < 2 && r.devices < 2 {
+		return
+	}
+	for _, of := range append([]*recipe{r}, r.ownRecipes()...) {
+		if name := of.keys["loss.name"]; name == "lambda" || name == "rank_net" {
+			r.assume("%s is a mean over the pairs of documents of the whole step; there it is one over those of each device's each micro-batch, and the step takes the mean of them: where they have different numbers of pairs, these weigh otherwise", name)
+		}
+	}
+}
+
 // pairColumns finds columns that are not those of a CrossEncoder's loss.
 func (r *recipe) pairColumns(p *part, of peer) {
 	want := len(strings.Fields(of.inputs))

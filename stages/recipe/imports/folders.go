@@ -30,6 +30,9 @@ func (r *recipe) file(file string) []string {
 	if same, _ := r.yes("same_dataset_within_batch"); same {
 		r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
 	}
+	if err == nil {
+		name = dataset.InGlob(name)
+	}
 	var kinds []string
 	for _, kind := range []string{".jsonl", ".json"} {
 		for _, e := range entries {
