@@ -72,7 +72,7 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 			if err := writeText(out, res.Recipe); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s; next: %scontraflow train -c %s\n", out, first(res.Open, wrong), out)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s; next: %scontraflow train -c %s\n", out, first(res.Open, name, wrong), shellWord(out))
 			return err
 		},
 	}
@@ -82,15 +82,27 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 	return cmd
 }
 
-var wrongKey = regexp.MustCompile(`(?m)^\S+:\d+: ([\w.\[\]]+): (is "LOSS")?`)
+// plainWord is what a shell takes as it is.
+var plainWord = regexp.MustCompile(`^[\pL\pN_./:@%+,=~-]+$`)
 
-// first says what comes before training: what is to be put into the recipe, and which keys its check finds wrong.
-func first(open []string, wrong error) string {
+// shellWord writes a word as a shell reads it.
+func shellWord(s string) string {
+	if plainWord.MatchString(s) && !strings.HasPrefix(s, "~") {
+		return s
+	}
+	return quoted(s)
+}
+
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// first says what comes before training: what is to be put into the recipe, and which keys its check finds wrong, in errors that begin with name.
+func first(open []string, name string, wrong error) string {
 	var steps, keys []string
 	if len(open) > 0 {
 		steps = append(steps, "put "+strings.Join(open, ", "))
 	}
 	if wrong != nil {
+		wrongKey := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + `:\d+: ([\w.\[\]]+): (is "LOSS")?`)
 		for _, m := range wrongKey.FindAllStringSubmatch(wrong.Error(), -1) {
 			if m[2] == "" && !slices.Contains(keys, m[1]) { // LOSS is open
 				keys = append(keys, m[1])
@@ -111,11 +123,11 @@ func first(open []string, wrong error) string {
 
 func readSettings(cmd *cobra.Command, args []string) (from imports.Source, s imports.Settings, devices int, err error) {
 	if cmd.ArgsLenAtDash() == 0 && len(args) > 0 {
-		quoted := make([]string, len(args)) // the shell has split it already
+		words := make([]string, len(args)) // the shell has split it already
 		for i, a := range args {
-			quoted[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+			words[i] = quoted(a)
 		}
-		s, devices, err = imports.ReadCommand(strings.Join(quoted, " "))
+		s, devices, err = imports.ReadCommand(strings.Join(words, " "))
 		return imports.FlagEmbedding, s, devices, err
 	}
 	if len(args) != 1 {

@@ -71,16 +71,24 @@ func TestImportNegativesApart(t *testing.T) {
 // What comes next names what is to be mended first, and is training alone where nothing is.
 func TestImportNext(t *testing.T) {
 	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "it's mine"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct{ settings, next string }{
-		"right":  {`{"model": "m", "train_dataset": "d.parquet", "columns": ["a", "b"]}`, "contraflow train -c OUT"},
-		"open":   {`{"columns": ["a", "b"]}`, "put data in place of DATA, a model in place of MODEL; then contraflow train -c OUT"},
-		"choose": {`{"model": "m", "train_dataset": "d.parquet", "columns": ["premise", "hypothesis"], "loss": "SoftmaxLoss"}`, "put a loss in place of LOSS; then contraflow train -c OUT"},
-		"wrong":  {`{"model": "m", "train_dataset": "d.parquet", "columns": ["a", "b"], "loss": "TripletLoss", "load_best_model_at_end": true}`, "mend data.train[0].negatives, save.best; then contraflow train -c OUT"},
-		"both":   {`{"train_dataset": {"a": "a.parquet", "b": "b.parquet"}, "columns": ["a", "b"], "loss": {"a": "SoftmaxLoss", "b": "CoSENTLoss"}, "load_best_model_at_end": true}`, "put a model in place of MODEL, a loss in place of LOSS; mend data.train[1].positive, save.best; then contraflow train -c OUT"},
+		"it's mine/r": {`{"model": "m", "train_dataset": "d.parquet", "columns": ["a", "b"], "loss": "TripletLoss"}`, "mend data.train[0].negatives; then contraflow train -c OUT"},
+		"right":       {`{"model": "m", "train_dataset": "d.parquet", "columns": ["a", "b"]}`, "contraflow train -c OUT"},
+		"open":        {`{"columns": ["a", "b"]}`, "put data in place of DATA, a model in place of MODEL; then contraflow train -c OUT"},
+		"choose":      {`{"model": "m", "train_dataset": "d.parquet", "columns": ["premise", "hypothesis"], "loss": "SoftmaxLoss"}`, "put a loss in place of LOSS; then contraflow train -c OUT"},
+		"wrong":       {`{"model": "m", "train_dataset": "d.parquet", "columns": ["a", "b"], "loss": "TripletLoss", "load_best_model_at_end": true}`, "mend data.train[0].negatives, save.best; then contraflow train -c OUT"},
+		"both":        {`{"train_dataset": {"a": "a.parquet", "b": "b.parquet"}, "columns": ["a", "b"], "loss": {"a": "SoftmaxLoss", "b": "CoSENTLoss"}, "load_best_model_at_end": true}`, "put a model in place of MODEL, a loss in place of LOSS; mend data.train[1].positive, save.best; then contraflow train -c OUT"},
 	} {
 		out := filepath.Join(dir, name+".yaml")
+		word := out
+		if strings.Contains(name, " ") { // as a shell reads it
+			word = "'" + strings.ReplaceAll(out, "'", `'\''`) + "'"
+		}
 		r := contraflow(t, c.settings, "import", "-", "--out", out)
-		if want := out + "; next: " + strings.ReplaceAll(c.next, "OUT", out) + "\n"; r.code != 0 || r.stdout != want {
+		if want := out + "; next: " + strings.ReplaceAll(c.next, "OUT", word) + "\n"; r.code != 0 || r.stdout != want {
 			t.Errorf("%s: exit code %d, %q, want %q\n%s", name, r.code, r.stdout, want, r.stderr)
 		}
 		if _, err := os.Stat(out); err != nil {

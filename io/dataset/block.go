@@ -185,8 +185,8 @@ type readCloserAt interface {
 func (d *Dataset) newBlockReader() *blockReader {
 	r := &blockReader{d: d, columns: make([]columnReader, len(d.sources)), file: -1}
 	var want []wanted
-	for _, s := range d.sources {
-		want = append(want, wanted{name: s.name, list: s.list, num: s.number})
+	for k, s := range d.sources {
+		want = append(want, wanted{name: s.name, list: s.list, num: s.number, truth: s.number && d.mayBeTruth(k)})
 	}
 	r.parser.init(want)
 	return r
@@ -299,6 +299,8 @@ func number(v parquet.Value, leaf *node) float64 {
 	switch {
 	case v.IsNull():
 		return math.NaN()
+	case v.Kind() == parquet.Boolean:
+		return truth(v.Boolean())
 	case v.Kind() == parquet.Float:
 		return float64(v.Float())
 	case v.Kind() == parquet.Double:

@@ -238,9 +238,9 @@ func (k *cellKinds) add(text []byte, row int64) {
 	quote := func(c byte) bool { return c == '"' || c == '\'' }
 	python := n > 3 && quote(text[1]) && quote(text[n-2])
 	r := jsonReader{b: text}
-	simple := true // strings, numbers and nulls, of which there are columns
+	simple := true // strings, numbers, true, false and nulls, of which there are columns
 	err := r.array(func() error {
-		simple = simple && !strings.ContainsRune("[{tf", rune(r.peek()))
+		simple = simple && !strings.ContainsRune("[{", rune(r.peek()))
 		return r.skip()
 	})
 	switch {

@@ -82,6 +82,10 @@ func TestDocumentsErrors(t *testing.T) {
 		{func(s *Source) { s.Documents = "text" }, ErrColumnType, `column "text" is string, want list<string>: documents are lists`},
 		{func(s *Source) { s.Positive = "text" }, ErrMissingColumn, "there is no positive column beside it"},
 		{func(s *Source) { s.Documents = "{docs}" }, ErrMissingColumn, "no template"},
+		{func(s *Source) { s.Negatives = []string{"docs"} }, ErrMissingColumn, "there is no positive column beside it, no negatives"},
+		{func(s *Source) { s.NegativesPerQuery = AllNegatives }, ErrMissingColumn, "there is no positive column beside it, no negatives"},
+		{func(s *Source) { s.Raw = true }, ErrMissingColumn, "neither raw rows nor token ids are read of it"},
+		{func(s *Source) { s.Tokens = true }, ErrMissingColumn, "neither raw rows nor token ids are read of it"},
 	} {
 		src := base
 		c.change(&src)
@@ -93,5 +97,21 @@ func TestDocumentsErrors(t *testing.T) {
 	src.Documents, src.Positive, src.Negatives, src.NegativesPerQuery = "", "docs", []string{"docs"}, AllNegatives
 	if other, err := Open(t.Context(), src); err != nil || other.Fingerprint() == d.Fingerprint() {
 		t.Errorf("%v: one fingerprint for documents and for their parts", err)
+	}
+}
+
+// Another column of documents is other data, though the files and all else are the same.
+func TestDocumentsFingerprint(t *testing.T) {
+	dir := write(t, map[string]string{"a.jsonl": `{"q": "a", "docs": ["x"], "more": ["y"]}` + "\n"})
+	var prints []Hash128
+	for _, column := range []string{"docs", "more", "docs"} {
+		d, err := Open(t.Context(), Source{Paths: []string{dir + "/a.jsonl"}, Query: "q", Documents: column})
+		if err != nil {
+			t.Fatal(err)
+		}
+		prints = append(prints, d.Fingerprint())
+	}
+	if prints[0] == prints[1] || prints[0] != prints[2] {
+		t.Errorf("fingerprints %v", prints)
 	}
 }

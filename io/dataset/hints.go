@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 // Data that other programs know by a name or a folder, and that are no files of a kind that is read here: what is said of them is how they become such.
@@ -17,12 +18,15 @@ var hubName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za
 // folders are names of folders on many machines, and hardly of whose datasets are on the hub.
 var folders = []string{"data", "dataset", "datasets", "files", "input", "inputs", "train"}
 
-// HubName tells a path that nothing lies at, and that looks like the name of a dataset on the Hugging Face hub, org/name.
+// packed are endings of files that hold others, or one that is compressed.
+var packed = []string{".arrow", ".txt", ".gz", ".zst", ".tar", ".tgz", ".zip", ".bz2", ".xz", ".7z", ".zstd"}
+
+// HubName tells a path that nothing lies at, in no folder that is here, and that looks like the name of a dataset on the Hugging Face hub, org/name.
 func HubName(path string) bool {
-	if !hubName.MatchString(path) || slices.Contains(folders, filepath.Dir(path)) || slices.Contains(append(extensions, ".arrow", ".txt", ".gz", ".zst"), filepath.Ext(path)) {
+	if !hubName.MatchString(path) || slices.Contains(folders, filepath.Dir(path)) || slices.Contains(slices.Concat(extensions, packed), strings.ToLower(filepath.Ext(path))) {
 		return false
 	}
-	_, err := os.Lstat(path)
+	_, err := os.Stat(filepath.Dir(path)) // which is why nothing lies at the path
 	return errors.Is(err, fs.ErrNotExist)
 }
 

@@ -268,9 +268,10 @@ func lines(buf []byte, row func(from, to int) error) error {
 
 // wanted is a column to take from JSON lines.
 type wanted struct {
-	name string
-	list bool
-	num  bool // numbers
+	name  string
+	list  bool
+	num   bool // numbers
+	truth bool // or true and false
 }
 
 // jsonlParser fills the columns of a block.
@@ -449,12 +450,15 @@ func (p *jsonlParser) takeCell(i int) error {
 // takeNumbers reads the value of column i, a column of numbers.
 func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want string) error) error {
 	one := func() (float32, error) {
+		if c := p.r.peek(); c == 't' || c == 'f' {
+			return float32(truth(c == 't')), p.r.skip()
+		}
 		digits, err := p.r.number()
 		v, _ := strconv.ParseFloat(string(digits), 64) // beyond the range: infinite, which the check finds
 		return float32(v), err
 	}
-	isNumber := func(c byte) bool { return c == '-' || c >= '0' && c <= '9' }
 	k, w := p.slot[i], p.want[i]
+	isNumber := func(c byte) bool { return c == '-' || c >= '0' && c <= '9' || w.truth && (c == 't' || c == 'f') }
 	c := p.r.peek()
 	if !list {
 		p.single[k] = float32(math.NaN())
@@ -465,6 +469,9 @@ func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want stri
 			}
 			said := string(p.r.b[int(s.off)-p.from:][:s.n])
 			v, bad := parseNumber(said)
+			if is := strings.ToLower(strings.TrimSpace(said)); w.truth && (is == "true" || is == "false") {
+				v, bad = truth(is == "true"), nil
+			}
 			if bad != nil && !errors.Is(bad, strconv.ErrRange) {
 				if p.reason == "" {
 					p.column, p.reason = w.name, fmt.Sprintf("it is %q, want a number", said)

@@ -163,6 +163,14 @@ func parseNumber(text string) (float64, error) {
 	return strconv.ParseFloat(strings.TrimSpace(text), 64)
 }
 
+// truth is a label that is true or false.
+func truth(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 func finite(v float32) bool { return v-v == 0 }
 
 func numberName(v float32) string {

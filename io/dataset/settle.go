@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/parquet-go/parquet-go/format"
 	"github.com/zeebo/xxh3"
 )
 
@@ -14,6 +15,7 @@ import (
 // shape is what a column turned out to be in one file.
 type shape struct {
 	text, list, number bool
+	truth              bool   // true and false
 	name               string // for messages
 }
 
@@ -50,7 +52,7 @@ func (d *Dataset) settleColumns() error {
 			switch {
 			case err != nil:
 				return err
-			case s.number && !got.number:
+			case s.number && !got.number && !(got.truth && d.mayBeTruth(k)):
 				return fail(ErrColumnType, "%s: column %q is %s, want %s", f.path(), s.name, got.name, d.wantNumber(k))
 			case !s.number && !got.text:
 				return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", f.path(), s.name, got.name)
@@ -150,6 +152,12 @@ func (b *Block) firstLength(length func(row int) int) int {
 	return 0
 }
 
+// mayBeTruth tells whether column k of the sources is one of labels or scores, of which true is 1 and false is 0.
+func (d *Dataset) mayBeTruth(k int) bool {
+	k -= d.firstNumber
+	return (k == d.number.label || slices.Contains(d.number.scores, k)) && k != d.number.weight && k != d.number.teacher
+}
+
 // wantNumber says what column k of the sources, a column of numbers, may be.
 func (d *Dataset) wantNumber(k int) string {
 	switch k -= d.firstNumber; {
@@ -169,6 +177,7 @@ func (p *parquetFile) shape(name string) (shape, error) {
 	s := shape{name: n.typeName(), list: c.list}
 	if c.leaf != nil {
 		s.text, s.number = c.leaf.isText(), c.leaf.isNumber()
+		s.truth = c.leaf.elem.Type.V == format.Boolean
 	}
 	return s, nil
 }
@@ -186,7 +195,9 @@ func (j *jsonlFile) shape(name string, names []string, kinds map[string]valueKin
 		s.text, s.number, s.list = true, true, true // what the list holds is checked row by row
 	case listOfPython:
 		return shape{}, fail(ErrColumnType, `%s:%d: most cells of column %q are lists, as this one is, but not of JSON: as Python prints them? Write ["a", "b"] (json.dumps)`, j.path, j.line(kind.row), name)
-	case '{', 't', 'f':
+	case 't', 'f':
+		s.truth = true
+	case '{':
 	default:
 		s.number = true
 	}

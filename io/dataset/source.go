@@ -36,11 +36,11 @@ type Source struct {
 	// hold, which then must all be equally long. AllNegatives: as many as each row has, which may be none.
 	NegativesPerQuery int
 	Weight            string // a column of numbers >= 0; "": every row weighs 1
-	Label             string // a column of numbers; "": none
+	Label             string // a column of numbers, or of true and false, which are 1 and 0; "": none
 	// CheckLabel says what is wrong with a label for what it is to be used for, such as loss.Contrastive's; its row can't be used then. nil: any number is one.
 	CheckLabel func(label float64) error
 
-	// Scores are columns of numbers or of lists of numbers: a teacher's scores of each row's documents. The numbers of all of
+	// Scores are columns of numbers or of lists of numbers: a teacher's scores of each row's documents. True is 1 and false is 0. The numbers of all of
 	// them, one after the other, are one for each text of the document columns, one after the other: a single list, or a column for each column of
 	// documents. Where a row uses some texts of a list, it uses their scores.
 	Scores []string
@@ -344,12 +344,15 @@ func IsGlob(path string) bool {
 }
 
 // globIn is a glob of files in a folder, whose name stands for itself.
-func globIn(folder, pattern string) string {
+func globIn(folder, pattern string) string { return filepath.Join(InGlob(folder), pattern) }
+
+// InGlob is a name that stands for itself in a glob, whatever characters are in it.
+func InGlob(name string) string {
 	special := []string{"[", "[[]", "*", "[*]", "?", "[?]"}
 	if filepath.Separator != '\\' {
 		special = append(special, `\`, `\\`)
 	}
-	return filepath.Join(strings.NewReplacer(special...).Replace(folder), pattern)
+	return strings.NewReplacer(special...).Replace(name)
 }
 
 // expand turns files, globs and URLs into sorted, distinct paths.

@@ -222,10 +222,25 @@ func (c *Config) Check() (found []Problem) {
 		}
 	}
 	if len(c.Input) > 0 {
-		written := map[string]bool{}
+		written, numbers, ours := map[string]bool{}, append(c.scoreColumns(), c.Input[0].Label, c.Input[0].Weight), map[string]bool{}
+		if len(c.Input) > 1 {
+			ours["source"] = true
+		}
+		for _, name := range c.columnNames() {
+			ours[name+dataset.HashSuffix], ours[name+dataset.IDsSuffix], ours[name+dataset.CountsSuffix] = true, true, true
+		}
 		for _, col := range c.columns(make([]bool, 2+len(c.Input[0].Negatives))) {
+			why := "a template of one column, such as query: \"{title}\", is written as query, positive or negative_1"
+			switch {
+			case col.Name == "source" && ours["source"]:
+				why = "of several inputs a column source says which one a row is of. Give the input's column another name in its files"
+			case ours[col.Name]:
+				why = "prep writes a column so called beside the texts. Give the input's column another name in its files"
+			case slices.Contains(numbers, col.Name):
+				why = "label, weight and scores are written under their columns' names. Let each name a column of its own; a template of one column, such as query: \"{title}\", is written as query, positive or negative_1"
+			}
 			if written[col.Name] {
-				bad("input[0]", "two columns would be written under the name %q: a template of one column, such as query: \"{title}\", is written as query, positive or negative_1", col.Name)
+				bad("input[0]", "two columns would be written under the name %q: %s", col.Name, why)
 			}
 			written[col.Name] = true
 		}

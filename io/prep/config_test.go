@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+
+	"contraflow/io/dataset"
 )
 
 // TestUseless: settings that would do nothing are told, and inputs of the same roles may have them in columns of any names.
@@ -71,5 +74,30 @@ func TestZeroConfig(t *testing.T) {
 	mustRun(t, c)
 	if written := readPairs(t, c.Output.Dir, "train"); len(written) != 2 || written[1].Query != "a" { // two rows of one text are for Exact to say
 		t.Errorf("%v", written)
+	}
+}
+
+// TestColumnNames: of two columns of one name it is said what they are, and what helps.
+func TestColumnNames(t *testing.T) {
+	for _, c := range []struct {
+		change func(*Config)
+		want   string
+	}{
+		{func(c *Config) {
+			c.Input[0].Scores = []string{"pos_scores", "source"}
+			c.Input[1].Scores = []string{"a", "b"}
+		}, `"source": of several inputs a column source says which one a row is of`},
+		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Scores = []string{"pos_scores", "source"} }, ""},
+		{func(c *Config) { c.Input[0].Query, c.Input[1].Query = "source", "q" }, `"source": of several inputs`},
+		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Scores = []string{"p"} }, `"p": label, weight and scores are written under their columns' names`},
+		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Label = "q" + dataset.HashSuffix }, `"q` + dataset.HashSuffix + `": prep writes a column so called beside the texts`},
+		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Query, c.Input[0].Positive = "{title}", "query" }, `"query": a template of one column`},
+	} {
+		d := Default()
+		d.Input, d.Output.Dir = []Input{{Name: "a", Path: []string{"x"}, Query: "q", Positive: "p"}, {Name: "b", Path: []string{"y"}, Query: "q", Positive: "p"}}, "out"
+		c.change(&d)
+		if got := fmt.Sprint(d.Check()); c.want == "" && got != "[]" || c.want != "" && !strings.HasPrefix(got, "[input[0]: two columns would be written under the name "+c.want) {
+			t.Errorf("%s, want %q", got, c.want)
+		}
 	}
 }

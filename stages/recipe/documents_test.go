@@ -3,6 +3,7 @@ package recipe
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,8 +62,24 @@ func TestDocuments(t *testing.T) {
 	if len(want) < 3 || !slices.Equal(got, want) {
 		t.Errorf("losses %v of lists of documents, %v of their parts", got, want)
 	}
-	if _, err := train("ranks", "documents: docs", "mesh.replicate=2", "batch.sub_batch={rows: 3}"); err != nil {
-		t.Error(err)
+	got, err = train("ranks", "documents: docs", "mesh.replicate=2", "batch.sub_batch={rows: 3}", "model.dropout=0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want, err = train("one", "documents: docs", "model.dropout=0"); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != len(want) {
+		t.Fatalf("losses %v of two ranks, %v of one", got, want)
+	}
+	for i := range want { // but for the order of sums
+		if math.Abs(got[i]-want[i]) > 64*0x1p-23*want[i] {
+			t.Errorf("losses %v of two ranks, %v of one", got, want)
+		}
+	}
+	card, err := os.ReadFile(filepath.Join(j.dir, "lists", "model", "README.md"))
+	if err != nil || !strings.Contains(string(card), "lists.jsonl | q, docs | 12 |") {
+		t.Errorf("the model card does not name the columns: %v\n%s", err, card)
 	}
 }
 
@@ -73,7 +90,15 @@ func TestDocumentsKeys(t *testing.T) {
 		{"reranker", "documents: docs, scores: labels", "bce", ""},
 		{"reranker", "documents: docs", "cross_entropy", ""},
 		{"reranker", "documents: docs", "list_net", "data.train[0].scores: are missing"},
-		{"reranker", "documents: docs", "bce", "data.train[0].label: is missing"},
+		{"reranker", "documents: docs", "list_mle", ""},
+		{"reranker", "documents: docs", "{name: list_mle, by_label: true}", "data.train[0].scores: are missing: loss.name: list_mle with by_label"},
+		{"reranker", "documents: docs", "{name: p_list_mle, by_label: true}", "data.train[0].scores: are missing"},
+		{"reranker", "documents: docs", "bce", "data.train[0].scores: are missing: loss.name: bce learns from a label of each document"},
+		{"reranker", "documents: docs", "mse", "data.train[0].scores: are missing"},
+		{"reranker", "documents: docs", "lambda", "data.train[0].scores: are missing: loss.name: lambda learns from a label of each document, and scores: names the column"},
+		{"reranker", "documents: docs", "rank_net", "data.train[0].scores: are missing"},
+		{"reranker", "documents: docs, ids: true, scores: labels", "lambda", "data.train[0].ids: are not of documents"},
+		{"reranker", "documents: docs, ids: false, scores: labels", "lambda", ""},
 		{"reranker", "documents: docs, label: labels", "lambda", "data.train[0].label: is for pairs: of documents, scores: labels names the column with a label of each"},
 		{"reranker", "documents: docs, positive: p, scores: labels", "lambda", "data.train[0].positive: is among the documents already"},
 		{"reranker", "documents: docs, negatives: [n], scores: labels", "lambda", "data.train[0].negatives: are among the documents already"},

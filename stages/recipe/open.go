@@ -551,7 +551,7 @@ func (x *Run) checkTeacher(l Loss, at string, size int) error {
 func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 	src := x.Recipe.Data.Train[i]
 	wanted := src.IDs != nil && *src.IDs
-	if src.IDs != nil && !wanted || src.Documents != "" {
+	if src.IDs != nil && !wanted {
 		return false, nil
 	}
 	ours, missing := x.text.Prepared(i, len(src.Negatives) > 0)

@@ -58,11 +58,19 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 		switch l.Name {
 		case "kl", "distill", "margin_mse", "list_net":
 			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
+		case "cross_entropy": // of the first
+		case "list_mle", "p_list_mle": // in their order
+			c.require(s.Documents == "" || len(s.Scores) > 0 || !l.ByLabel, key+"scores", "are missing: %s with by_label ranks documents by a label of each", named)
+		default:
+			c.require(s.Documents == "" || len(s.Scores) > 0, key+"scores", "are missing: %s learns from a label of each document, and scores: names the column with a list of them; where the first document is the one that is relevant, cross_entropy needs none", named)
+		}
+		if s.Documents != "" {
+			continue
 		}
 		if l.Name == "bce" || l.Name == "mse" {
 			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
 		} else {
-			c.require(len(s.Negatives) > 0 || s.Documents != "", key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse, and documents: names a column with a list of them, of which scores: names one with a label of each", named)
+			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse, and documents: names a column with a list of them, of which scores: names one with a label of each", named)
 		}
 	}
 	c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")

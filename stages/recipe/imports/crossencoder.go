@@ -2,6 +2,7 @@ package imports
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 )
 
@@ -59,12 +60,20 @@ func (r *recipe) ownRecipes() (all []*recipe) {
 	return all
 }
 
+// pairDefault is the loss of a CrossEncoder's trainer where nothing says one (get_default_loss): by the number of labels.
+func (r *recipe) pairDefault() string {
+	if labels, some := r.whole("num_labels"); some && labels != 1 {
+		return "CrossEntropyLoss"
+	}
+	return "BinaryCrossEntropyLoss"
+}
+
 // pairLoss makes a reranker's loss of a CrossEncoder's.
 func (r *recipe) pairLoss() {
 	name, ok := r.lossName()
 	if !ok {
-		name = "BinaryCrossEntropyLoss" // the trainer's, of one label
-		r.assume("the loss is BinaryCrossEntropyLoss, the trainer's: no setting called loss names another")
+		name = r.pairDefault()
+		r.assume("the loss is %s, the trainer's: no setting called loss names another", name)
 	}
 	ours := crossEncoders[name].name
 	if ours == "" {
@@ -118,6 +127,9 @@ func (r *recipe) pairLoss() {
 	}
 }
 
+// called is a scheme with its one option, as Python has it.
+var called = regexp.MustCompile(`^[^(]*\(\s*(?:mu\s*=\s*)?([-+.\deE]+)\s*\)$`)
+
 // weighting sets how LambdaLoss weights pairs. Without weights it is RankNet's.
 func (r *recipe) weighting(scheme any) (loss string) {
 	r.used["weighting_scheme"] = true
@@ -125,10 +137,22 @@ func (r *recipe) weighting(scheme any) (loss string) {
 		return "rank_net"
 	}
 	s := show(scheme)
-	if m, ok := scheme.(map[string]any); ok && m["mu"] != nil { // {name: NDCGLoss2PPScheme, mu: 5}
-		if _, beside := r.settings["mu"]; !beside {
-			r.settings["mu"] = m["mu"]
+	var mu any
+	switch scheme := scheme.(type) {
+	case map[string]any: // {name: NDCGLoss2PPScheme, mu: 5}
+		mu = scheme["mu"]
+	case string: // NDCGLoss2PPScheme(mu=5)
+		if m := called.FindStringSubmatch(scheme); m != nil {
+			mu = m[1]
+		} else if _, options, _ := strings.Cut(scheme, "("); strings.Trim(options, " )") != "" {
+			r.without("weighting_scheme", "%s: of what is in its parentheses a number is read, mu, and no more", s)
 		}
+	}
+	if mu != nil {
+		if was, beside := r.settings["mu"]; beside && show(was) != show(mu) {
+			r.fail("mu is %s, and in weighting_scheme %s: leave one of them", show(was), show(mu))
+		}
+		r.settings["mu"] = mu
 	}
 	for class, ours := range map[string]string{"NDCGLoss2PPScheme": "ndcg_loss2pp", "NDCGLoss2Scheme": "ndcg_loss2", "NDCGLoss1Scheme": "ndcg_loss1", "LambdaRankScheme": "lambda_rank", "NoWeightingScheme": "rank_net"} {
 		switch {
@@ -142,6 +166,18 @@ func (r *recipe) weighting(scheme any) (loss string) {
 	}
 	r.without("weighting_scheme", "%s; NDCGLoss2PPScheme is taken", s)
 	return "lambda"
+}
+
+// pairMeans says of which pairs losses of pairs of documents are a mean, where a step there has several of them.
+func (r *recipe) pairMeans() {
+	if n, _ := r.whole("gradient_accumulation_steps"); !r.pairs || n < 2 && r.devices < 2 {
+		return
+	}
+	for _, of := range append([]*recipe{r}, r.ownRecipes()...) {
+		if name := of.keys["loss.name"]; name == "lambda" || name == "rank_net" {
+			r.assume("%s is a mean over the pairs of documents of the whole step; there it is one over those of each device's each micro-batch, and the step takes the mean of them: where they have different numbers of pairs, these weigh otherwise", name)
+		}
+	}
 }
 
 // pairColumns finds columns that are not those of a CrossEncoder's loss.

@@ -64,6 +64,8 @@ func TestCrossEncoderWithout(t *testing.T) {
 	}{
 		{imports.Settings{"arguments": class, "loss": "CachedMultipleNegativesRankingLoss", "num_negatives": 4.0, "scale": 10.0, "mini_batch_size": 16.0}, "it takes other rows' documents for negatives"},
 		{imports.Settings{"loss": "CrossEntropyLoss", "num_labels": 3.0}, "it trains a classifier of pairs; a reranker gives one score"},
+		{imports.Settings{"num_labels": 3.0}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"}, // get_default_loss
+		{imports.Settings{"arguments": class, "num_labels": "2", "columns": list("q", "a", "label")}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"},
 		{imports.Settings{"loss": "ADRMSELoss", "alpha": 1.0}, "it compares ranks"},
 		{imports.Settings{"arguments": class, "loss": "CoSENTLoss"}, "it is not one of a CrossEncoder"},
 		{imports.Settings{"arguments": class, "loss": "LamdaLoss"}, "did you mean LambdaLoss?"},
@@ -104,5 +106,60 @@ func TestCrossEncoderWithout(t *testing.T) {
 	a, b := r.Data.Train[0], r.Data.Train[1]
 	if a.Loss.Name != "bce" || a.Label != "label" || a.Prompts.Query != "x: " || a.Prompts.Document != "" || b.Loss.Name != "lambda" || b.Documents != "docs" || b.Prompts.Query != "" {
 		t.Errorf("%s", res.Recipe)
+	}
+}
+
+// Of pairs of documents a step has one mean here, and there one for each micro-batch and device: that is said where there are several.
+func TestPairMeans(t *testing.T) {
+	for _, c := range []struct {
+		loss       string
+		accumulate float64
+		devices    int
+		said       bool
+	}{{"LambdaLoss", 1, 1, false}, {"LambdaLoss", 2, 1, true}, {"RankNetLoss", 1, 4, true}, {"ListNetLoss", 2, 4, false}} {
+		_, res := convert(t, imports.SentenceTransformers, imports.Settings{"loss": c.loss, "gradient_accumulation_steps": c.accumulate}, c.devices)
+		if strings.Contains(strings.Join(res.Assumed, "\n"), "is a mean over the pairs of documents of the whole step") != c.said {
+			t.Errorf("%v: %q", c, res.Assumed)
+		}
+	}
+	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"train_dataset": map[string]any{"a": "a.parquet", "b": "b.parquet"}, "loss": map[string]any{"a": "BinaryCrossEntropyLoss", "b": "LambdaLoss"}}, 2)
+	if !strings.Contains(res.Recipe, "lambda is a mean over the pairs") {
+		t.Errorf("a dataset's own:\n%s", res.Recipe)
+	}
+}
+
+// LambdaLoss's scheme has its option as Python writes it, or what of it is not read is said.
+func TestWeightingScheme(t *testing.T) {
+	for scheme, mu := range map[string]float64{"NDCGLoss2PPScheme(mu=5)": 5, "losses.NDCGLoss2PPScheme( 2.5 )": 2.5, "NDCGLoss2PPScheme()": 10, "NDCGLoss2PPScheme(mu=MU)": 10} {
+		r, res := convert(t, imports.SentenceTransformers, imports.Settings{"loss": "LambdaLoss", "weighting_scheme": scheme}, 1)
+		if r.Loss.Name != "lambda" || r.Loss.Mu != mu && (r.Loss.Mu != 0 || mu != 10) || (len(res.Without) == 1) != strings.Contains(scheme, "MU") {
+			t.Errorf("%s: mu is %v, without %q", scheme, r.Loss.Mu, res.Without)
+		}
+	}
+	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"loss": "LambdaLoss", "mu": 4.0, "weighting_scheme": "NDCGLoss2PPScheme(mu=5)"}, 1); err == nil || !strings.Contains(err.Error(), "mu is 4, and in weighting_scheme") {
+		t.Error(err)
+	}
+}
+
+// A column called label, labels, score or scores is the label wherever it stands, the first of these names if there are several, as the data collator
+// has it (base/data_collator.py); of other names it is the last.
+func TestLabelByName(t *testing.T) {
+	for _, c := range []struct {
+		loss    string
+		columns []any
+		want    recipe.Source
+	}{
+		{"CoSENTLoss", list("score", "a", "b"), recipe.Source{Query: "a", Positive: "b", Label: "score"}},
+		{"CoSENTLoss", list("a", "similarity", "b"), recipe.Source{Query: "a", Positive: "similarity", Label: "b"}},
+		{"BinaryCrossEntropyLoss", list("score", "label", "b"), recipe.Source{Query: "score", Positive: "b", Label: "label"}},
+		{"ListNetLoss", list("labels", "q", "docs"), recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}},
+		{"DistillKLDivLoss", list("q", "scores", "p", "n"), recipe.Source{Query: "q", Positive: "p", Negatives: []string{"n"}, Scores: []string{"scores"}}},
+		{"MultipleNegativesRankingLoss", list("q", "label", "p", "n"), recipe.Source{Query: "q", Positive: "p", Negatives: []string{"n"}}},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, imports.Settings{"loss": c.loss, "columns": c.columns}, 1)
+		d := r.Data.Train[0]
+		if d.Query != c.want.Query || d.Positive != c.want.Positive || d.Label != c.want.Label || d.Documents != c.want.Documents || !slices.Equal(d.Negatives, c.want.Negatives) || !slices.Equal(d.Scores, c.want.Scores) {
+			t.Errorf("%s of %v:\n%s", c.loss, c.columns, res.Recipe)
+		}
 	}
 }

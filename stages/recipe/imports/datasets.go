@@ -400,6 +400,9 @@ func (r *recipe) source(p *part) string {
 		}
 		r.assume("%sthe columns are called %s (a setting called columns would say: columns: %s)", p.of(), called, say)
 	}
+	if r.from != FlagEmbedding && len(p.columns) > 0 {
+		r.labelLast(p, of, loss)
+	}
 	if r.pairs {
 		r.pairColumns(p, of)
 	}
@@ -440,6 +443,28 @@ func (r *recipe) source(p *part) string {
 		text += ", loss: " + p.loss.ownLoss()
 	}
 	return text + "}"
+}
+
+// labelColumns are names that make a column the label, wherever it stands; of several the first here is it (data_collator.py, DEFAULT_LABEL_COLUMNS).
+var labelColumns = []string{"label", "labels", "score", "scores"}
+
+// labelLast puts the label's column behind those of texts. A loss that takes none leaves it out.
+func (r *recipe) labelLast(p *part, of peer, loss *recipe) {
+	for _, name := range labelColumns {
+		i := slices.Index(p.texts, name)
+		if i < 0 {
+			continue
+		}
+		_, said := loss.settings["loss"]
+		switch others := slices.Delete(slices.Clone(p.texts), i, i+1); {
+		case of.inputs != "":
+			p.texts = append(others, name)
+		case len(others) > 1 && (of.name != "" || !said):
+			p.texts = others
+			r.assume("%s%s is by its name the label, of which the loss reads nothing, and no text", p.of(), name)
+		}
+		return
+	}
 }
 
 // ownLoss is the loss as a dataset's own.

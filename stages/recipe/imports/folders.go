@@ -20,7 +20,7 @@ func (r *recipe) file(file string) []string {
 		return []string{file}
 	}
 	name := strings.TrimSuffix(file, "/")
-	if strings.HasSuffix(strings.TrimSuffix(name, path.Ext(name)), "no_in_batch_neg") {
+	if same, _ := r.yes("same_dataset_within_batch"); same && !r.reranks() && strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(file, ".jsonl"), ".json"), "no_in_batch_neg") { // AbsEmbedderSameDatasetTrainDataset
 		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
 	}
 	entries, err := os.ReadDir(name)
@@ -29,6 +29,9 @@ func (r *recipe) file(file string) []string {
 	}
 	if same, _ := r.yes("same_dataset_within_batch"); same {
 		r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
+	}
+	if err == nil {
+		name = dataset.InGlob(name)
 	}
 	var kinds []string
 	for _, kind := range []string{".jsonl", ".json"} {

@@ -14,7 +14,7 @@ import (
 // Of a folder FlagEmbedding takes .json and .jsonl (AbsDataset.py), and so does the recipe, all rows of it; of one that isn't there that is said.
 func TestFolders(t *testing.T) {
 	dir := t.TempDir()
-	for name, rows := range map[string]int{"both/a.jsonl": 2, "both/b.json": 3, "both/notes.txt": 0, "lines/a.jsonl": 1, "v1.5/a.json": 2, "none/a.parquet": 0} {
+	for name, rows := range map[string]int{"both/a.jsonl": 2, "both/b.json": 3, "both/notes.txt": 0, "lines/a.jsonl": 1, "v1.5/a.json": 2, "w[1]/a.jsonl": 4, "w1/a.jsonl": 1, "none/a.parquet": 0} {
 		path := filepath.Join(dir, filepath.FromSlash(name))
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
@@ -33,6 +33,7 @@ func TestFolders(t *testing.T) {
 		{"both/", []string{"/*.jsonl", "/*.json"}, 5, ""},
 		{"lines", []string{"/*.jsonl"}, 1, ""},
 		{"v1.5", []string{"/*.json"}, 2, ""},
+		{"w[1]", []string{"/*.jsonl"}, 4, ""},
 		{"none", []string{"/*.json*"}, 0, "has no .json and no .jsonl files"},
 		{"nowhere", []string{"/*.json*"}, 0, "nowhere is not there, seen from the folder that import runs in"},
 		{"nowhere.jsonl", []string{""}, 0, ""},
@@ -42,7 +43,7 @@ func TestFolders(t *testing.T) {
 		r, res := convert(t, imports.FlagEmbedding, imports.Settings{"model_name_or_path": "m", "train_data": folder, "train_group_size": 2.0}, 1)
 		var want []string
 		for _, g := range c.globs {
-			want = append(want, strings.TrimSuffix(folder, "/")+g)
+			want = append(want, strings.Replace(strings.TrimSuffix(folder, "/"), "w[1]", "w[[]1]", 1)+g)
 		}
 		if got := r.Data.Train[0].Path; !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", c.folder, got, want)
@@ -71,7 +72,7 @@ func TestHubData(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		"sentence-transformers/all-nli": "hf://datasets/sentence-transformers/all-nli", "org/here": "org/here", "data/nli.parquet": "data/nli.parquet", "data/*": "data/*", "data/nli": "data/nli", "nli": "nli", "./a/b": "./a/b", "hf://datasets/a/b": "hf://datasets/a/b",
+		"sentence-transformers/all-nli": "hf://datasets/sentence-transformers/all-nli", "org/here": "org/here", "data/nli.parquet": "data/nli.parquet", "data/*": "data/*", "data/nli": "data/nli", "nli": "nli", "org/mined": "org/mined", "other/x.tar": "other/x.tar", "other/x.TGZ": "other/x.TGZ", "other/x.v1": "hf://datasets/other/x.v1", "./a/b": "./a/b", "hf://datasets/a/b": "hf://datasets/a/b",
 	} {
 		for _, data := range []any{path, map[string]any{"path": path}, map[string]any{"nli": path}} {
 			r, res := convert(t, imports.SentenceTransformers, imports.Settings{"model": "m", "train_dataset": data, "eval_dataset": path, "columns": []any{"a", "b"}}, 1)

@@ -76,6 +76,7 @@ func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r.data()
 	r.batch()
 	r.loss()
+	r.pairMeans()
 	r.optimizer()
 	r.heldOut()
 	r.rest()

@@ -68,7 +68,7 @@ func (r *recipe) peer() peer {
 	r.result.Assumed = assumed
 	if r.pairs {
 		if name == "" {
-			name = "BinaryCrossEntropyLoss"
+			name = r.pairDefault()
 		}
 		return crossEncoders[name]
 	}
