@@ -208,9 +208,9 @@ func (c *Config) scoreColumns() []string {
 	first := c.Input[0].Scores
 	twice := len(slices.Compact(slices.Sorted(slices.Values(first)))) < len(first)
 	if twice || slices.ContainsFunc(c.Input, func(in Input) bool { return len(in.Scores) != len(first) }) {
-		return first[:1]
+		return slices.Clip(first[:min(1, len(first))])
 	}
-	return first
+	return slices.Clip(first)
 }
 
 // columns are those that are written, for texts of which some are lists.
