@@ -47,20 +47,7 @@ func BenchmarkLossTiles(b *testing.B) {
 		b.Run(fmt.Sprintf("%dx%d,%s", c.rows, c.cols, map[bool]string{false: "f32", true: "pairs"}[c.pairs]), func(b *testing.B) {
 			l := loss.InfoNCE{MaskDuplicates: true, TileRows: c.rows, TileCols: c.cols}
 			batch.Rounded = c.pairs
-			a, err := gpustage.NewArena(d, l.Memory(batch.Size()))
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer a.Free()
-			for b.Loop() {
-				if _, err := l.Compute(s, a, batch); err != nil {
-					b.Fatal(err)
-				}
-				if err := s.Sync(); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.ReportMetric(8*float64(rows)*float64(rows)*float64(dim)*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+			benchmarkLoss(b, d, s, l, batch, 8*float64(rows)*float64(rows)*float64(dim))
 		})
 	}
 }
@@ -100,20 +87,26 @@ func BenchmarkLateTiles(b *testing.B) {
 	for _, cols := range []int{1024, 4096, 16384} {
 		b.Run(fmt.Sprint(cols), func(b *testing.B) {
 			l := loss.LateInteraction{TileCols: cols}
-			a, err := gpustage.NewArena(d, l.Memory(batch.Size()))
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer a.Free()
-			for b.Loop() {
-				if _, err := l.Compute(s, a, batch); err != nil {
-					b.Fatal(err)
-				}
-				if err := s.Sync(); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.ReportMetric(2*32*128*float64(rows)*float64(rows)*float64(dim)*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+			benchmarkLoss(b, d, s, l, batch, 2*32*128*float64(rows)*float64(rows)*float64(dim))
 		})
 	}
+}
+
+// benchmarkLoss is a loss and its gradient, of so many operations.
+func benchmarkLoss(b *testing.B, d gpustage.Device, s gpustage.Stream, l loss.Loss, batch *loss.Batch, operations float64) {
+	b.Helper()
+	a, err := gpustage.NewArena(d, l.Memory(batch.Size()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer a.Free()
+	for b.Loop() {
+		if _, err := l.Compute(s, a, batch); err != nil {
+			b.Fatal(err)
+		}
+		if err := s.Sync(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(operations*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
 }

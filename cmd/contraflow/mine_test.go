@@ -211,20 +211,7 @@ func TestSkipRows(t *testing.T) {
 	write(t, at("good.parquet"), []string{"query", "positive", "negative"}, pick(q), pick(p), pick(n))
 	write(t, at("none.parquet"), []string{"query", "positive", "negative"}, q[1:2], p[1:2], n[1:2])
 	read := func(path, negatives string) (out []string) {
-		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "query", Positive: "positive", Negatives: []string{negatives}, Scores: []string{"scores"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		ids := make([]int64, d.Rows())
-		for i := range ids {
-			ids[i] = int64(i)
-		}
-		examples, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, ids)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range examples {
+		for _, e := range rowsOf(t, dataset.Source{Paths: []string{path}, Query: "query", Positive: "positive", Negatives: []string{negatives}, Scores: []string{"scores"}}) {
 			out = append(out, fmt.Sprintf("%q %.4f", e.Texts, e.Scores))
 		}
 		return out

@@ -104,15 +104,15 @@ func sayNamed(cmd *cobra.Command, e *embedder.Embedder, flag, text string) {
 
 // promptList are the prompts that have a text, by their names.
 func promptList(prompts map[string]string) string {
-	maps.DeleteFunc(prompts, func(_, text string) bool { return text == "" })
 	const most = 6
 	var list []string
-	for i, name := range slices.Sorted(maps.Keys(prompts)) {
-		if i == most {
-			list = append(list, fmt.Sprintf("and %d more", len(prompts)-most))
-			break
+	for _, name := range slices.Sorted(maps.Keys(prompts)) {
+		if text := prompts[name]; text != "" {
+			list = append(list, fmt.Sprintf("%s (%.40q)", name, text))
 		}
-		list = append(list, fmt.Sprintf("%s (%.40q)", name, prompts[name]))
+	}
+	if more := len(list) - most; more > 0 {
+		list = append(list[:most], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(list, ", ")
 }

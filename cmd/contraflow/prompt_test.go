@@ -101,20 +101,7 @@ func TestEmbedPrompts(t *testing.T) {
 // vectorsOf reads the column of embeddings that embed writes.
 func vectorsOf(t *testing.T, path string) (out [][]float32) {
 	t.Helper()
-	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "text", Teacher: "embedding"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	ids := make([]int64, d.Rows())
-	for i := range ids {
-		ids[i] = int64(i)
-	}
-	rows, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, ids)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range rows {
+	for _, r := range rowsOf(t, dataset.Source{Paths: []string{path}, Query: "text", Teacher: "embedding"}) {
 		out = append(out, r.Teacher)
 	}
 	return out
@@ -196,4 +183,23 @@ func TestEmbedDefaultOfVectors(t *testing.T) {
 			t.Errorf("%s, %v: exit code %d, want %d and %q in\n%s", c.config, c.args, r.code, c.code, c.said, r.stderr)
 		}
 	}
+}
+
+// rowsOf reads all rows of a source.
+func rowsOf(t *testing.T, source dataset.Source) []dataset.Example {
+	t.Helper()
+	d, err := dataset.Open(t.Context(), source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	ids := make([]int64, d.Rows())
+	for i := range ids {
+		ids[i] = int64(i)
+	}
+	rows, err := d.NewReader(dataset.ReaderConfig{}).Read(t.Context(), 0, ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
 }

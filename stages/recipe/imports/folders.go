@@ -20,14 +20,15 @@ func (r *recipe) file(file string) []string {
 		return []string{file}
 	}
 	name := strings.TrimSuffix(file, "/")
-	if same, _ := r.yes("same_dataset_within_batch"); same && !r.reranks() && strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(file, ".jsonl"), ".json"), "no_in_batch_neg") { // AbsEmbedderSameDatasetTrainDataset
+	same, _ := r.yes("same_dataset_within_batch")
+	if same && !r.reranks() && strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(file, ".jsonl"), ".json"), "no_in_batch_neg") { // AbsEmbedderSameDatasetTrainDataset
 		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
 	}
 	entries, err := os.ReadDir(name)
 	if _, there := os.Stat(name); err != nil && (there == nil || path.Ext(file) != "" || file == "DATA") {
 		return []string{file}
 	}
-	if same, _ := r.yes("same_dataset_within_batch"); same {
+	if same {
 		r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
 	}
 	if err == nil {
