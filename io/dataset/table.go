@@ -336,8 +336,11 @@ func (t *Table) Texts(c *Chunk, column string) ([]string, error) {
 
 // Blank tells that a text has nothing in it but white space.
 func Blank(text string) bool {
-	return checkText([]byte(text)) == textEmpty || checkText([]byte(text)) == textBlank
+	return isEmpty(checkText([]byte(text)))
 }
+
+// isEmpty tells that checkText's reason is that a text says nothing.
+func isEmpty(reason string) bool { return reason == textEmpty || reason == textBlank }
 
 // CheckTexts reads columns of texts, or templates, as Chunks does, and returns the first row of which one can't be used. It is for programs that stop at
 // such a row and do much with those before it.
@@ -358,7 +361,7 @@ func (t *Table) CheckTexts(ctx context.Context, columns ...string) error {
 		}
 		for i := range c.Rows {
 			for k := range cols {
-				if _, bad := t.usable(c, &cols[k], i); bad != nil {
+				if _, _, bad := t.usable(c, &cols[k], i); bad != nil {
 					return bad
 				}
 			}
@@ -489,7 +492,7 @@ func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, em
 			to = append(to, "")
 			continue
 		}
-		text, bad := t.usable(c, col, i)
+		text, says, bad := t.usable(c, col, i)
 		switch {
 		case bad != nil && !t.bad:
 			return nil, 0, bad
@@ -498,7 +501,7 @@ func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, em
 				c.Bad = map[int]*RowError{}
 			}
 			c.Bad[i] = bad
-		case checkText(text) != "":
+		case !says:
 			empty++
 		}
 		to = append(to, string(text))
@@ -506,12 +509,12 @@ func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, em
 	return to, empty, nil
 }
 
-// usable is a row's text of a column, or what is wrong with it. It is valid until the next.
-func (t *Table) usable(c *Chunk, col *tableText, row int) ([]byte, *RowError) {
+// usable is a row's text of a column, valid until the next, and whether it says anything, or what is wrong with it.
+func (t *Table) usable(c *Chunk, col *tableText, row int) (text []byte, says bool, bad *RowError) {
 	id := c.First + int64(row)
 	for _, leaf := range col.leaves {
 		if kind := c.leaves[leaf].others[row]; kind != "" {
-			return nil, &RowError{Row: id, Location: t.Locate(id), Column: t.json[leaf].name, Reason: fmt.Sprintf("it is %s, want a string", kind)}
+			return nil, false, &RowError{Row: id, Location: t.Locate(id), Column: t.json[leaf].name, Reason: fmt.Sprintf("it is %s, want a string", kind)}
 		}
 	}
 	text, null := col.text(c, row, &t.arena)
@@ -519,10 +522,10 @@ func (t *Table) usable(c *Chunk, col *tableText, row int) ([]byte, *RowError) {
 	if !null {
 		reason = checkText(text)
 	}
-	if reason == "" || t.empty && (reason == textEmpty || reason == textBlank) {
-		return text, nil
+	if reason == "" || t.empty && isEmpty(reason) {
+		return text, reason == "", nil
 	}
-	return nil, &RowError{Row: id, Location: t.Locate(id), Column: col.name, Reason: theText + reason}
+	return nil, false, &RowError{Row: id, Location: t.Locate(id), Column: col.name, Reason: theText + reason}
 }
 
 // Locate says where a row is at rest.
