@@ -228,11 +228,12 @@ func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (
 	}
 	ev.Step, ev.took = steps, time.Since(began)
 	p, stop := &x.saves.progress, x.Recipe.Eval.EarlyStopping
+	told := p.Enough // one more step may have been under way
 	better := p.measured(ev, stop)
 	if better {
 		x.saves.best = ev
 	}
-	if p.Enough && steps < x.Steps {
+	if p.Enough && !told && steps < x.Steps {
 		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.what(), *p.Mark, stop.MinDelta)
 	}
 	if x.Recipe.Save.Best {
