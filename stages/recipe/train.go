@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"time"
@@ -363,6 +364,9 @@ func (o own) says(text []byte) []byte {
 	}
 	if o.loss != nil {
 		is := strings.Join(strings.Fields(o.mark().Settings), " ")
+		if f := reflect.ValueOf(o.loss); f.Kind() == reflect.Func { // whose type says nothing
+			is += " (" + runtime.FuncForPC(f.Pointer()).Name() + ")"
+		}
 		notes += fmt.Sprintf("# The program's own loss has trained (recipe.WithLoss): %s. What follows says what rows must have.\n", is)
 	}
 	const key = "\nloss:"
