@@ -2,9 +2,11 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -84,6 +86,55 @@ func TestPrologueOnce(t *testing.T) {
 		}
 		if !slices.Equal(log, want) {
 			t.Errorf("%d batches in a step: %v, want %v", perStep, log, want)
+		}
+	}
+}
+
+// What a step's last task leaves out, and another stage reads, ends the run with an error that names both, also in a run's last step and in one that ends before
+// a batch: nothing is left undone in silence.
+func TestStuck(t *testing.T) {
+	enough := errors.New("enough")
+	for _, how := range []string{"the data ends", "a step is the last", "before a batch"} {
+		g := New("stuck")
+		next := 0
+		rows := Source(g, "rows", func(context.Context) (int, error) {
+			if next++; next > 2 && how == "the data ends" {
+				return 0, io.EOF
+			}
+			return next, nil
+		})
+		bat := g.Stage("batch")
+		row := In(bat, "row", rows)
+		batches := Batches[int](bat, "batches")
+		bat.Do(func(t *Task) error {
+			switch {
+			case t.Ended():
+			case how == "before a batch" && row.Get(t) == 3:
+				t.EndBefore(enough)
+			default:
+				batches.Put(t, row.Get(t), true)
+			}
+			return nil
+		})
+		work := g.Stage("work", On(0, Compute))
+		batch := In(work, "batch", batches.Port)
+		done := Final[int](work, "done")
+		work.Do(func(t *Task) error {
+			if t.Index.Step == 1 && how == "a step is the last" {
+				t.EndRun(enough)
+			}
+			if batch.Get(t) != 2 {
+				done.Put(t, 0)
+			}
+			return nil
+		})
+		Sink(g, "record", done.Port, func(*Task, int) error { return nil }, On(0, Compute))
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), `graph "stuck": nothing can run: `) || !strings.Contains(err.Error(), `waits for "done" of stage "work"`) {
+			t.Errorf("%s: %v", how, err)
 		}
 	}
 }
