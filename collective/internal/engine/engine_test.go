@@ -9,6 +9,7 @@ import (
 	"contraflow/collective/internal/engine"
 	"contraflow/collective/local"
 	"contraflow/gpustage"
+	"contraflow/gpustage/devicetest"
 	"contraflow/gpustage/ref"
 )
 
@@ -156,4 +157,40 @@ func TestFate(t *testing.T) {
 		t.Error(err)
 	}
 	<-g.Done()
+}
+
+// Scratch is on the device of the call's stream: a group that another device's tensors go through next gives the first one's back.
+func TestTwoDevices(t *testing.T) {
+	err := local.Run(2, func(w collective.World) error {
+		a, b := &devicetest.Counted{Device: ref.New()}, &devicetest.Counted{Device: ref.New()}
+		for i, d := range []*devicetest.Counted{a, b, a} {
+			s := ref.NewStream(d)
+			x, err := gpustage.NewTensor(d, gpustage.F32, 1, 1000)
+			if err != nil {
+				return err
+			}
+			before := d.Held()
+			w.AllReduce(s, x, gpustage.BF16)
+			if err := s.Sync(); err != nil {
+				return err
+			}
+			if took := d.Held() - before; took < 2*1000 {
+				t.Errorf("call %d: %d bytes of scratch on its device", i, took)
+			}
+			if err := x.Mem.Free(); err != nil {
+				return err
+			}
+			other := b
+			if d == b {
+				other = a
+			}
+			if n := other.Held(); n > 0 {
+				t.Errorf("call %d: %d bytes of scratch on the other device", i, n)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
