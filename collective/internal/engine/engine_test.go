@@ -194,3 +194,69 @@ func TestTwoDevices(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Scratch that grows is given back only when the stream is done with what it was told before.
+func TestRoomWaits(t *testing.T) {
+	err := local.Run(2, func(w collective.World) error {
+		d := &watched{Counted: &devicetest.Counted{Device: ref.New()}}
+		s := &watchedStream{ref.NewStream(d), d}
+		for _, n := range []int{100, 3000, 50, 9000} {
+			x, err := gpustage.NewTensor(d.Counted, gpustage.F32, 1, n)
+			if err != nil {
+				return err
+			}
+			w.AllReduce(s, x, gpustage.BF16)
+		}
+		if d.early > 0 || d.grown < 4 {
+			t.Errorf("scratch was given back %d times, %d of them before the stream was done", d.grown, d.early)
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// watched is a device that counts allocations behind memory that was given back, and those of them where its stream was last told of something else than to
+// be done.
+type watched struct {
+	*devicetest.Counted
+	last         string // what the stream was told
+	held         int    // bytes, then
+	grown, early int
+}
+
+func (d *watched) Alloc(bytes int) (gpustage.Memory, error) {
+	if d.Held() < d.held {
+		d.grown++
+		if d.last != "sync" {
+			d.early++
+		}
+	}
+	defer d.note("alloc")
+	return d.Counted.Alloc(bytes)
+}
+
+func (d *watched) note(op string) { d.last, d.held = op, d.Held() }
+
+type watchedStream struct {
+	gpustage.Stream
+	d *watched
+}
+
+func (s *watchedStream) Device() gpustage.Device { return s.d }
+
+func (s *watchedStream) Copy(dst, src gpustage.Tensor) {
+	s.Stream.Copy(dst, src)
+	s.d.note("copy")
+}
+
+func (s *watchedStream) Add(dst, a, b gpustage.Tensor) {
+	s.Stream.Add(dst, a, b)
+	s.d.note("add")
+}
+
+func (s *watchedStream) Sync() error {
+	defer s.d.note("sync")
+	return s.Stream.Sync()
+}

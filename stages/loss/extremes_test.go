@@ -1,0 +1,50 @@
+package loss
+
+import (
+	"math"
+	"testing"
+)
+
+// The weights of a long list, whose powers of two no float64 has, are those that sum to 1: computed here as parts of the first one's.
+func TestPListMLELong(t *testing.T) {
+	for _, n := range []int{3, 126, 127, 128, 200, 1100, 1500} {
+		s, l, d := make([]float64, n), make([]float64, n), make([]float64, n)
+		for i := range s {
+			s[i] = math.Sin(float64(3 * i))
+		}
+		got, weight := Groups{Name: GroupPListMLE}.ofGroup(s, l, d)
+		total, want := 0.0, 0.0
+		share := func(i int) float64 { return math.Exp2(float64(-i-1)) - math.Exp2(float64(-n)) } // (2^(n-i-1) - 1) / 2^n
+		for i := range s {
+			total += share(i)
+		}
+		for i := range s {
+			rest := 0.0
+			for _, v := range s[i:] {
+				rest += math.Exp(v)
+			}
+			want -= share(i) / total * (s[i] - math.Log(rest))
+		}
+		sum := 0.0
+		for _, v := range d {
+			sum += v
+		}
+		// The peer divides by the sum of weights and 1e-10: of a list of 3 that is 2.5e-11 of it.
+		if !(math.Abs(got-want) <= 1e-10*want) || weight != 1 || !(math.Abs(sum) < 1e-12) {
+			t.Errorf("%d documents: the loss is %v, want %v; its derivatives' sum is %g", n, got, want, sum)
+		}
+	}
+}
+
+// Documents without any gain, labels of 0 and below, make a loss of 0 and no NaN, whichever pairs it takes.
+func TestLambdaWithoutGain(t *testing.T) {
+	for _, labels := range [][]float64{{0, 0, 0}, {-1, -2, 0}, {-3, -1, -2}} {
+		for _, scheme := range append([]Scheme{""}, Schemes...) {
+			s, d := []float64{0.5, -1, 2}, make([]float64, 3)
+			sum, pairs := Groups{Name: GroupLambda, Scheme: scheme}.ofGroup(s, labels, d)
+			if sum != 0 || d[0] != 0 || d[1] != 0 || d[2] != 0 || math.IsNaN(pairs) {
+				t.Errorf("labels %v, %s: the loss is %v of %v pairs, its gradient %v", labels, scheme, sum, pairs, d)
+			}
+		}
+	}
+}
