@@ -159,6 +159,7 @@ func TestKeepComplete(t *testing.T) {
 		"a stray that is newer":        {func(dir string) { stray(dir, 9999) }, 10, 1, "[10 9999]", 10},
 		"a stray that is older":        {func(dir string) { stray(dir, 1) }, 10, 2, "[1 9 10]", 10},
 		"more than are to be kept":     {func(string) {}, 10, 3, "[6 9 10]", 10},
+		"none is to be kept":           {func(string) {}, 10, 0, "[10]", 10}, // but the one that is written
 	} {
 		_, dir := saved(t, 3, 6, 9)
 		c.harm(dir)
@@ -178,6 +179,42 @@ func TestKeepComplete(t *testing.T) {
 			t.Errorf("%s: step %d is found, want %d", name, got.Step, c.last)
 		}
 		got.Close()
+	}
+}
+
+// Steps are folders of the store's own names: one that only begins so is somebody else's.
+func TestStepNames(t *testing.T) {
+	s, dir := saved(t, 3)
+	for _, name := range []string{"step-12", "step-+0000013", "step-000000014", "step-", "step-x", "step-0000001", "xstep-00000005"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := s.Steps(); err != nil || fmt.Sprint(got) != "[3]" {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// roomy is a disk that says how much it has left.
+type roomy struct {
+	Disk
+	left int64
+}
+
+func (d roomy) FreeSpace(string) (int64, bool) { return d.left, true }
+
+// A checkpoint that the disk has no room for is not begun: the error says how much it takes, how much there is and what helps.
+func TestNoRoom(t *testing.T) {
+	_, dir := saved(t, 3)
+	for left, want := range map[int64]string{
+		2_999_999: "checkpoint of step 5 in " + dir + " (the one of step 3 is unchanged): it takes 3.0 MB and the disk has 3.0 MB left: free some space, or lower save.keep",
+		1_000_000: "it takes 3.0 MB and the disk has 1.0 MB left",
+		3_000_000: "",
+	} {
+		err := Open(dir, roomy{left: left}).Begin(5, 3_000_000)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%d bytes left: %v, want %q", left, err, want)
+		}
 	}
 }
 
