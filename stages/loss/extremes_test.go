@@ -3,6 +3,9 @@ package loss
 import (
 	"math"
 	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
 )
 
 // The weights of a long list, whose powers of two no float64 has, are those that sum to 1: computed here as parts of the first one's.
@@ -46,5 +49,20 @@ func TestLambdaWithoutGain(t *testing.T) {
 				t.Errorf("labels %v, %s: the loss is %v of %v pairs, its gradient %v", labels, scheme, sum, pairs, d)
 			}
 		}
+	}
+}
+
+// Distances of near texts, which are computed anew from differences, have the gradient that the loss has there: once, whichever mode meets them, as positives
+// and as negatives.
+func TestNearTriplets(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	x := []float64{
+		1, 0.2, -0.3, 1.02, 0.23, -0.33, // alike, and near
+		-0.5, 1, 0.4, 1.03, 0.15, -0.28, // alike; the second is near those before
+		0.1, -0.9, 0.7,
+	}
+	for _, mode := range []BatchMode{Hard, SoftMargin, SemiHard, All} {
+		b := &Batch{Rows: 5, Embeddings: tensor(t, s, gpustage.F64, 5, 3, x), Gradient: tensor(t, s, gpustage.F64, 5, 3, make([]float64, 15)), Texts: make([]TextID, 5), Labels: []float64{0, 0, 1, 1, 1}}
+		checkGradient(t, s, BatchTriplet{Mode: mode, Margin: 1}, b, 1e-7)
 	}
 }
