@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -230,8 +231,12 @@ func TestCommitIncomplete(t *testing.T) {
 		"weights of word.weight: elements from 7 on are missing":  func(st *State) { st.Parts = st.Parts[:1] },
 		"moment 2 of word.weight: elements from 0 on are missing": func(st *State) { st.Vectors = append(st.Vectors, "moment 2") },
 		"belongs to no parameter":                                 func(st *State) { st.Vectors = st.Vectors[:1] },
-		"rank-00001.safetensors has":                              func(st *State) { st.Parts[1].Bytes++ },
-		"rank-00002.safetensors":                                  func(st *State) { st.Parts[1].File = partName(2) },
+		"of word.weight: elements from 15 on are missing, or there twice (shape [14])": func(st *State) {
+			st.Parameters = slices.Clone(st.Parameters)
+			st.Parameters[0].Shape = []int{14}
+		},
+		"rank-00001.safetensors has": func(st *State) { st.Parts[1].Bytes++ },
+		"rank-00002.safetensors":     func(st *State) { st.Parts[1].File = partName(2) },
 	} {
 		if err := s.Begin(5, 0); err != nil {
 			t.Fatal(err)

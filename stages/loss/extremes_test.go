@@ -66,3 +66,63 @@ func TestNearTriplets(t *testing.T) {
 		checkGradient(t, s, BatchTriplet{Mode: mode, Margin: 1}, b, 1e-7)
 	}
 }
+
+// With a teacher's embeddings each number of dimensions learns from as many of the teacher's features of its own row.
+func TestMatryoshkaTeacher(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const rows, e = 3, 4
+	x, teacher := make([]float64, rows*e), make([]float32, rows*e)
+	for i := range x {
+		x[i], teacher[i] = math.Sin(float64(7*i+1)), float32(math.Cos(float64(5*i)))
+	}
+	l, err := Matryoshka(TeacherEmbedding{}, []int{4, 2, 3}, []float64{1, 0.5, 2}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Batch{Rows: rows, Embeddings: tensor(t, s, gpustage.F64, rows, e, x), Gradient: tensor(t, s, gpustage.F64, rows, e, make([]float64, rows*e)), Texts: make([]TextID, rows), Teacher: teacher}
+	want := 0.0
+	for dim, w := range map[int]float64{4: 1, 2: 0.5, 3: 2} {
+		for i := range rows {
+			norm := 0.0
+			for _, v := range x[i*e : i*e+dim] {
+				norm += v * v
+			}
+			for k := range dim {
+				d := x[i*e+k]/math.Sqrt(norm) - float64(teacher[i*e+k])
+				want += w * d * d / float64(dim) / rows
+			}
+		}
+	}
+	if got, _ := compute(t, s, l, b); !(math.Abs(got-want) <= 1e-12*want) {
+		t.Errorf("the loss is %v, want %v", got, want)
+	}
+	s.Fill(b.Gradient, 0)
+	checkGradient(t, s, l, b, 1e-8)
+}
+
+// What Matryoshka takes besides the loss in it is what it says.
+func TestMatryoshkaMemory(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const n, e = 40, 64
+	l, err := Matryoshka(nothing{}, []int{e, e / 2}, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Batch{Rows: n / 2, Embeddings: tensor(t, s, gpustage.F64, n, e, make([]float64, n*e)), Gradient: tensor(t, s, gpustage.F64, n, e, make([]float64, n*e)), Texts: make([]TextID, n)}
+	a := newArena(t, s, 1<<20)
+	if _, err := l.Compute(s, a, b); err != nil {
+		t.Fatal(err)
+	}
+	if said := l.Memory(b.Size()); a.Peak() > said || said > a.Peak()+3*64 {
+		t.Errorf("it takes %d bytes, and says %d", a.Peak(), said)
+	}
+}
+
+// nothing is a loss of 0 that takes no memory.
+type nothing struct{}
+
+func (nothing) Compute(_ gpustage.Stream, _ *gpustage.Arena, b *Batch) (Result, error) {
+	return Result{Weight: float64(b.Rows)}, nil
+}
+
+func (nothing) Memory(Size) int { return 0 }
