@@ -126,3 +126,35 @@ func (nothing) Compute(_ gpustage.Stream, _ *gpustage.Arena, b *Batch) (Result, 
 }
 
 func (nothing) Memory(Size) int { return 0 }
+
+// More pairs than are compared at once are all compared, and have their gradients, in the memory of as many as are.
+func TestManyPairs(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const rows, e = 2*chunk + 3, 2
+	x, labels := make([]float64, 2*rows*e), make([]float64, rows)
+	for i := range x {
+		x[i] = math.Sin(float64(3*i + 1))
+	}
+	want, slope := 0.0, make([]float64, len(x)) // of (|x - y|^2 of a pair alike, 0 of one that is not, as these are far) / 2, the mean
+	for i := range rows {
+		labels[i] = float64(i % 2)
+		for k := range e {
+			q, p := i*e+k, (rows+i)*e+k
+			d := x[q] - x[p] + 1e-6 // PyTorch's pairwise_distance
+			want += labels[i] * d * d / 2 / rows
+			slope[q], slope[p] = labels[i]*d/rows, -labels[i]*d/rows
+		}
+	}
+	l := Contrastive{Metric: Euclidean, Margin: 1e-9}
+	b := &Batch{Rows: rows, Embeddings: tensor(t, s, gpustage.F64, 2*rows, e, x), Gradient: tensor(t, s, gpustage.F64, 2*rows, e, make([]float64, len(x))), Texts: make([]TextID, 2*rows), Labels: labels}
+	a := newArena(t, s, l.Memory(b.Size()))
+	r, err := l.Compute(s, a, b)
+	if err != nil || !(math.Abs(r.Mean()-want) <= 1e-12*want) {
+		t.Fatalf("the loss is %v, want %v; %v", r.Mean(), want, err)
+	}
+	for i, g := range gpustage.Slice[float64](b.Gradient) {
+		if !(math.Abs(g/r.Weight-slope[i]) <= 1e-15) {
+			t.Fatalf("element %d: gradient %v, want %v", i, g/r.Weight, slope[i])
+		}
+	}
+}
