@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"time"
@@ -228,11 +229,12 @@ func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (
 	}
 	ev.Step, ev.took = steps, time.Since(began)
 	p, stop := &x.saves.progress, x.Recipe.Eval.EarlyStopping
+	told := p.Enough // one more step may have been under way
 	better := p.measured(ev, stop)
 	if better {
 		x.saves.best = ev
 	}
-	if p.Enough && steps < x.Steps {
+	if p.Enough && !told && steps < x.Steps {
 		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.what(), *p.Mark, stop.MinDelta)
 	}
 	if x.Recipe.Save.Best {
@@ -362,6 +364,9 @@ func (o own) says(text []byte) []byte {
 	}
 	if o.loss != nil {
 		is := strings.Join(strings.Fields(o.mark().Settings), " ")
+		if f := reflect.ValueOf(o.loss); f.Kind() == reflect.Func { // whose type says nothing
+			is += " (" + runtime.FuncForPC(f.Pointer()).Name() + ")"
+		}
 		notes += fmt.Sprintf("# The program's own loss has trained (recipe.WithLoss): %s. What follows says what rows must have.\n", is)
 	}
 	const key = "\nloss:"

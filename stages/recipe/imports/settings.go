@@ -1,6 +1,7 @@
 package imports
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -459,6 +460,7 @@ func (r *recipe) rest() {
 	} else if r.measuresLoss() && r.keys["save.best"] != "" {
 		r.keys["eval.metric"] = "loss" // transformers' default
 	}
+	r.direction()
 	patience, stops := r.whole("early_stopping_patience")
 	delta, hasDelta := r.number("early_stopping_threshold")
 	if !stops {
@@ -500,6 +502,19 @@ func (r *recipe) metric(name string) {
 		}
 	default:
 		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", name)
+	}
+}
+
+// direction says which way is better, where the settings have it the other way: here that is fixed, of a loss lower and of any metric higher.
+func (r *recipe) direction() {
+	const key = "greater_is_better"
+	greater, ok := r.yes(key)
+	metric, named := r.word("metric_for_best_model")
+	if !ok || !named && !r.measuresLoss() {
+		return
+	}
+	if loss := !named || strings.HasSuffix(metric, "loss"); greater == loss {
+		r.without(key, "%t, of %s: the best is the evaluation with the %s one here", greater, cmp.Or(metric, "loss"), map[bool]string{true: "lowest", false: "highest"}[loss])
 	}
 }
 
@@ -630,6 +645,8 @@ func off(v any) bool {
 	case float64:
 		return v == 0
 	case []any:
+		return len(v) == 0
+	case Datasets:
 		return len(v) == 0
 	case map[string]any: // FSDP's is never empty
 		for _, inner := range v {
