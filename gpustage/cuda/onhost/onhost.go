@@ -64,6 +64,13 @@ func Open(t testing.TB, mode Mode) *Device {
 	return open(t, mode, compile, false)
 }
 
+// OpenUnchecked opens one that does not look at what kernels touch, which takes half of their time and more: for tests of models, of whose kernels
+// the conformance suite has seen that.
+func OpenUnchecked(t testing.TB, mode Mode) *Device {
+	t.Helper()
+	return open(t, mode, compileUnchecked, false)
+}
+
 // OpenRounding opens one whose numbers are as far off as a GPU's may be.
 func OpenRounding(t testing.TB, mode Mode) *Device {
 	t.Helper()

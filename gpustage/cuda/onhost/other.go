@@ -34,6 +34,9 @@ func Open(t testing.TB, _ Mode) *Device {
 	return nil
 }
 
+// OpenUnchecked skips the test.
+func OpenUnchecked(t testing.TB, m Mode) *Device { return Open(t, m) }
+
 // OpenRounding skips the test.
 func OpenRounding(t testing.TB, m Mode) *Device { return Open(t, m) }
 
