@@ -253,11 +253,17 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 			if err != nil {
 				return nil, err
 			}
+			of := stages.Rows(data)
+			if n := x.Recipe.lossOf(k).inBatch(); n != 0 {
+				if of, examples, err = stages.InBatch(of, examples, 0, len(examples), n, x.Recipe.Train.Seed, 0); err != nil {
+					return nil, err
+				}
+			}
 			offset := x.plan.Offset(k)
 			for e := range examples {
 				examples[e].Row += offset
 			}
-			c := &stages.Chunk{Source: k, Data: data, Offset: offset, Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate}
+			c := &stages.Chunk{Source: k, Data: of, Offset: offset, Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate}
 			if x.own.row != nil {
 				if c, err = x.ownRows(nil, c); err != nil {
 					return nil, err
