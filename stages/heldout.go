@@ -66,12 +66,12 @@ func NewHeldOutInBatch(ctx context.Context, d *dataset.Dataset, x Text, rows int
 		}
 		examples, err := reader.Read(ctx, 0, ids)
 		unread = err
-		data := Rows(d)
-		if err == nil && inBatch != 0 {
-			data, examples, err = InBatch(data, examples, 0, len(examples), inBatch, seed, 0)
-		}
 		ends := to == first+total
-		return &Chunk{Data: data, Examples: examples, EndsBatch: ends, EndsStep: ends, Total: int(total)}, err
+		c := &Chunk{Data: d, Examples: examples, EndsBatch: ends, EndsStep: ends, Total: int(total)}
+		if inBatch != 0 {
+			c.InBatch = &InBatch{N: inBatch, Hi: len(examples), Seed: seed}
+		}
+		return c, err
 	})
 	pipeline.Sink(g, "keep", Assemble(g, Tokenize(g, chunks, x)), func(_ *pipeline.Task, b *Batch) error {
 		h.batches = append(h.batches, b)

@@ -13,19 +13,27 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages"
+	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
 )
 
 // inBatchData are two datasets of so many rows: with one negative a row, and with lists of them and scores. Some rows share a query or a positive.
-func inBatchData(t *testing.T, rows int, bad int) (data []*dataset.Dataset, parts []dataset.Part) {
+func inBatchData(t *testing.T, rows int, bad int) (data []*dataset.Dataset, parts []dataset.Part, named map[dataset.Hash128]string) {
 	t.Helper()
+	named = map[dataset.Hash128]string{}
+	name := func(format string, args ...any) string {
+		text := fmt.Sprintf(format, args...)
+		named[dataset.HashText(text)] = text
+		return text
+	}
 	for i := range 2 {
 		var lines strings.Builder
 		for r := range rows {
-			positive := fmt.Sprint("p", i, " ", r%(rows-5))
+			positive := name("p%d %d", i, r%(rows-5))
 			if r == bad {
 				positive = ""
 			}
-			fmt.Fprintf(&lines, `{"q": "q%d %d", "p": %q, "n": "n%d %d", "ns": ["a%d", "b%d"], "s": [3, 2, 1]}`+"\n", i, r%(rows-3), positive, i, r, r, r/2)
+			fmt.Fprintf(&lines, `{"q": %q, "p": %q, "n": %q, "ns": [%q, %q], "s": [3, 2, 1]}`+"\n", name("q%d %d", i, r%(rows-3)), positive, name("n%d %d", i, r), name("a%d", r), name("b%d", r/2))
 		}
 		path := filepath.Join(t.TempDir(), "data.jsonl")
 		if err := os.WriteFile(path, []byte(lines.String()), 0o600); err != nil {
@@ -42,16 +50,20 @@ func inBatchData(t *testing.T, rows int, bad int) (data []*dataset.Dataset, part
 		t.Cleanup(func() { d.Close() })
 		data, parts = append(data, d), append(parts, dataset.Part{Layout: d.Layout()})
 	}
-	return data, parts
+	return data, parts, named
 }
 
-// What a row gets of other rows of its batch is the same on any number of ranks, in every chunk, and after a restart; and it is of that batch alone, which is
+// What a row gets of other rows of its batch is the same on any number of ranks, and after a restart; and it is of that batch alone, which is
 // that of the sampler.
 func TestInBatchOrder(t *testing.T) {
-	const rows, size = 150, 140
-	data, parts := inBatchData(t, rows, -1)
+	const rows, size = 60, 40
+	data, parts, named := inBatchData(t, rows, -1)
 	negatives := []int{3, dataset.AllNegatives}
-	read := func(from *dataset.Cursor, first, rank, ranks int) (batches []map[int64][]string, next []*dataset.Cursor, chunks int) {
+	tok, err := tokenize.Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(from *dataset.Cursor, first, rank, ranks int) (batches []map[int64][]string, next []*dataset.Cursor) {
 		t.Helper()
 		m, err := dataset.NewMixer(parts, dataset.SamplerConfig{Seed: 5, GlobalSize: size, Epochs: 2, Shuffle: true}, dataset.Mixing{Kind: dataset.RoundRobin})
 		if err != nil {
@@ -63,23 +75,30 @@ func TestInBatchOrder(t *testing.T) {
 			}
 		}
 		plan := stages.Plan{Data: data, Sampler: m, InBatch: negatives, FirstStep: first, Rank: rank, Ranks: ranks}
-		batch := map[int64][]string{}
 		g := pipeline.New("in-batch")
-		pipeline.Sink(g, "collect", stages.Ingest(g, plan), func(_ *pipeline.Task, c *stages.Chunk) error {
+		tokens := stages.Tokenize(g, stages.Ingest(g, plan), stages.Text{Tokenizer: tok, QueryLength: 16, DocumentLength: 16, Threads: 2})
+		pipeline.Sink(g, "collect", tokens, func(_ *pipeline.Task, c *stages.TokenChunk) error {
+			batch, at := map[int64][]string{}, make([]int, 4)
 			columns := c.Data.Columns()
-			if last := columns[len(columns)-1]; len(columns) != 4 || last.Role != dataset.Negative || !last.Ragged || c.Data.HasScores() {
-				return fmt.Errorf("columns are %+v, scores %t", columns, c.Data.HasScores())
+			if last := columns[len(columns)-1]; len(columns) != 4 || last.Role != dataset.Negative || !last.Ragged || c.Data.HasScores() || c.Scores != nil {
+				return fmt.Errorf("columns are %+v, scores %v", columns, c.Scores)
 			}
-			for _, e := range c.Examples {
-				from, to := e.Column(3)
-				if to != len(e.Texts) || from < 3 || e.Scores != nil {
-					return fmt.Errorf("row %d: %+v", e.Row, e)
+			for i, row := range c.Rows {
+				for col := range columns {
+					n := 1
+					if columns[col].Ragged {
+						n = int(c.Counts[col][i])
+					}
+					if col == 3 {
+						batch[row] = append(batch[row], "others:")
+					}
+					for _, id := range c.Texts[col][at[col] : at[col]+n] {
+						batch[row] = append(batch[row], named[dataset.Hash128{Hi: id[0], Lo: id[1]}])
+					}
+					at[col] += n
 				}
-				batch[e.Row] = append(e.Texts[:from:from], append([]string{"others:"}, e.Texts[from:]...)...)
 			}
-			if chunks++; c.EndsBatch {
-				batches, next, batch = append(batches, batch), append(next, c.Next), map[int64][]string{}
-			}
+			batches, next = append(batches, batch), append(next, c.Next)
 			return nil
 		})
 		p, err := g.Build()
@@ -89,11 +108,11 @@ func TestInBatchOrder(t *testing.T) {
 		if err := p.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return batches, next, chunks
+		return batches, next
 	}
-	want, cursors, chunks := read(nil, 0, 0, 1)
-	if len(want) < 8 || chunks <= len(want) {
-		t.Fatalf("%d batches in %d chunks", len(want), chunks)
+	want, cursors := read(nil, 0, 0, 1)
+	if len(want) < 8 {
+		t.Fatalf("%d batches", len(want))
 	}
 	for b, batch := range want {
 		documents, full := map[string]bool{}, 0
@@ -131,10 +150,10 @@ func TestInBatchOrder(t *testing.T) {
 	if reflect.DeepEqual(want[0], want[len(want)/2]) {
 		t.Error("the second epoch draws what the first one does")
 	}
-	for _, ranks := range []int{2, 3} {
+	for _, ranks := range []int{2, 30} { // of which 10 have no row of an epoch's last batches
 		got := make([]map[int64][]string, len(want))
 		for rank := range ranks {
-			batches, _, _ := read(nil, 0, rank, ranks)
+			batches, _ := read(nil, 0, rank, ranks)
 			for b, batch := range batches {
 				if got[b] == nil {
 					got[b] = map[int64][]string{}
@@ -149,7 +168,7 @@ func TestInBatchOrder(t *testing.T) {
 		}
 	}
 	for _, steps := range []int{1, 5} {
-		if got, _, _ := read(cursors[steps-1], steps, 1, 2); len(got) != len(want)-steps {
+		if got, _ := read(cursors[steps-1], steps, 1, 2); len(got) != len(want)-steps {
 			t.Errorf("%d batches after %d", len(got), steps)
 		} else {
 			for b, batch := range got {
@@ -166,7 +185,7 @@ func TestInBatchOrder(t *testing.T) {
 // A row that can't be used ends the run on the rank that has it and on those that would draw of it alike, before its batch.
 func TestInBatchBadRow(t *testing.T) {
 	const rows, size, bad = 30, 10, 13
-	data, parts := inBatchData(t, rows, bad)
+	data, parts, _ := inBatchData(t, rows, bad)
 	for rank := range 2 {
 		m, err := dataset.NewMixer(parts[:1], dataset.SamplerConfig{GlobalSize: size, Epochs: 1}, dataset.Mixing{})
 		if err != nil {
@@ -175,7 +194,9 @@ func TestInBatchBadRow(t *testing.T) {
 		g := pipeline.New("in-batch")
 		seen := 0
 		pipeline.Sink(g, "collect", stages.Ingest(g, stages.Plan{Data: data[:1], Sampler: m, InBatch: []int{2}, Rank: rank, Ranks: 2}), func(_ *pipeline.Task, c *stages.Chunk) error {
-			seen += len(c.Examples)
+			if seen += len(c.Examples); c.InBatch != nil && (c.InBatch.N != 2 || c.InBatch.Hi-c.InBatch.Lo != size/2 || c.InBatch.Lo != rank*size/2) {
+				return fmt.Errorf("%+v", c.InBatch)
+			}
 			return c.Bad()
 		})
 		p, err := g.Build()
@@ -183,7 +204,7 @@ func TestInBatchBadRow(t *testing.T) {
 			t.Fatal(err)
 		}
 		var of *stages.RowsError
-		if err := p.Run(t.Context()); !errors.As(err, &of) || !of.Row || !strings.Contains(err.Error(), "data.jsonl:14") || seen != size/2 {
+		if err := p.Run(t.Context()); !errors.As(err, &of) || !of.Row || !strings.Contains(err.Error(), "data.jsonl:14") || seen != size {
 			t.Errorf("rank %d: %v after %d rows", rank, err, seen)
 		}
 	}

@@ -169,6 +169,9 @@ type Chunk struct {
 	First     int // place of this rank's first row in the global batch
 	Total     int // rows of the global batch
 
+	// InBatch tells that Examples are all rows of the global batch, and what is drawn of them for this rank's; nil: Examples are this rank's.
+	InBatch *InBatch
+
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 
 	plan *planned   // of a Plan's rows
@@ -203,7 +206,6 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 	var batch dataset.Batch
 	var own []int64 // this rank's rows of batch
 	first, order := 0, ""
-	var others *dataset.Others                // of batch, if its rows get in-batch negatives
 	var run context.Context                   // of the run that reads
 	open, failed := false, false              // there is more of batch to give out; rows could not be read
 	next, batches, steps := 0, 0, p.FirstStep // rows of own that were given out; batches of the step; steps
@@ -239,7 +241,8 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			own, first = p.sliceOf(batch)
 			next, open = 0, true
 		}
-		rows := own[next:min(len(own), next+chunkRows)]
+		to := min(len(own), next+chunkRows)
+		rows := own[next:to]
 		k := batch.Source
 		if k >= len(p.Data) {
 			return nil, fmt.Errorf("Plan.Data has %d datasets, and Plan.Sampler gives a batch of dataset %d: want those that it was made of, in their order", len(p.Data), k)
@@ -250,20 +253,12 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		if readers[k] == nil {
 			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Sampler.Window()})
 		}
-		data, inBatch := Rows(p.Data[k]), p.inBatch(k)
-		var examples []dataset.Example
-		var err error
-		if inBatch == 0 {
-			examples, err = readers[k].Read(ctx, batch.Pass, rows)
-		} else {
-			data = withOthers{data}
-			if next == 0 && len(own) > 0 {
-				others, err = othersOf(ctx, readers[k], batch)
-			}
-			if err == nil {
-				examples = inBatchOf(others, first+next, first+next+len(rows), inBatch, p.Sampler.Seed(k), batch.Pass)
-			}
+		var draws *InBatch
+		if n := p.inBatch(k); n != 0 {
+			rows, to = batch.Rows, len(own)
+			draws = &InBatch{N: n, Lo: first, Hi: first + len(own), Seed: p.Sampler.Seed(k), Epoch: batch.Pass}
 		}
+		examples, err := readers[k].Read(ctx, batch.Pass, rows)
 		if p.WithoutBad != "" && errors.Is(err, dataset.ErrBadRow) {
 			err = fmt.Errorf("%w; %s", err, p.WithoutBad)
 		}
@@ -278,8 +273,8 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		for i := range examples {
 			examples[i].Row += offset
 		}
-		next += len(rows)
-		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: data, Offset: offset, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows), plan: &planned{steps, p.Ranks, order}}
+		next = to
+		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, InBatch: draws, EndsBatch: next == len(own), First: first, Total: len(batch.Rows), plan: &planned{steps, p.Ranks, order}}
 		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++

@@ -22,7 +22,7 @@ import (
 // first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
 //
 //	cross_entropy  -log p of the first document (FlagEmbedding's rerankers)
-//	mnrl           cross_entropy of Scale sigmoid(s) in the place of s, for groups with documents of other rows among them
+//	mnrl           cross_entropy of Scale sigmoid(s) in the place of s, where documents of other rows are in the group (sentence-transformers')
 //	kl             -sum q log p, q = softmax(l): what a teacher's scores l teach, up to a constant
 //	distill        both (FlagEmbedding's knowledge distillation)
 //	list_net       kl by its other name: labels in the teacher's place (Cao et al., ICML 2007)

@@ -24,7 +24,7 @@ func TestInBatchWays(t *testing.T) {
 	rows, _ := j.heldRows(t, "rows.jsonl", 40)
 	ways := [][]string{
 		{"mesh.replicate=1", "batch.sub_batch={rows: 100000}", "batch.replay_budget=1GiB"},
-		{"mesh.replicate=2", "batch.sub_batch={rows: 3}", "batch.replay_budget=0", "model.activation_checkpointing=true"},
+		{"mesh.replicate=5", "batch.sub_batch={rows: 3}", "batch.replay_budget=0", "model.activation_checkpointing=true"},
 		{"mesh={replicate: 1, shard: 3, parameters: streamed, gradients: early}", "batch.sub_batch={tokens: 60}"},
 	}
 	for what, sets := range map[string][]string{
