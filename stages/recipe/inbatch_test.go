@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
 	"contraflow/testdata/harness"
 )
 
@@ -65,6 +67,32 @@ func TestInBatchWays(t *testing.T) {
 		}
 		if !bytes.Equal(j.saved(t, what+", stopped", "*.safetensors"), j.saved(t, "way 1", "*.safetensors")) {
 			t.Errorf("%s: the weights differ from those of a run that was not stopped", what)
+		}
+	}
+}
+
+// What a program's WithRow makes of a row's documents is what other rows get of them: losses are those of data that was so from the beginning, on any number of
+// ranks.
+func TestInBatchOwnRows(t *testing.T) {
+	j := newJob(t, 30)
+	raw, err := os.ReadFile(filepath.Join(j.dir, "data.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	marked := filepath.Join(j.dir, "marked.jsonl")
+	if err := os.WriteFile(marked, bytes.ReplaceAll(raw, []byte(`"p":"`), []byte(`"p":"`+j.words[7]+" ")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := func(sets ...string) map[int]float64 {
+		t.Helper()
+		return must(j.run(t, "run", nil, 0, false, j.inBatch("mnrl", append(sets, "batch.accumulate=1")...)...))(t).losses
+	}
+	plain, want := run(), run(fmt.Sprintf("data.train.0.path=%q", marked))
+	j.opts = []TrainOption{WithRow(func(e *dataset.Example) error { e.Texts[1] = j.words[7] + " " + e.Texts[1]; return nil })}
+	one, two := run(), run("mesh.replicate=2")
+	for step, loss := range want {
+		if one[step] != loss || !(math.Abs(two[step]-loss) <= 2e-5*loss) || plain[step] == loss || len(want) != 4 {
+			t.Errorf("step %d: %v, on two ranks %v, want %v; of rows as they are %v", step, one[step], two[step], loss, plain[step])
 		}
 	}
 }
