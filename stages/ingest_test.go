@@ -67,17 +67,19 @@ func TestPlanChecked(t *testing.T) {
 	defer d.Close()
 	part := dataset.Part{Layout: d.Layout()}
 	for want, change := range map[string]func(*stages.Plan){
-		"":                                 func(*stages.Plan) {},
-		"Plan.Sampler is nil":              func(p *stages.Plan) { p.Sampler = nil },
-		"Plan.Data has no dataset":         func(p *stages.Plan) { p.Data = nil },
-		"Plan.Data[1] is nil":              func(p *stages.Plan) { p.Data = append(p.Data, nil) },
-		"Plan.MaxSteps is -1":              func(p *stages.Plan) { p.MaxSteps = -1 },
-		"Plan.Accumulate is -1":            func(p *stages.Plan) { p.Accumulate = -1 },
-		"Plan.FirstStep is -1":             func(p *stages.Plan) { p.FirstStep = -1 },
-		"Plan.Rank is 2 and Plan.Ranks 2":  func(p *stages.Plan) { p.Rank, p.Ranks = 2, 2 },
-		"Plan.Rank is 1 and Plan.Ranks 0":  func(p *stages.Plan) { p.Rank = 1 },
-		"Plan.Rank is -1 and Plan.Ranks 2": func(p *stages.Plan) { p.Rank, p.Ranks = -1, 2 },
-		"Plan.Rank is 0 and Plan.Ranks -2": func(p *stages.Plan) { p.Ranks = -2 },
+		"":                         func(*stages.Plan) {},
+		"Plan.Sampler is nil":      func(p *stages.Plan) { p.Sampler = nil },
+		"Plan.Data has no dataset": func(p *stages.Plan) { p.Data = nil },
+		"Plan.Data[1] is nil":      func(p *stages.Plan) { p.Data = append(p.Data, nil) },
+		"Plan.MaxSteps is -1":      func(p *stages.Plan) { p.MaxSteps = -1 },
+		"Plan.Accumulate is -1":    func(p *stages.Plan) { p.Accumulate = -1 },
+		"Plan.InBatch is of 2 datasets, and Plan.Data has 1": func(p *stages.Plan) { p.InBatch = []int{1, 1} },
+		"Plan.InBatch is [-2]":                               func(p *stages.Plan) { p.InBatch = []int{-2} },
+		"Plan.FirstStep is -1":                               func(p *stages.Plan) { p.FirstStep = -1 },
+		"Plan.Rank is 2 and Plan.Ranks 2":                    func(p *stages.Plan) { p.Rank, p.Ranks = 2, 2 },
+		"Plan.Rank is 1 and Plan.Ranks 0":                    func(p *stages.Plan) { p.Rank = 1 },
+		"Plan.Rank is -1 and Plan.Ranks 2":                   func(p *stages.Plan) { p.Rank, p.Ranks = -1, 2 },
+		"Plan.Rank is 0 and Plan.Ranks -2":                   func(p *stages.Plan) { p.Ranks = -2 },
 		"Plan.Data has 1 datasets, and Plan.Sampler gives a batch of dataset 1": func(p *stages.Plan) {
 			p.Sampler, err = dataset.NewMixer([]dataset.Part{part, part}, dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, dataset.Mixing{Kind: dataset.RoundRobin})
 			if err != nil {

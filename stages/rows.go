@@ -29,7 +29,7 @@ func (c *Chunk) Unusable(t *pipeline.Task, err error) (*Chunk, error) {
 		return nil, err
 	}
 	bad := *c
-	bad.Examples, bad.EndsBatch, bad.EndsStep, bad.Next = nil, false, false, nil
+	bad.Examples, bad.InBatch, bad.EndsBatch, bad.EndsStep, bad.Next = nil, nil, false, false, nil
 	bad.bad = &RowsError{err, errors.Is(err, dataset.ErrBadRow)}
 	t.EndBefore(bad.bad)
 	return &bad, nil

@@ -87,6 +87,10 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 		if c.bad != nil {
 			return &TokenChunk{Chunk: *c}, nil
 		}
+		c, err := c.draw()
+		if err != nil {
+			return nil, err
+		}
 		out, wrong := x.tokenize(c)
 		if wrong == nil {
 			return out, nil

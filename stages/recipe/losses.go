@@ -54,6 +54,10 @@ type Loss struct {
 	PosWeight float64     `yaml:"pos_weight,omitempty"`
 	ByLabel   bool        `yaml:"by_label,omitempty"`
 
+	// Of a reranker's mnrl, as Scale.
+	NumNegatives Count           `yaml:"num_negatives,omitempty"` // documents of other rows of its batch that a row gets besides its own
+	Activation   loss.Activation `yaml:"activation,omitempty"`
+
 	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss
 
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
@@ -426,7 +430,7 @@ func (l Loss) termLabel() func(float64) error {
 func (l Loss) reads() (label, scores, teacher bool) {
 	k := l.kind()
 	if k.reranker {
-		return l.Name == "bce" || l.Name == "mse", l.Name != "cross_entropy", false
+		return l.Name == "bce" || l.Name == "mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
 	}
 	angle, margin := k.names[0] == "angle", k.names[0] == "margin_mse"
 	return k.label || angle || margin, k.scores || margin || k.m3 && l.Distillation != "", k.teacher

@@ -428,7 +428,7 @@ func (x *Run) openData(ctx context.Context) error {
 	if r.Data.OnError == "stop" {
 		x.plan.WithoutBad = skipRows
 	}
-	return nil
+	return x.openInBatch()
 }
 
 // skipRows is the way out where a row can't be used.
@@ -599,8 +599,8 @@ func (x *Run) rows() (n int64) {
 }
 
 func (x *Run) columns() (n int) {
-	for _, d := range x.data {
-		n = max(n, d.MostTexts())
+	for i, d := range x.data {
+		n = max(n, d.MostTexts()+x.inBatch(i))
 	}
 	return n
 }
@@ -683,6 +683,7 @@ func (x *Run) noteOddities() {
 			break
 		}
 	}
+	x.noteAlone()
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}

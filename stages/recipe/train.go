@@ -337,7 +337,7 @@ func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.lo
 
 // WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
 // called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does
-// must follow from the row alone.
+// must follow from the row alone. With a reranker's mnrl each rank calls f with all rows of each batch, and other rows get the documents that f has left.
 func WithRow(f func(*dataset.Example) error) TrainOption {
 	return func(o *trainOptions) { o.own.row = f }
 }

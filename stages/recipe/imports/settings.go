@@ -188,6 +188,8 @@ func (r *recipe) batch() {
 	of := fmt.Sprintf("batch.global_size is %d rows on each of %d devices", size, r.devices)
 	switch {
 	case r.devices == 1:
+	case r.drawsInBatch():
+		r.assume("%s; a row gets documents of rows on all of them, and there of those on its own", of)
 	case r.reranks():
 		r.assume("batch.global_size is %d groups on each of %d devices", size, r.devices)
 	case gathered:
@@ -216,6 +218,8 @@ func (r *recipe) batch() {
 	sampler, _ := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
+	case strings.HasPrefix(sampler, "no_duplicates") && r.drawsInBatch():
+		r.keys["batch.no_duplicates"] = "true"
 	case sampler == "no_duplicates" || sampler == "no_duplicates_hashed" || r.reranks(): // groups don't see each other
 	case sampler == "group_by_label":
 		r.without("batch_sampler", "group_by_label puts rows of equal labels side by side; batches here are in random order")
