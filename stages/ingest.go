@@ -21,8 +21,6 @@ type Plan struct {
 	Accumulate int            // batches per step, 0 is 1; a step never crosses an epoch's end, so an epoch's last may have fewer
 	MaxSteps   int            // 0: all epochs
 
-	WithoutBad string // what goes on without a row that can't be used, said with the error of one; may be ""
-
 	// Of several ranks, which all have the same plan, each reads its slice of every batch.
 	Rank, Ranks int // Ranks 0 means 1
 }
@@ -234,9 +232,6 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Sampler.Window()})
 		}
 		examples, err := readers[k].Read(ctx, batch.Pass, rows)
-		if p.WithoutBad != "" && errors.Is(err, dataset.ErrBadRow) {
-			err = fmt.Errorf("%w; %s", err, p.WithoutBad)
-		}
 		offset := p.Offset(k)
 		if err != nil && ctx.Err() == nil {
 			open, failed = false, true

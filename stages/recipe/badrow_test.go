@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"contraflow/collective"
 	"contraflow/collective/sim"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 )
 
@@ -73,14 +75,19 @@ func TestBadRowLosesNothing(t *testing.T) {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		for _, want := range []string{
-			fmt.Sprintf("data.jsonl:%d, column %q: the text is empty; %s", bad+1, "p", skipRows),
-			fmt.Sprintf("checkpoints has step %d, the last one before it: --resume --set data.on_error=skip goes on from there", c.step),
+			fmt.Sprintf("data.jsonl:%d, column %q: the text is empty; ", bad+1, "p"),
+			fmt.Sprintf("checkpoints has step %d, the last one before it: --resume --set data.on_error=skip goes on from there, without such rows, and lists them in skipped.jsonl", c.step),
 		} {
-			if c.step == 0 {
-				want = "no step came before it, and nothing is saved"
+			if c.step == 0 && strings.HasPrefix(want, "checkpoints") {
+				want = "no step came before it, and nothing is saved: " + skipRows
 			}
-			if !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "data.jsonl:") != 1 {
+			if !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "data.jsonl:") != 1 || strings.Count(err.Error(), "skip") != 2 {
 				t.Errorf("%s: %v, want %q", c.name, err, want)
+			}
+		}
+		for rank, said := range o.said { // whichever ends first
+			if len(read) > 1 && fmt.Sprintf("rank %d: %v", len(read)-1, said) != err.Error() {
+				t.Errorf("%s: rank %d ends with %v, the job with %v", c.name, rank, said, err)
 			}
 		}
 		if len(o.losses) != c.step {
@@ -205,5 +212,41 @@ func TestForecastOfBadRow(t *testing.T) {
 		if !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), "the text is blank") {
 			t.Errorf("%d ranks: %v", ranks, err)
 		}
+	}
+}
+
+// stopAt ends a context at the first file of a checkpoint, which waits until all ranks know.
+type stopAt struct {
+	checkpoint.FS
+	stop  func()
+	known <-chan struct{}
+}
+
+func (s stopAt) Create(path string) (checkpoint.File, error) {
+	s.stop()
+	<-s.known
+	return s.FS.Create(path)
+}
+
+// A run that is stopped while it saves what came before a row that can't be used tells of both.
+func TestStoppedAtBadRow(t *testing.T) {
+	j := newJob(t, 60)
+	r, err := Parse("job", []byte(j.text), []string{"batch.accumulate=1", "train.epochs=1", "mesh.replicate=2", "data.shuffle=false", "batch.no_duplicates=false", "save.dir=" + filepath.Join(j.dir, "out")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	err = OnRanks(ctx, r, Place{}, Observer{}, func(x *Run) error {
+		x.fs = stopAt{checkpoint.Disk{}, cancel, x.ranks.Comm.World.Done()}
+		_, err := x.Train(ctx, WithRow(func(e *dataset.Example) error {
+			if e.Row == 30 {
+				return errors.New("boom")
+			}
+			return nil
+		}))
+		return err
+	})
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "data.jsonl:31: boom") || !strings.Contains(err.Error(), "stopped: context canceled while what came before it was saved") {
+		t.Error(err)
 	}
 }

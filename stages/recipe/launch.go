@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -81,8 +82,9 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
+	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: new(atomic.Pointer[error])}
 	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
-		abort(ctx, w, fmt.Errorf("stopped: %w", collective.Stopped(ctx)))
+		abort(ctx, w, x.stoppedBy(ctx))
 	})()
 	opening, opened := context.WithCancelCause(ctx) // what has no other rank to wait for ends with the job, too
 	defer opened(nil)
@@ -105,7 +107,7 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	if err != nil {
 		return nil, err
 	}
-	x := &Run{Recipe: r, obs: obs, ranks: ranks, share: p.Share}
+	x.ranks = ranks
 	if err := x.open(opening); err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 
@@ -88,7 +89,8 @@ type Run struct {
 	share    gpustage.Share                      // of this machine, if other ranks are in this process
 	began    bool                                // Train has begun: weights and the data's order are not those of the beginning
 	closed   bool
-	loaded   string // hash of the parameters that this rank has read, if it holds a part of them
+	ending   *atomic.Pointer[error] // why the run ends, while what it came to is saved; nil alone
+	loaded   string                 // hash of the parameters that this rank has read, if it holds a part of them
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -227,7 +229,7 @@ func (x *Run) openModel(ctx context.Context) error {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
 		if x.reranker.Folder.Template == nil { // it would say what is cut
-			x.text.TooLong = "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length in another save.dir"
+			x.text.TooLong = "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir"
 		}
 		return nil
 	}
@@ -425,14 +427,19 @@ func (x *Run) openData(ctx context.Context) error {
 	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
 		x.plan.MaxSteps = x.plan.StepsOf(e)
 	}
-	if r.Data.OnError == "stop" {
-		x.plan.WithoutBad = skipRows
-	}
 	return nil
 }
 
 // skipRows is the way out where a row can't be used.
 const skipRows = "data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them"
+
+// orSkip goes on from an error, of a row that can't be used, if it is one, with the way out.
+func (x *Run) orSkip(err error) error {
+	if x.Recipe.Data.OnError == "stop" && errors.Is(err, dataset.ErrBadRow) {
+		return fmt.Errorf("%w; %s", err, skipRows)
+	}
+	return err
+}
 
 // byKey is a mixer's error, of one of several datasets, by the key of that.
 func byKey(err error) error {
@@ -491,11 +498,8 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, nil
 	}
 	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
-	if errors.Is(err, dataset.ErrBadRow) {
-		return p, fmt.Errorf("%w; %s", err, skipRows)
-	}
 	if err != nil {
-		return p, err
+		return p, x.orSkip(err)
 	}
 	if r.Batch.NoDuplicates {
 		p.Texts = index

@@ -115,7 +115,7 @@ func TestPairTooLong(t *testing.T) {
 			}, sets...)...)
 		}
 		_, err := run(false)
-		for _, want := range []string{"pairs.jsonl:41: ", "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length", "checkpoints has step 10, the last one before it: --resume goes on from there"} {
+		for _, want := range []string{"pairs.jsonl:41: ", "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir", "checkpoints has step 10, the last one before it: --resume goes on from there"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%d ranks: %v, want %q", replicate, err, want)
 			}
