@@ -242,6 +242,12 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 		out.Shown = func(role dataset.Role, ids []int32) []int32 { return x.Heads.Shown(role == dataset.Query, ids) }
 	}
 	columns := c.Data.Columns()
+	for i := range c.Examples {
+		e := &c.Examples[i]
+		if err := checkNumbers(e, c.Data, len(c.Examples[0].Teacher)); err != nil {
+			return nil, fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err)
+		}
+	}
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {
 		out.Rows, out.Weights = append(out.Rows, e.Row), append(out.Weights, e.Weight)

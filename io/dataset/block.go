@@ -104,7 +104,7 @@ func (b *Block) Weight(row int) float32 {
 
 // Check returns what is wrong with a row as a *RowError: a text that is null, blank or not UTF-8, a list without elements
 // or of a length that the others don't have, a value of the wrong type, a line that isn't JSON, a weight below 0, a label or a
-// score that is no number, other scores than documents.
+// score that is no number, or none for [Source].CheckLabel or CheckScore, other scores than documents.
 func (b *Block) Check(row int) error {
 	if column, reason := b.check(row); reason != "" {
 		return b.d.rowError(b.First+int64(row), column, reason)

@@ -44,6 +44,8 @@ type Source struct {
 	// them, one after the other, are one for each text of the document columns, one after the other: a single list, or a column for each column of
 	// documents. Where a row uses some texts of a list, it uses their scores.
 	Scores []string
+	// CheckScore is CheckLabel of each score.
+	CheckScore func(score float64) error
 	// Teacher is a column of lists of numbers, all of one length: a teacher's embedding of each row's text.
 	Teacher string
 

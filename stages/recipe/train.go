@@ -17,7 +17,6 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
-	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
@@ -155,7 +154,7 @@ func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*sta
 		}
 	}()
 	chunks := ingest(g, x.plan)
-	if x.own.row != nil {
+	if x.own.row != nil || x.own.checks() {
 		chunks = pipeline.Map(g, "own", chunks, x.ownRows)
 	}
 	tokens := stages.Tokenize(g, chunks, x.text)
@@ -327,69 +326,6 @@ func Resuming() TrainOption { return func(o *trainOptions) { o.resume = true } }
 
 // Controlled lets a control ask the run for checkpoints and for its end.
 func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.control = c } }
-
-// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have. All ranks are given the same, and a run
-// that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
-// of their own, too, and its gradient is verified by Verify.
-func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
-
-// WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
-// called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does
-// must follow from the row alone.
-func WithRow(f func(*dataset.Example) error) TrainOption {
-	return func(o *trainOptions) { o.own.row = f }
-}
-
-// WithStages has add put stages of one's own into the graph that trains: what looks at batches, results or gradients, or measures something else, of
-// this rank. A graph is built anew after a step that is rolled back (train.on_nan), and add called again. Stages that change what is trained are
-// WithRow's and WithLoss's matter, of which checkpoints know.
-func WithStages(add func(g *pipeline.Graph, p Ports) error) TrainOption {
-	return func(o *trainOptions) { o.own.stages = add }
-}
-
-// own is what a program puts in the place of a recipe's, or adds to it.
-type own struct {
-	loss   loss.Loss
-	row    func(*dataset.Example) error
-	stages func(*pipeline.Graph, Ports) error
-}
-
-// says tells, in comments before its loss, what of a recipe's text a program has put something in the place of: nothing reads them but people.
-func (o own) says(text []byte) []byte {
-	var notes string
-	if o.row != nil {
-		notes += "# The program has changed rows (recipe.WithRow).\n"
-	}
-	if o.loss != nil {
-		is := strings.Join(strings.Fields(o.mark().Settings), " ")
-		notes += fmt.Sprintf("# The program's own loss has trained (recipe.WithLoss): %s. What follows says what rows must have.\n", is)
-	}
-	const key = "\nloss:"
-	return bytes.Replace(text, []byte(key), []byte("\n"+notes+key[1:]), 1)
-}
-
-// ownRows changes a chunk's rows, and what their texts are known by.
-func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
-	for i := range c.Examples {
-		e := &c.Examples[i]
-		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err) }
-		if e.IDs != nil {
-			return nil, where(fmt.Errorf("the row comes as token ids, whose texts can't be changed: data.train[%d].ids: false takes its texts", c.Source))
-		}
-		row, n := e.Row, len(e.Texts)
-		if err := x.own.row(e); err != nil {
-			return c.Unusable(t, where(err))
-		}
-		if e.Row != row || len(e.Texts) != n {
-			return nil, where(fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts)))
-		}
-		e.Hashes = make([]dataset.Hash128, n)
-		for k, text := range e.Texts {
-			e.Hashes[k] = dataset.HashText(text)
-		}
-	}
-	return c, nil
-}
 
 // Train runs the recipe. The run's folder then holds metrics.jsonl, recipe.yaml, run.json, model/ and, if
 // asked for, trace.json. A Run trains once: what it holds then is the trained model.
