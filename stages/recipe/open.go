@@ -479,7 +479,9 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	if err != nil {
 		return p, err
 	}
-	d, err := dataset.Open(ctx, src.files(r.lossOf(i), tokens))
+	files := src.files(r.lossOf(i), tokens)
+	files.CheckText = x.text.CheckText(i)
+	d, err := dataset.Open(ctx, files)
 	if err != nil {
 		return p, err
 	}

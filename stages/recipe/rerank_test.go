@@ -119,8 +119,13 @@ func TestPairTooLong(t *testing.T) {
 				fmt.Sprint("mesh.replicate=", replicate), fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n]}]", path),
 			}, sets...)...)
 		}
+		out += ", skips"
+		if o, err := run(false, "data.on_error=skip"); err != nil || o.summary.Skipped != 1 || o.summary.Steps != 10 {
+			t.Errorf("%d ranks, without the row: %+v, %v", replicate, o.summary, err)
+		}
+		out = fmt.Sprint("run ", replicate)
 		_, err := run(false)
-		for _, want := range []string{"pairs.jsonl:41: ", "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir", "checkpoints has step 10, the last one before it: --resume goes on from there"} {
+		for _, want := range []string{`pairs.jsonl:41, column "q": `, "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir", "checkpoints has step 10, the last one before it: --resume --set data.on_error=skip goes on from there"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%d ranks: %v, want %q", replicate, err, want)
 			}
