@@ -42,6 +42,9 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 		device, err := asRank(ctx, r, p, obs, f)
 		if err != nil {
 			abort(ctx, p.World, err)
+			if few := (*LeftOutError)(nil); errors.As(err, &few) { // the same on all ranks, which have read the same rows
+				return err
+			}
 			if first := p.World.Err(); first != nil {
 				return first // what this rank has seen of it may be less
 			}

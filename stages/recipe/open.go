@@ -450,28 +450,6 @@ func byKey(err error) error {
 	return err
 }
 
-// leftOut goes on from an error about data that is too small: with how many rows of it can't be used, and why the first of them can't, for what is left
-// tells nothing of it. of is what the mixer has said.
-func (x *Run) leftOut(err, of error) error {
-	bad := x.skipped
-	var part *dataset.PartError
-	if errors.As(of, &part) {
-		from := 0
-		for _, rows := range x.skips[:part.Part] {
-			from += len(rows)
-		}
-		bad = bad[from : from+len(x.skips[part.Part])]
-	}
-	if len(bad) == 0 || !errors.Is(of, dataset.ErrBatchTooLarge) && !errors.Is(of, dataset.ErrBadRow) {
-		return err
-	}
-	rows := fmt.Sprintf("%d rows", len(bad))
-	if len(bad) == 1 {
-		rows = "1 row"
-	}
-	return fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, rows, bad[0])
-}
-
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
 	r, src := x.Recipe, x.Recipe.Data.Train[i]

@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -649,7 +648,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), x.own.says(text)); err != nil {
 		return nil, err
 	}
-	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {
+	if err := writeSkipped(filepath.Join(dir, skippedFile), x.skipped); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, "metrics.jsonl")
@@ -657,36 +656,4 @@ func (x *Run) begin(dir string) (*os.File, error) {
 		return nil, err
 	}
 	return os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
-}
-
-// SkippedRow is a line of skipped.jsonl.
-type SkippedRow struct {
-	File     string `json:"file"`
-	RowGroup *int   `json:"row_group,omitempty"` // parquet
-	Row      int64  `json:"row"`                 // of the file, from 0
-	Line     int64  `json:"line,omitempty"`      // JSON lines, from 1
-	Column   string `json:"column,omitempty"`
-	Reason   string `json:"reason"`
-}
-
-// writeSkipped lists the rows that can't be used; without any there is no file.
-func (x *Run) writeSkipped(path string) error {
-	if len(x.skipped) == 0 {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	for _, s := range x.skipped {
-		row := SkippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Column: s.Column, Reason: s.Reason}
-		if s.Location.RowGroup >= 0 {
-			row.RowGroup = &s.Location.RowGroup
-		}
-		if err := enc.Encode(row); err != nil {
-			return err
-		}
-	}
-	return atomicfile.WriteFile(path, b.Bytes())
 }
