@@ -233,12 +233,9 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 		}
 		examples, err := readers[k].Read(ctx, batch.Pass, rows)
 		offset := p.Offset(k)
-		if err != nil && ctx.Err() == nil {
+		if err != nil {
 			open, failed = false, true
 			return (&Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, plan: &planned{steps, p.Ranks, order}}).Unusable(t, err)
-		}
-		if err != nil {
-			return nil, err
 		}
 		for i := range examples {
 			examples[i].Row += offset

@@ -26,9 +26,9 @@ func (e *RowsError) Is(target error) bool { return e.Row && target == dataset.Er
 
 // Unusable is what a stage of one's own, in a task of the stream, passes on in place of a chunk of Ingest's that has rows it can't use: the run then ends
 // with a [RowsError], after the steps before theirs. Of rows that no Plan has ordered other ranks would not hear: err is returned, for the task to end the
-// run with at once.
+// run with at once. So it is where the run has been stopped, which may be all that err says.
 func (c *Chunk) Unusable(t *pipeline.Task, err error) (*Chunk, error) {
-	if c.plan == nil {
+	if c.plan == nil || t.Context().Err() != nil {
 		return nil, err
 	}
 	bad := *c
