@@ -197,12 +197,13 @@ func TestTooFewForBadRows(t *testing.T) {
 		}
 		return path
 	}
-	var strs, empty []string
+	var strs, empty, null []string
 	for i := range 63 {
+		null = append(null, `{"q": "one", "p": null}`)
 		strs = append(strs, fmt.Sprintf(`{"q": "one %d", "p": "two %d"}`, i, i))
 		empty = append(empty, `{"q": "one", "p": " "}`)
 	}
-	lists := write("lists.jsonl", append([]string{`{"q": "one", "p": ["two"]}`}, strs...)...)
+	lists := write("lists.jsonl", append([]string{`{"q": "one", "p": ["two"]}`}, null...)...)
 	none := write("none.jsonl", empty...)
 	two := write("two.jsonl", append(slices.Clip(strs[:2]), empty...)...)
 	one := func(path string) string { return fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", path) }
@@ -210,7 +211,7 @@ func TestTooFewForBadRows(t *testing.T) {
 	for _, c := range []struct {
 		name, train, drop, want string
 	}{
-		{"lists", one(lists), "true", "1 row, which has no negatives: it takes more data" + left + lists + `:2, column "p": it is a string`},
+		{"lists", one(lists), "true", "1 row, which has no negatives: it takes more data" + left + lists + `:2, column "p": the list is null or empty`},
 		{"none", one(none), "true", "none of the 63 rows can be used" + left + none + `:1, column "p": the text is `},
 		{"second", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}]", lists, none, two), "false",
 			"data.train[1]: none of the 63 rows can be used" + left + none},
