@@ -74,7 +74,6 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 		}
 	}
 	c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
-	c.require(s.Label == "" || s.Documents == "", key+"label", "is for pairs: of rows with several documents, scores: names the column with a list of how relevant each is")
 }
 
 // checkGroups checks a reranker's loss at a key.
