@@ -138,52 +138,48 @@ func (ones) CheckLabel(y float64) error {
 // What a program's own function says of a row ends the run in the same way, and so does what it makes of a row that no loss takes, or not its own.
 func TestOwnRowLosesNothing(t *testing.T) {
 	boom := errors.New("boom")
+	j := newJob(t, 60)
+	file := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, bytes.ReplaceAll(raw, []byte(`{"p":`), []byte(`{"l":1,"p":`)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	bad := int64(-1)
-	for _, c := range []struct {
-		name, want string
-		spoil      func(*dataset.Example) error
-	}{
-		{"row", "boom", func(*dataset.Example) error { return boom }},
-		{"weight", "the weight is NaN: it must be a number >= 0", func(e *dataset.Example) error { e.Weight = float32(math.NaN()); return nil }},
-		{"label", "the label is NaN", func(e *dataset.Example) error { e.Label = float32(math.NaN()); return nil }},
-		{"loss", "the label is 2: want 1", func(e *dataset.Example) error { e.Label = 2; return nil }},
-	} {
-		j := newJob(t, 60)
-		file := filepath.Join(j.dir, "data.jsonl")
-		raw, err := os.ReadFile(file)
-		if err == nil {
-			err = os.WriteFile(file, bytes.ReplaceAll(raw, []byte(`{"p":`), []byte(`{"l":1,"p":`)), 0o600)
+	spoil := func(*dataset.Example) error { return boom }
+	j.opts = []TrainOption{WithRow(func(e *dataset.Example) error {
+		if e.Row == bad {
+			return spoil(e)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		j.opts = []TrainOption{WithRow(func(e *dataset.Example) error {
-			if e.Row == bad {
-				return c.spoil(e)
-			}
-			return nil
-		})}
-		if c.name == "loss" {
-			j.opts = append(j.opts, WithLoss(ones{}))
-		}
-		sets := []string{"batch.accumulate=1", "train.epochs=1", "data.train.0.label=l"}
-		bad = -1
-		good, err := j.run(t, "good", nil, 0, false, sets...)
-		if err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		return nil
+	})}
+	sets := []string{"batch.accumulate=1", "train.epochs=1", "data.train.0.label=l"}
+	good, err := j.run(t, "good", nil, 0, false, sets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fails := func(out, want string) {
+		t.Helper()
 		bad = good.rows[3][0][0]
-		_, err = j.run(t, "run", nil, 0, false, sets...)
-		want := fmt.Sprintf("data.jsonl:%d: %s", bad+1, c.want)
-		if err == nil || (c.name == "row") != errors.Is(err, boom) || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
-			t.Errorf("%s: %v, want %s", c.name, err, want)
-		}
-		bad = -1
-		o, err := j.run(t, "run", nil, 0, true, sets...)
-		if err != nil || o.summary.from != 3 || !bytes.Equal(j.model(t, "run"), j.model(t, "good")) {
-			t.Errorf("%s: %v, after step %d", c.name, err, o.summary.from)
+		_, err := j.run(t, out, nil, 0, false, sets...)
+		want = fmt.Sprintf("data.jsonl:%d: %s", bad+1, want)
+		if err == nil || (out == "row") != errors.Is(err, boom) || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
+	fails("row", "boom")
+	bad = -1
+	o, err := j.run(t, "row", nil, 0, true, sets...)
+	if err != nil || o.summary.from != 3 || !bytes.Equal(j.model(t, "row"), j.model(t, "good")) {
+		t.Errorf("%v, after step %d", err, o.summary.from)
+	}
+	spoil = func(e *dataset.Example) error { e.Label = float32(math.NaN()); return nil }
+	fails("label", "the label is NaN: it must be a number")
+	spoil = func(e *dataset.Example) error { e.Label = 2; return nil }
+	j.opts = append(j.opts, WithLoss(ones{}))
+	fails("loss", "the label is 2: want 1")
 }
 
 // Where data is too small because rows can't be used, the error says how many and why the first one can't, of the dataset that is too small.
