@@ -82,6 +82,9 @@ func NewHeldOutInBatch(ctx context.Context, d *dataset.Dataset, x Text, rows int
 		return nil, err
 	}
 	if err := p.Run(ctx); err != nil {
+		if bad := (*dataset.RowError)(nil); errors.As(err, &bad) {
+			return nil, bad
+		}
 		return nil, cmp.Or(unread, err)
 	}
 	weight := 0.0

@@ -25,8 +25,6 @@ type Plan struct {
 	// dataset.AllNegatives all there are; nil is none of any.
 	InBatch []int
 
-	WithoutBad string // what goes on without a row that can't be used, said with the error of one; may be ""
-
 	// Of several ranks, which all have the same plan, each reads its slice of every batch.
 	Rank, Ranks int // Ranks 0 means 1
 }
@@ -259,16 +257,10 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			draws = &InBatch{N: n, Lo: first, Hi: first + len(own), Seed: p.Sampler.Seed(k), Epoch: batch.Pass}
 		}
 		examples, err := readers[k].Read(ctx, batch.Pass, rows)
-		if p.WithoutBad != "" && errors.Is(err, dataset.ErrBadRow) {
-			err = fmt.Errorf("%w; %s", err, p.WithoutBad)
-		}
 		offset := p.Offset(k)
-		if err != nil && ctx.Err() == nil {
+		if err != nil {
 			open, failed = false, true
 			return (&Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, plan: &planned{steps, p.Ranks, order}}).Unusable(t, err)
-		}
-		if err != nil {
-			return nil, err
 		}
 		for i := range examples {
 			examples[i].Row += offset

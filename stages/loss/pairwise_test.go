@@ -485,6 +485,7 @@ func TestCheckLabel(t *testing.T) {
 		{Contrastive{Online: true}, []float64{0, 1}, []float64{0.5, 2, -1}, "online contrastive takes 1"},
 		{Groups{Name: "bce"}, []float64{0, 0.25, 1}, []float64{-0.5, 7}, "bce takes labels from 0 to 1"},
 		{Groups{Name: "mse"}, []float64{-3, 7}, nil, ""},
+		{Groups{Name: "lambda"}, []float64{-3, 7, 900}, []float64{901, math.Inf(1), math.NaN()}, "lambda takes degrees of relevance"},
 	} {
 		for _, y := range c.good {
 			if err := c.l.CheckLabel(y); err != nil {

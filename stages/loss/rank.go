@@ -143,11 +143,20 @@ func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size
 
 // CheckLabel finds a label that the objective has no meaning for.
 func (g Groups) CheckLabel(y float64) error {
-	if g.Name == GroupBCE && !(y >= 0 && y <= 1) {
+	switch {
+	case g.Name == GroupBCE && !(y >= 0 && y <= 1):
 		return errors.New("bce takes labels from 0 to 1")
+	case g.Name == GroupLambda && !(y <= mostGain):
+		return fmt.Errorf("lambda takes degrees of relevance, whose gain is 2^label - 1: at most %d", mostGain)
 	}
 	return nil
 }
+
+// mostGain is the largest label whose gain, and the sum of any number of documents', is a number in float64.
+const mostGain = 900
+
+// CheckScore is CheckLabel of a document's score, which is its label.
+func (g Groups) CheckScore(y float64) error { return g.CheckLabel(y) }
 
 // LabelError is about a row whose labels a loss can't take.
 type LabelError struct {

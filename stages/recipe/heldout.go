@@ -145,7 +145,13 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 			return err
 		}
 	}
-	d, err := dataset.Open(ctx, h.source().files(l, false))
+	text, err := x.heldOutText(h)
+	if err != nil {
+		return err
+	}
+	files := h.source().files(l, false)
+	files.CheckText = text.CheckText(0)
+	d, err := dataset.Open(ctx, files)
 	if err != nil {
 		return err
 	}
@@ -156,10 +162,6 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 		}
 	}
 	if err := x.checkTeacher(l, at, d.TeacherSize()); err != nil {
-		return err
-	}
-	text, err := x.heldOutText(h)
-	if err != nil {
 		return err
 	}
 	rows, err := stages.NewHeldOutInBatch(ctx, d, text, r.Batch.GlobalSize, r.Train.Seed, l.inBatch())

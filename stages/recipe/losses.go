@@ -392,10 +392,16 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 }
 
 // checkLabel is what a dataset's labels must be for the loss; nil: numbers.
-func (l Loss) checkLabel() func(float64) error {
+func (l Loss) checkLabel() func(float64) error { return l.checkNumber((*Loss).termLabel) }
+
+// checkScore is what its scores must be.
+func (l Loss) checkScore() func(float64) error { return l.checkNumber((*Loss).termScore) }
+
+// checkNumber is what is a number for each of the loss's terms; nil: all are.
+func (l Loss) checkNumber(of func(*Loss) func(float64) error) func(float64) error {
 	var checks []func(float64) error
 	for _, t := range l.each("") {
-		if check := t.termLabel(); check != nil {
+		if check := of(t); check != nil {
 			checks = append(checks, check)
 		}
 	}
@@ -413,7 +419,7 @@ func (l Loss) checkLabel() func(float64) error {
 }
 
 // termLabel is checkLabel of a loss that is no sum.
-func (l Loss) termLabel() func(float64) error {
+func (l *Loss) termLabel() func(float64) error {
 	k := l.kind()
 	switch name := k.names[0]; {
 	case k.reranker:
@@ -422,6 +428,14 @@ func (l Loss) termLabel() func(float64) error {
 		return loss.CosineSimilarity{}.CheckLabel
 	case name == "contrastive" || name == "online_contrastive":
 		return loss.Contrastive{Online: name == "online_contrastive"}.CheckLabel
+	}
+	return nil
+}
+
+// termScore is checkScore of a loss that is no sum.
+func (l *Loss) termScore() func(float64) error {
+	if l.kind().reranker {
+		return l.groups().CheckScore
 	}
 	return nil
 }
