@@ -45,13 +45,17 @@ type Device struct {
 	functions map[string]function
 	events    []cu.Event // all there are
 	unused    []cu.Event // of them, to be used again
+	refused   sync.Once  // a product of cuBLASLt's, which is told
 }
 
 // function is a kernel that is loaded.
 type function struct {
 	handle C.CUfunction
-	shared int // bytes of shared memory that it may have
+	shared int // bytes of shared memory that it may have beside what its code declares
 }
+
+// unasked is how much shared memory a block may have without asking for more, declared and dynamic together.
+const unasked = 48 << 10
 
 // oldest is the first generation with bf16 on tensor cores.
 const oldest = 8
@@ -360,7 +364,12 @@ func (d *Device) function(kernel string, shared int, captures bool) (C.CUfunctio
 		if err != nil {
 			return nil, err
 		}
-		f = function{*(*C.CUfunction)(unsafe.Pointer(&fn)), 48 << 10}
+		f.handle = *(*C.CUfunction)(unsafe.Pointer(&fn))
+		var declared C.int
+		if err := driverError(C.static_shared(d.raw(), f.handle, &declared)); err != nil {
+			return nil, err
+		}
+		f.shared = unasked - int(declared)
 	}
 	if shared > f.shared {
 		if err := driverError(C.allow_shared(d.raw(), f.handle, C.int(shared))); err != nil {
