@@ -109,7 +109,7 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	setCompiled(&d.compiled, d.arch, groups, DriverVersion())
 	if major < oldest {
-		return fail(fmt.Errorf("%s: its tensor cores have no bf16, those of GPUs from sm_%d0 on have; %w", d.about, oldest, gpustage.ErrAbsent))
+		return fail(fmt.Errorf("%s: it %w, as its tensor cores have no bf16; GPUs from sm_%d0 on (A100, RTX 30) have; device: cpu computes on the processor", d.about, gpustage.ErrUnfit, oldest))
 	}
 	if d.arch != tried && os.Getenv("CONTRAFLOW_CUDA") != "try" {
 		return fail(fmt.Errorf("%s: the CUDA device %w; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor", d.about, gpustage.ErrUntried))

@@ -127,9 +127,8 @@ func shapeOf(x launch.Product) C.Shape {
 
 // plan is the algorithm for a product.
 type plan struct {
-	made    *C.Plan // nil where the library has none with its epilogue
-	used    bool
-	refused bool // with what is fused with it, when it was to multiply
+	made *C.Plan // nil where the library has none with its epilogue
+	used bool
 }
 
 func (s *Stream) plan(x launch.Product) (*plan, error) {
@@ -162,10 +161,6 @@ func (s *Stream) Multiply(x launch.Product) error {
 	if plan.made == nil {
 		return fmt.Errorf("cuBLASLt has no product with such an epilogue: %+v", x)
 	}
-	fused := x.Epilogue != launch.NoEpilogue || x.Bias != 0
-	if fused && plan.refused {
-		return launch.ErrRefused
-	}
 	if !plan.used && !s.captures { // the library loads its kernel now
 		whole.Lock()
 		defer whole.Unlock()
@@ -174,10 +169,9 @@ func (s *Stream) Multiply(x launch.Product) error {
 	p := s.products
 	err = productError(C.lt_multiply(s.d.raw(), p.handle, plan.made, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
 		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(x.Aux.At), C.uint64_t(s.Address(p.workspace)), workspaceBytes, s.raw()))
-	if err == nil || !fused || C.lt_refused(plan.made) == 0 {
+	if fused := x.Epilogue != launch.NoEpilogue || x.Bias != 0; err == nil || !fused || C.lt_refused(plan.made) == 0 {
 		return err
 	}
-	plan.refused = true
 	s.d.refused.Do(func() {
 		tell(fmt.Sprintf("%s, %s: cuBLASLt refuses products that it has algorithms for, the first [%d %d] from [%d %d] and [%d %d] with epilogue %d: %v. Such products "+
 			"are multiplied without what was to be fused with them, which kernels do: results are right, and steps may be slower", s.d.Name(), s.d.about,

@@ -180,7 +180,11 @@ func (c *Cache) compile() (err error) {
 	var errs []error
 	for n, source := range missing {
 		wait.Go(func() {
-			code, _, err := c.compiler.Compile(n, source.Text, source.Arch, false)
+			var code []byte
+			arch, err := c.compiler.target(source.Arch)
+			if err == nil {
+				code, _, err = c.compiler.Compile(n, source.Text, arch, false)
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

@@ -161,6 +161,31 @@ func TestArchitectures(t *testing.T) {
 	}
 }
 
+// A GPU that is younger than the compiler gets code of the nearest older architecture of its generation, and of no other; where there is none, the error
+// says what to do.
+func TestNearest(t *testing.T) {
+	known := []string{"sm_75", "sm_80", "sm_86", "sm_90", "sm_100"}
+	for arch, want := range map[string]string{
+		"sm_80": "sm_80", "sm_86": "sm_86", "sm_89": "sm_86", "sm_90": "sm_90", "sm_90a": "sm_90a", "sm_103": "sm_100", "sm_100": "sm_100", "sm_120": "", "sm_70": "", "sm_103a": "", "sm_91a": "",
+	} {
+		if got := nearest(known, arch); got != want {
+			t.Errorf("%s: %q, want %q", arch, got, want)
+		}
+	}
+	_, err := (&Cache{Sources: map[string]Source{"a.cu": {"", "sm_990"}}, compiler: compiler(t)}).Code("a.cu")
+	if err == nil || !strings.Contains(err.Error(), "does not know sm_990, it compiles for sm_") || !strings.Contains(err.Error(), "pip install") {
+		t.Errorf("error %v", err)
+	}
+	const text = `extern "C" __global__ void a(int *x) { *x = 1; }`
+	all, err := compiler(t).Architectures()
+	if err != nil || slices.Contains(all, "sm_109") {
+		t.Fatal(all, err)
+	}
+	if code, err := (&Cache{Sources: map[string]Source{"a.cu": {text, "sm_109"}}, compiler: compiler(t)}).Code("a.cu"); err != nil || len(code) == 0 {
+		t.Errorf("a GPU of a known generation: %d bytes of code, error %v", len(code), err)
+	}
+}
+
 func TestMissing(t *testing.T) {
 	t.Setenv("CONTRAFLOW_NVRTC", "/nowhere/libnvrtc.so.12")
 	_, err := Open(0)
