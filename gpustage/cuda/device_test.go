@@ -70,6 +70,9 @@ func TestKernelsFolder(t *testing.T) {
 	dir := func(driver int) string {
 		var c nvrtc.Cache
 		setCompiled(&c, "sm_90", true, driver)
+		if named := os.Getenv("CONTRAFLOW_KERNELS") != ""; c.Sweep != (!named && c.Dir != "") {
+			t.Errorf("named: %v, old folders are removed: %v", named, c.Sweep)
+		}
 		return c.Dir
 	}
 	t.Setenv("XDG_CACHE_HOME", "/cache")
