@@ -32,7 +32,7 @@ type products struct {
 // way back, so plans of 200 sub-batches are kept: 4 MB or so.
 const mostPlans = 4096
 
-// workspaceBytes is what the library's documentation recommends for Hopper.
+// workspaceBytes is what the library's documentation recommends for Hopper. For other GPUs it recommends no more.
 const workspaceBytes = 32 << 20
 
 // loadProducts loads the library, once for the process.
