@@ -159,7 +159,7 @@ func (s *Stream) Multiply(x launch.Product) error {
 		return err
 	}
 	if plan.made == nil {
-		return fmt.Errorf("cuBLASLt has no product with such an epilogue: %+v", x)
+		return fmt.Errorf("%w: cuBLASLt has no product with such an epilogue: %+v", launch.ErrRefused, x)
 	}
 	if !plan.used && !s.captures { // the library loads its kernel now
 		whole.Lock()
