@@ -23,6 +23,7 @@ type Device struct {
 	Apart           bool
 	Piece           int
 	Multiprocessors int
+	Refuses         bool
 	NoSums          bool
 	Asked           func(Product)
 	Launched        map[string]int
