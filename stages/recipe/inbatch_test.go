@@ -201,8 +201,78 @@ func TestInBatchErrors(t *testing.T) {
 			t.Errorf("%s: %v\n%s\n%s", c.loss, err, got, notes)
 		}
 	}
+	// A row that can't be used is none of those that are counted.
+	skipped := filepath.Join(j.dir, "skipped.jsonl")
+	raw, err := os.ReadFile(data)
+	if err == nil {
+		err = os.WriteFile(skipped, append([]byte(`{"q": "a", "p": ""}`+"\n"), raw...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(j.inBatch("mnrl", fmt.Sprintf("data.train.0.path=%q", skipped), "data.on_error=skip")...); err != nil || !strings.Contains(notes, "data.train[0]: the last of 28 rows is alone") {
+		t.Errorf("%v\n%s", err, notes)
+	}
 	o, err := j.run(t, "few", nil, 0, false, j.inBatch("mnrl", "batch.accumulate=1", "train.max_steps=0", "train.epochs=1")...)
 	if err != nil || o.losses[3] != 0 || !(o.losses[0] > 0.1) { // the row that is alone
 		t.Errorf("%v, %v", o.losses, err)
+	}
+}
+
+// Memory is predicted for a row's own texts and those that it gets, of which there are no more than its batch has: it is that of rows with as many negatives of
+// their own.
+func TestInBatchMemory(t *testing.T) {
+	j := newJob(t, 28)
+	rows, _ := j.heldRows(t, "rows.jsonl", 28)
+	predict := func(loss string, more ...string) (int, int64) {
+		t.Helper()
+		r, err := Parse("job", []byte(j.text), j.inBatch(loss, append(more, "save.dir="+filepath.Join(j.dir, "memory"))...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := Open(t.Context(), r, Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		return x.columns(), x.Memory.Total()
+	}
+	columns, own := predict("cross_entropy", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n], negatives_per_query: 3}]", rows))
+	pairs := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", rows)
+	if n, drawn := predict("{name: mnrl, num_negatives: 3}", pairs); n != columns || drawn != own {
+		t.Errorf("%d texts a row and %d bytes for documents of others, %d and %d for a row's own", n, drawn, columns, own)
+	}
+	all, most := predict("{name: mnrl, num_negatives: all}", pairs)
+	if n, bytes := predict("{name: mnrl, num_negatives: 5000}", pairs); all != 10 || n != all || bytes != most || most <= own {
+		t.Errorf("5000 of others take %d texts a row and %d bytes, all %d and %d", n, bytes, all, most)
+	}
+}
+
+// Rows that find too few documents in their batch are counted, on all ranks, and told of in the end; so are those that learn nothing, where the loss is 0.
+func TestInBatchCounted(t *testing.T) {
+	j := newJob(t, 20)
+	path := filepath.Join(j.dir, "same.jsonl")
+	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 20)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{"batch.accumulate=1", "train.max_steps=0", "train.epochs=1", "batch.drop_last=true"}
+	for _, c := range []struct {
+		more        []string
+		fewer, bare int
+		text        string
+	}{
+		{[]string{fmt.Sprintf("data.train.0.path=%q", path)}, 18, 18, "18 of 18 rows found fewer documents of others in their batch than num_negatives asks for, texts that are the same being one\n18 of 18 rows had no document but their own, and taught nothing\n"},
+		{[]string{fmt.Sprintf("data.train.0.path=%q", path), "mesh.replicate=2"}, 18, 18, "18 of 18 rows had no document but their own"},
+		{[]string{"loss.num_negatives=9", "mesh.replicate=2"}, 18, 0, "18 of 18 rows found fewer"},
+		{nil, 0, 0, ""},
+	} {
+		o, err := j.run(t, "counted", nil, 0, false, j.inBatch("{name: mnrl}", append(slices.Clone(sets), c.more...)...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := o.summary.String()
+		if s := o.summary; s.Fewer != c.fewer || s.Bare != c.bare || !strings.Contains(text, c.text) || c.text == "" && strings.Contains(text, "num_negatives") || c.bare > 0 && (o.losses[0] != 0 || o.losses[1] != 0) {
+			t.Errorf("%v: %d and %d rows, losses %v\n%s", c.more, s.Fewer, s.Bare, o.losses, text)
+		}
 	}
 }
