@@ -110,6 +110,11 @@ func TestInBatchVerified(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
+	o := DefaultVerify()
+	o.Plant = FaultRemote
+	if _, err := x.Verify(t.Context(), o); err == nil || !strings.Contains(err.Error(), "nothing comes back from other ranks") {
+		t.Error(err)
+	}
 	for _, fault := range []Fault{"", FaultFactor, FaultDropout, FaultSync} {
 		o := DefaultVerify()
 		o.Accumulate, o.SubBatches, o.Rows, o.Plant, o.Replicas = []int{2}, []int{5}, 4, fault, []int{1, 2}
