@@ -52,6 +52,7 @@ type Batch struct {
 	Owner     []int32          // [N-2B] which of Rows each negative belongs to
 	nth       []int32          // [N-2B] each negative's place among the texts of its row; nil: that is its column
 	Truncated int              // sequences that lost tokens
+	drawn                      // counts of rows
 	Subs      []SubBatch       // set by Split, or by Header
 	Global    *Global          // set by Header: what all ranks have; nil without replicas
 	last      lastRows         // set by Header, if the batch ends its step
@@ -208,6 +209,7 @@ func assemble(chunks []*TokenChunk) *Batch {
 	for _, c := range chunks {
 		b.Rows = append(b.Rows, c.Rows...)
 		b.Truncated += c.Truncated
+		b.drawn = b.drawn.plus(c.drawn)
 		for _, w := range c.Weights {
 			b.Weights = append(b.Weights, float64(w))
 			weighted = weighted || w != 1

@@ -18,25 +18,41 @@ type InBatch struct {
 	Epoch  int
 }
 
+// drawn counts rows that InBatch could give less than it says.
+type drawn struct {
+	Fewer int // than N documents, or with all of them, none
+	Bare  int // of these, rows that have none, nor a negative of their own: nothing is learned of them
+}
+
+func (d drawn) plus(o drawn) drawn { return drawn{d.Fewer + o.Fewer, d.Bare + o.Bare} }
+
 // draw is a chunk of this rank's rows, each with what it gets.
-func (c *Chunk) draw() (*Chunk, error) {
+func (c *Chunk) draw() (*Chunk, drawn, error) {
+	var count drawn
 	if c.InBatch == nil {
-		return c, nil
+		return c, count, nil
 	}
 	b := *c.InBatch
 	if b.Lo < 0 || b.Hi < b.Lo || b.Hi > len(c.Examples) || b.N < dataset.AllNegatives {
-		return nil, fmt.Errorf("a chunk of %d rows has InBatch %+v: want a part of its rows, and a number of negatives or dataset.AllNegatives", len(c.Examples), b)
+		return nil, count, fmt.Errorf("a chunk of %d rows has InBatch %+v: want a part of its rows, and a number of negatives or dataset.AllNegatives", len(c.Examples), b)
 	}
 	others, err := dataset.NewOthers(c.Examples)
 	if err != nil {
-		return nil, err
+		return nil, count, err
 	}
 	out := *c
 	out.InBatch, out.Data, out.Examples = nil, withOthers{c.Data}, nil
 	for i := b.Lo; i < b.Hi; i++ {
-		out.Examples = append(out.Examples, others.With(i, b.N, b.Seed, b.Epoch))
+		e := others.With(i, b.N, b.Seed, b.Epoch)
+		if got := len(e.Texts) - len(c.Examples[i].Texts); got < max(b.N, 1) {
+			count.Fewer++
+			if len(e.Texts) == 2 {
+				count.Bare++
+			}
+		}
+		out.Examples = append(out.Examples, e)
 	}
-	return &out, nil
+	return &out, count, nil
 }
 
 // withOthers are Rows that have documents of other rows in one more column.

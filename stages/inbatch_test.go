@@ -63,6 +63,10 @@ func TestInBatchOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pairs, err := tok.NewPairs(tokenize.PairOptions{MaxLength: 32})
+	if err != nil {
+		t.Fatal(err)
+	}
 	shuffle := true
 	read := func(from *dataset.Cursor, first, rank, ranks int) (batches []map[int64][]string, next []*dataset.Cursor) {
 		t.Helper()
@@ -77,7 +81,7 @@ func TestInBatchOrder(t *testing.T) {
 		}
 		plan := stages.Plan{Data: data, Sampler: m, InBatch: negatives, FirstStep: first, Rank: rank, Ranks: ranks}
 		g := pipeline.New("in-batch")
-		tokens := stages.Tokenize(g, stages.Ingest(g, plan), stages.Text{Tokenizer: tok, QueryLength: 16, DocumentLength: 16, Threads: 2})
+		tokens := stages.Tokenize(g, stages.Ingest(g, plan), stages.Text{Pairs: []*tokenize.Pairs{pairs, pairs}, Threads: 2})
 		pipeline.Sink(g, "collect", tokens, func(_ *pipeline.Task, c *stages.TokenChunk) error {
 			batch, at := map[int64][]string{}, make([]int, 4)
 			columns := c.Data.Columns()

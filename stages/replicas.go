@@ -173,6 +173,7 @@ type Peer struct {
 	Terms       map[string]string // what its graph was given: see Replicas.tell
 	Order       string            // which rows the whole batch has; "" of a source of one's own
 	Truncated   int
+	Drawn       drawn
 	Padding     int // tokens that padding each sub-batch to its longest sequence would add
 
 	Bad    string // why it has rows that can't be used, and nothing else but Step, Batch and Terms is set; "": it has none
@@ -261,7 +262,7 @@ func (b *Batch) peer(at pipeline.Index, size Size, words, tokens bool) Peer {
 	b.Subs = size.Cut(b)
 	p := Peer{
 		Step: at.Step, Batch: at.Batch, First: b.First, Rows: len(b.Rows), Total: b.Total, Cuts: []int{b.first()},
-		Tokens: len(b.IDs), Texts: b.Texts, Owner: b.Owner, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Truncated: b.Truncated,
+		Tokens: len(b.IDs), Texts: b.Texts, Owner: b.Owner, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Truncated: b.Truncated, Drawn: b.drawn,
 	}
 	for c := range b.Columns {
 		p.Counts = append(p.Counts, b.Starts[c+1]-b.Starts[c])

@@ -72,6 +72,8 @@ type TokenChunk struct {
 	Shown func(role dataset.Role, ids []int32) []int32
 
 	Truncated int
+
+	drawn // of the rows, with InBatch
 }
 
 // Tokenize adds the stage that turns texts into token ids.
@@ -87,12 +89,13 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 		if c.bad != nil {
 			return &TokenChunk{Chunk: *c}, nil
 		}
-		c, err := c.draw()
+		c, drawn, err := c.draw()
 		if err != nil {
 			return nil, err
 		}
 		out, wrong := x.tokenize(c)
 		if wrong == nil {
+			out.drawn = drawn
 			return out, nil
 		}
 		bad, err := c.Unusable(t, wrong)
@@ -107,6 +110,9 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 func (x Text) takes(c *Chunk) error {
 	if c == nil || c.Data == nil {
 		return errors.New("a chunk is nil, or its Data are: a stage before stages.Tokenize has given it so")
+	}
+	if c.InBatch != nil && x.Pairs == nil {
+		return fmt.Errorf("dataset %d: its rows get documents of other rows (Plan.InBatch, NewHeldOutInBatch), which are for models that score (Text.Pairs): in an embedder's batch all documents are each other's negatives as it is", c.Source)
 	}
 	if n := len(x.Pairs); x.Pairs != nil && c.Source >= n {
 		return fmt.Errorf("rows of dataset %d: Text.Pairs are of %d datasets", c.Source, n)

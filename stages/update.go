@@ -159,6 +159,8 @@ type StepResult struct {
 	Weights   []float64 // [Batches] by how much each one's rows count
 	Truncated int       // sequences that lost tokens
 	Padding   int       // tokens that padding each sub-batch to its longest sequence would have added
+	Fewer     int       // rows that got fewer documents of other rows than [InBatch] says, or of all none
+	Bare      int       // of these, rows of one document that got none: nothing is learned of them
 
 	Sparsity *loss.Sparsity // of the step's batches on average, where the loss has found it: as this rank has; nil otherwise
 
@@ -235,6 +237,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			r.Sparsity = r.Sparsity.Plus(l.Sparsity)
 		}
 		r.Sparsity = r.Sparsity.Over(r.Batches)
+		r.Fewer, r.Bare = sum.Drawn.Fewer, sum.Drawn.Bare
 		r.Losses, r.Weights, r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Losses, sum.Weights, sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
 		r.Loss = sum.Loss / weight
 		var err error

@@ -116,7 +116,7 @@ func TestRerankerData(t *testing.T) {
 		"pairs without labels":  {"", "bce", "", "data.train[0].label: is missing: to loss.name: bce all pairs would be equally right"},
 		"label and negatives":   {", label: label, negatives: [n]", "bce", "", "of rows with negatives, scores say"},
 		"a label of 7":          {", label: label", "bce", `{"q": "a", "p": "b", "label": 7}`, "rows.jsonl:2, column \"label\": the label is 7: bce takes labels from 0 to 1"},
-		"a teacher's score":     {", negatives: [n], negatives_per_query: all, scores: s", "lambda", `{"q": "a", "p": "b", "n": ["c"], "s": [1e30, 0]}`, "first of " + rows + ":2; all scores of the model are finite: labels, scores or weights of the data are too large"},
+		"a teacher's score":     {", negatives: [n], negatives_per_query: all, scores: s", "lambda", `{"q": "a", "p": "b", "n": ["c"], "s": [1e30, 0]}`, "rows.jsonl:2, column \"s\": score 0 of the list is 1e+30: lambda takes degrees of relevance"},
 		"only empty candidates": {", negatives: [n], negatives_per_query: all", "cross_entropy", `{"q": "a", "p": "b", "n": []}`, ""},
 	} {
 		text := `{"q": "a b", "p": "c", "label": 1, "n": ["d"], "s": [1, 0]}` + "\n" + x.rows + "\n"

@@ -56,7 +56,7 @@ func (o *Others) not(row int) []int {
 }
 
 // With is a row, by its place in the batch, with n of its candidates behind its own texts, as one more column. Any n of them are as likely as any others, in
-// any order; if there are no more than n, or n is AllNegatives, it gets all, in the order of the batch. It has no Scores, which are of its own documents.
+// any order; if there are no more than n, or n is AllNegatives, it gets all, in the order of the batch. It has no Scores and no IDs, which are of its own texts.
 func (o *Others) With(row, n int, seed uint64, epoch int) Example {
 	e := o.rows[row]
 	not := o.not(row)
@@ -77,6 +77,7 @@ func (o *Others) With(row, n int, seed uint64, epoch int) Example {
 	}
 	e.Starts = append(slices.Clip(e.Starts), int32(len(e.Texts)+len(picked)))
 	e.Texts, e.Hashes, e.Scores = slices.Clip(e.Texts), slices.Clip(e.Hashes), nil
+	e.IDs = nil
 	for _, at := range picked { // with at others before it
 		for _, no := range not {
 			if no > at {

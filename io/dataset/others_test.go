@@ -111,10 +111,11 @@ func TestOthersCandidates(t *testing.T) {
 	}
 }
 
-// Ragged columns and what else a row has stay, but for scores.
+// Ragged columns and what else a row has stay, but for scores and token ids, which are of its own texts.
 func TestOthersRagged(t *testing.T) {
 	e := rowOf(1, "q", "p", "n1", "n2", "m")
 	e.Starts, e.Scores, e.Label, e.Weight = []int32{0, 1, 2, 4, 5}, []float32{1, 2, 3, 4}, 0.5, 2
+	e.IDs = make([][]int32, 5)
 	got := othersOf(t, []Example{e, rowOf(2, "r", "x", "y")}).With(0, AllNegatives, 1, 0)
 	want := rowOf(1, "q", "p", "n1", "n2", "m", "x", "y")
 	want.Starts, want.Label, want.Weight = []int32{0, 1, 2, 4, 5, 7}, 0.5, 2

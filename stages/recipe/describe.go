@@ -154,6 +154,12 @@ func (s *Summary) String() string {
 	if s.Truncated > 0 {
 		fmt.Fprintf(&b, "%d texts were longer than model.max_length and cut\n", s.Truncated)
 	}
+	if s.Fewer > 0 {
+		fmt.Fprintf(&b, "%d of %d rows found fewer documents of others in their batch than num_negatives asks for, texts that are the same being one\n", s.Fewer, s.Pairs)
+	}
+	if s.Bare > 0 {
+		fmt.Fprintf(&b, "%d of %d rows had no document but their own, and taught nothing\n", s.Bare, s.Pairs)
+	}
 	if s.Dropped > 0 {
 		fmt.Fprintf(&b, "%d rows were left out: %s\n", s.Dropped, s.DroppedBy)
 	}

@@ -171,7 +171,7 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 	if err != nil {
 		return err
 	}
-	if err := x.checkLonely(key, h, l, at, rows.Rows()); err != nil {
+	if err := x.checkLonely(key, d, l, at); err != nil {
 		return err
 	}
 	if x.guide != nil && h.Loss == nil {
@@ -183,15 +183,15 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 
 // checkLonely finds rows that a loss which compares them with each other is not measured on, for they are alone in their batch, and tells of those that have
 // fewer others than training's.
-func (x *Run) checkLonely(key string, h HeldOut, l Loss, at string, rows int) error {
-	by := ""
+func (x *Run) checkLonely(key string, d *dataset.Dataset, l Loss, at string) error {
+	by, rows := "", int(d.Rows())
 	for at, t := range l.each(at) {
 		if x.reranker == nil && !t.kind().rowwise() || t.inBatch() != 0 {
 			by = fmt.Sprintf("%s.name: %s", at, t.Name)
 		}
 	}
 	size := x.Recipe.Batch.GlobalSize
-	switch alone := len(h.Negatives) == 0 && h.Documents == ""; {
+	switch alone := alone(d); {
 	case by == "":
 	case alone && rows == 1:
 		return fmt.Errorf("there is one row, and %s compares a row with others: it takes a file of more", by)

@@ -9,40 +9,55 @@ import (
 
 // A reranker's loss mnrl gives rows documents of other rows of their batch (stages.InBatch).
 
-// inBatch is how many a row of a dataset has at most.
+// inBatch is how many a row of a dataset has at most. A loss may ask for more than a batch has: a row gets all there are then.
 func (x *Run) inBatch(source int) int {
-	n := x.Recipe.lossOf(source).inBatch()
+	n, most := x.Recipe.lossOf(source).inBatch(), x.mostOthers(source)
 	if n == dataset.AllNegatives {
-		d := x.data[source]
-		n = (min(x.Recipe.Batch.GlobalSize, int(d.Rows())) - 1) * (d.MostTexts() - 1)
+		return most
 	}
-	return n
+	return min(n, most)
 }
 
-// openInBatch has the plan draw them. A batch that has not so many for each row, whatever its texts, is an error.
+// mostOthers is how many documents the other rows of a batch have, whatever their texts: at most as many as those in the first block, where a column is ragged.
+func (x *Run) mostOthers(source int) int {
+	d := x.data[source]
+	return (min(x.Recipe.Batch.GlobalSize, int(d.Rows())) - 1) * (d.MostTexts() - 1)
+}
+
+// openInBatch has the plan draw them.
 func (x *Run) openInBatch() error {
+	any := false
 	for i, d := range x.data {
-		l, at := x.Recipe.lossOf(i), x.Recipe.lossKey(i)
-		n := l.inBatch()
-		x.plan.InBatch = append(x.plan.InBatch, n)
-		size, documents := x.Recipe.Batch.GlobalSize, len(d.Columns())-1
-		ragged := slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged })
-		if most := (size - 1) * documents; n > most && !ragged {
-			return fmt.Errorf("%s.num_negatives: is %d, and in a batch of %d rows (batch.global_size) of data.train[%d] the others have %d documents: want at most that many, or all", at, n, size, i, most)
+		n := x.Recipe.lossOf(i).inBatch()
+		if n != 0 && alone(d) && d.Rows()-int64(len(x.skips[i])) == 1 {
+			return fmt.Errorf("data.train[%d]: there is one row, and %s.name: mnrl tells a row's document from those of others: it takes a file of more, or rows with negatives", i, x.Recipe.lossKey(i))
 		}
+		any = any || n != 0
+		x.plan.InBatch = append(x.plan.InBatch, n)
 	}
-	if !slices.ContainsFunc(x.plan.InBatch, func(n int) bool { return n != 0 }) {
+	if !any {
 		x.plan.InBatch = nil
 	}
 	return nil
 }
 
-// noteAlone tells of rows that have nothing to be told from.
-func (x *Run) noteAlone() {
+// alone tells whether a row has one document at most, so that of itself it has nothing to be told from.
+func alone(d *dataset.Dataset) bool { return d.MostTexts() <= 2 }
+
+// noteInBatch tells of rows that get fewer documents than the recipe says, and of one that has nothing to be told from.
+func (x *Run) noteInBatch() {
 	size := int64(x.Recipe.Batch.GlobalSize)
 	for i, d := range x.data {
+		n, key := x.Recipe.lossOf(i).inBatch(), x.Recipe.lossKey(i)
+		if n == 0 {
+			continue
+		}
 		rows := d.Rows() - int64(len(x.skips[i]))
-		if src := x.Recipe.Data.Train[i]; x.Recipe.lossOf(i).inBatch() != 0 && !x.Recipe.Batch.DropLast && rows%size == 1 && len(src.Negatives) == 0 && src.Documents == "" {
+		ragged := slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged })
+		if most := x.mostOthers(i); n > most && !ragged { // of lists nobody knows before they are read
+			x.obs.note("%s.num_negatives: is %d, and the other rows of a batch of data.train[%d] have %d documents (batch.global_size is %d): a row gets all of them", key, n, i, most, size)
+		}
+		if !x.Recipe.Batch.DropLast && rows%size == 1 && alone(d) {
 			x.obs.note("data.train[%d]: the last of %d rows is alone in its batch (batch.global_size is %d), without documents of others, and teaches nothing; batch.drop_last: true leaves it out", i, rows, size)
 		}
 	}

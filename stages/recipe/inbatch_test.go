@@ -110,6 +110,11 @@ func TestInBatchVerified(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
+	o := DefaultVerify()
+	o.Plant = FaultRemote
+	if _, err := x.Verify(t.Context(), o); err == nil || !strings.Contains(err.Error(), "nothing comes back from other ranks") {
+		t.Error(err)
+	}
 	for _, fault := range []Fault{"", FaultFactor, FaultDropout, FaultSync} {
 		o := DefaultVerify()
 		o.Accumulate, o.SubBatches, o.Rows, o.Plant, o.Replicas = []int{2}, []int{5}, 4, fault, []int{1, 2}
@@ -150,10 +155,22 @@ func TestInBatchErrors(t *testing.T) {
 		defer x.Close()
 		return x.Describe(), nil
 	}
+	row, list := filepath.Join(j.dir, "row.jsonl"), filepath.Join(j.dir, "list.jsonl")
+	for path, text := range map[string]string{row: `{"q": "a", "p": "b"}`, list: `{"q": "a", "ds": ["b"]}`} {
+		if path == list {
+			text = strings.Repeat(text+"\n", 10)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lists := fmt.Sprintf("{path: %q, query: q, documents: ds}", list)
+	hard := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q], loss: {name: mnrl, num_negatives: 17}}]", data)
 	for want, sets := range map[string][]string{
+		"data.train[0]: there is one row, and loss.name: mnrl tells a row's document from those of others":                                                           j.inBatch("mnrl", fmt.Sprintf("data.train.0.path=%q", row)),
+		"eval.loss: there is one row, and loss.name: mnrl compares a row with others":                                                                                j.inBatch("mnrl", fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", row)),
+		"loss[0].weight: is 2, and mnrl is no term of a sum":                                                                                                         j.inBatch("[{name: mnrl, weight: 2}]"),
 		"batch.global_size: is 1, and loss.name: mnrl takes documents of other rows of a batch":                                                                      j.inBatch("mnrl", "batch.global_size=1"),
-		"loss.num_negatives: is 9, and in a batch of 9 rows (batch.global_size) of data.train[0] the others have 8 documents: want at most that many, or all":        j.inBatch("{name: mnrl, num_negatives: 9}"),
-		"data.train[0].loss.num_negatives: is 17, and in a batch of 9 rows (batch.global_size) of data.train[0] the others have 16 documents":                        j.inBatch("bce", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q], loss: {name: mnrl, num_negatives: 17}}]", data)),
 		"loss.num_negatives: is 0, want a number of negatives, or all":                                                                                               j.inBatch("{name: mnrl, num_negatives: 0}"),
 		"loss.scale: is 0, want a positive number":                                                                                                                   j.inBatch("{name: mnrl, scale: 0}"),
 		`loss.activation: is "tanh", want one of identity, sigmoid`:                                                                                                  j.inBatch("{name: mnrl, activation: tanh}"),
@@ -173,17 +190,94 @@ func TestInBatchErrors(t *testing.T) {
 		more                  []string
 	}{
 		{"mnrl", "28 rows, 2 texts each and 4 of other rows", "data.train[0]: the last of 28 rows is alone in its batch (batch.global_size is 9), without documents of others, and teaches nothing; batch.drop_last: true leaves it out", nil},
+		{"[mnrl]", "28 rows, 2 texts each and 4 of other rows", "the last of 28 rows is alone", nil}, // a list of one
+		{"{name: mnrl, num_negatives: 9}", "28 rows, 2 texts each and 8 of other rows", "loss.num_negatives: is 9, and the other rows of a batch of data.train[0] have 8 documents (batch.global_size is 9): a row gets all of them", nil},
+		{"mnrl", "28 rows, 2 texts each and 3 of other rows", "loss.num_negatives: is 4, and the other rows of a batch of data.train[0] have 3 documents (batch.global_size is 4)", []string{"batch.global_size=4"}},
+		{"bce", "28 rows, 3 texts each and 16 of other rows", "data.train[0].loss.num_negatives: is 17, and the other rows of a batch of data.train[0] have 16 documents", []string{hard}},
+		{"mnrl", "10 rows, 2 texts each and 4 of other rows", "data.train[0]: the last of 10 rows is alone", []string{"data.train=[" + lists + "]"}},
+		{"mnrl", "28 rows, 2 texts each and 4 of other rows", "eval.loss: the last of 10 rows is alone", []string{"eval.loss=" + lists}},
+		{"{name: mnrl, num_negatives: 9}", "10 rows, 2 texts each and 8 of other rows", "", []string{"batch.drop_last=true", "data.train=[" + lists + "]"}}, // what lists have is not known
 		{"{name: mnrl, num_negatives: all}", "28 rows, 2 texts each and 8 of other rows", "", []string{"batch.drop_last=true"}},
 		{"{name: mnrl, num_negatives: 16}", "28 rows, 3 texts each and 16 of other rows", "", []string{"data.train.0.negatives=[q]"}},
 		{"{name: mnrl}", "28 rows, 2 texts each and 4 of other rows", "eval.loss: the last of 28 rows is alone in its batch", []string{fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", data)}},
 	} {
 		got, err := open(j.inBatch(c.loss, c.more...)...)
-		if err != nil || !strings.Contains(got, c.described) || !strings.Contains(notes, c.note) || c.note == "" && strings.Contains(notes, "alone") {
+		if err != nil || !strings.Contains(got, c.described) || !strings.Contains(notes, c.note) || c.note == "" && (strings.Contains(notes, "alone") || strings.Contains(notes, "gets all")) {
 			t.Errorf("%s: %v\n%s\n%s", c.loss, err, got, notes)
 		}
+	}
+	// A row that can't be used is none of those that are counted.
+	skipped := filepath.Join(j.dir, "skipped.jsonl")
+	raw, err := os.ReadFile(data)
+	if err == nil {
+		err = os.WriteFile(skipped, append([]byte(`{"q": "a", "p": ""}`+"\n"), raw...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(j.inBatch("mnrl", fmt.Sprintf("data.train.0.path=%q", skipped), "data.on_error=skip")...); err != nil || !strings.Contains(notes, "data.train[0]: the last of 28 rows is alone") {
+		t.Errorf("%v\n%s", err, notes)
 	}
 	o, err := j.run(t, "few", nil, 0, false, j.inBatch("mnrl", "batch.accumulate=1", "train.max_steps=0", "train.epochs=1")...)
 	if err != nil || o.losses[3] != 0 || !(o.losses[0] > 0.1) { // the row that is alone
 		t.Errorf("%v, %v", o.losses, err)
+	}
+}
+
+// Memory is predicted for a row's own texts and those that it gets, of which there are no more than its batch has: it is that of rows with as many negatives of
+// their own.
+func TestInBatchMemory(t *testing.T) {
+	j := newJob(t, 28)
+	rows, _ := j.heldRows(t, "rows.jsonl", 28)
+	predict := func(loss string, more ...string) (int, int64) {
+		t.Helper()
+		r, err := Parse("job", []byte(j.text), j.inBatch(loss, append(more, "save.dir="+filepath.Join(j.dir, "memory"))...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := Open(t.Context(), r, Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		return x.columns(), x.Memory.Total()
+	}
+	columns, own := predict("cross_entropy", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n], negatives_per_query: 3}]", rows))
+	pairs := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", rows)
+	if n, drawn := predict("{name: mnrl, num_negatives: 3}", pairs); n != columns || drawn != own {
+		t.Errorf("%d texts a row and %d bytes for documents of others, %d and %d for a row's own", n, drawn, columns, own)
+	}
+	all, most := predict("{name: mnrl, num_negatives: all}", pairs)
+	if n, bytes := predict("{name: mnrl, num_negatives: 5000}", pairs); all != 10 || n != all || bytes != most || most <= own {
+		t.Errorf("5000 of others take %d texts a row and %d bytes, all %d and %d", n, bytes, all, most)
+	}
+}
+
+// Rows that find too few documents in their batch are counted, on all ranks, and told of in the end; so are those that learn nothing, where the loss is 0.
+func TestInBatchCounted(t *testing.T) {
+	j := newJob(t, 20)
+	path := filepath.Join(j.dir, "same.jsonl")
+	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 20)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{"batch.accumulate=1", "train.max_steps=0", "train.epochs=1", "batch.drop_last=true"}
+	for _, c := range []struct {
+		more        []string
+		fewer, bare int
+		text        string
+	}{
+		{[]string{fmt.Sprintf("data.train.0.path=%q", path)}, 18, 18, "18 of 18 rows found fewer documents of others in their batch than num_negatives asks for, texts that are the same being one\n18 of 18 rows had no document but their own, and taught nothing\n"},
+		{[]string{fmt.Sprintf("data.train.0.path=%q", path), "mesh.replicate=2"}, 18, 18, "18 of 18 rows had no document but their own"},
+		{[]string{"loss.num_negatives=9", "mesh.replicate=2"}, 18, 0, "18 of 18 rows found fewer"},
+		{nil, 0, 0, ""},
+	} {
+		o, err := j.run(t, "counted", nil, 0, false, j.inBatch("{name: mnrl}", append(slices.Clone(sets), c.more...)...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := o.summary.String()
+		if s := o.summary; s.Fewer != c.fewer || s.Bare != c.bare || !strings.Contains(text, c.text) || c.text == "" && strings.Contains(text, "num_negatives") || c.bare > 0 && (o.losses[0] != 0 || o.losses[1] != 0) {
+			t.Errorf("%v: %d and %d rows, losses %v\n%s", c.more, s.Fewer, s.Bare, o.losses, text)
+		}
 	}
 }

@@ -667,7 +667,7 @@ func (x *Run) noteOddities() {
 			break
 		}
 	}
-	x.noteAlone()
+	x.noteInBatch()
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}

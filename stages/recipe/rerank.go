@@ -15,7 +15,8 @@ import (
 )
 
 // A reranker trains on the graph of embedders; why, package stages tells. Where memory is short, batch.accumulate in place of
-// batch.global_size costs no replay and gives the same gradient: groups do not see each other. (With mnrl it gives each row fewer others to draw from.)
+// batch.global_size costs no replay and gives the same gradient, for a group is computed of its own documents. With mnrl some of these are other rows' of the batch,
+// which of a smaller one are fewer to draw from: that is another gradient.
 
 func (l Loss) groups() loss.Groups {
 	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill, Scale: l.Scale, Activation: l.Activation}
@@ -49,7 +50,7 @@ func (c *checker) checkReranker(r *Recipe) {
 		c.require(r.lossOf(i).inBatch() == 0 || r.Batch.GlobalSize != 1, "batch.global_size", "is 1, and %s.name: mnrl takes documents of other rows of a batch", r.lossKey(i))
 	}
 	if c.find("batch.no_duplicates") == nil {
-		r.Batch.NoDuplicates = false // groups don't see each other
+		r.Batch.NoDuplicates = false // groups don't see each other, and of texts that are the same mnrl takes one
 	}
 	c.require(m.MaxLength.Query == m.MaxLength.Document, "model.max_length", "is one number for a reranker: query and document are read together")
 	c.words("model.truncation", "longest_first", "only_second")

@@ -57,10 +57,15 @@ type Counts struct {
 	Truncated int `json:"truncated"`  // texts that lost tokens
 	Padding   int `json:"padding"`    // tokens that padding each sub-batch to its longest text would have added: they were not computed
 	NotFinite int `json:"not_finite"` // steps that changed nothing because their gradient was not finite
+
+	// Of a reranker's mnrl, rows that got fewer documents of other rows than num_negatives, or of all none, and of these rows of one document that got none.
+	Fewer int `json:"fewer_negatives,omitempty"`
+	Bare  int `json:"no_negatives,omitempty"`
 }
 
 func (c *Counts) add(r stages.StepResult) {
 	c.Pairs, c.Tokens, c.Truncated, c.Padding = c.Pairs+r.Pairs, c.Tokens+r.Tokens, c.Truncated+r.Truncated, c.Padding+r.Padding
+	c.Fewer, c.Bare = c.Fewer+r.Fewer, c.Bare+r.Bare
 	if r.Skipped {
 		c.NotFinite++
 	}

@@ -194,7 +194,7 @@ func (x *Run) checkPlant(f Fault) error {
 	case f == FaultMask && none(func(l stated) bool { return l.kind().has("mask_duplicates") }):
 		return fmt.Errorf("%s.name: %s masks no duplicates: the fault %q can't be planted", losses[0].key, losses[0].Name, f)
 	case f == FaultRemote && x.reranker != nil:
-		return fmt.Errorf("a reranker's groups see no other rows: the fault %q can't be planted", f)
+		return fmt.Errorf("a reranker's loss is computed of each row's group, and nothing comes back from other ranks: the fault %q can't be planted", f)
 	case (f == FaultRemote || f == FaultGather || f == FaultScatter) && x.reranker == nil && none(func(l stated) bool { return !l.kind().rowwise() }):
 		return fmt.Errorf("%s.name: %s takes of a row its own texts alone, and nothing of other rows: the fault %q can't be planted", losses[0].key, losses[0].Name, f)
 	case f == FaultDropout && x.folder.Static():
