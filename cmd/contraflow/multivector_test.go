@@ -157,9 +157,15 @@ save: {dir: %q}
 		t.Fatal(err)
 	}
 	r = contraflow(t, "", "train", "-c", recipe)
-	for _, want := range []string{"train.jsonl:3", "all of its tokens are in model.skiplist", "leave the row out, or a token out of the skiplist", "ndcg@10", "model.skiplist: the skiplist has ["} {
+	for _, want := range []string{"train.jsonl:3", "all of them are in model.skiplist", "data.on_error: skip"} {
 		if r.code != 1 || !strings.Contains(r.stderr, want) {
 			t.Errorf("training: exit %d, no %q in\n%s", r.code, want, r.stderr)
+		}
+	}
+	r = succeed(t, "train", "-c", recipe, "--set", "data.on_error=skip")
+	for _, want := range []string{"1 row", "ndcg@10", "model.skiplist: the skiplist has ["} {
+		if !strings.Contains(r.stderr, want) {
+			t.Errorf("training without the row: no %q in\n%s", want, r.stderr)
 		}
 	}
 	const fixed = "query_expansion, whose length is fixed, makes all of them 10"
