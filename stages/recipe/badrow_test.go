@@ -16,6 +16,7 @@ import (
 	"contraflow/collective/sim"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
+	"contraflow/stages"
 	"contraflow/stages/loss"
 )
 
@@ -165,7 +166,7 @@ func TestOwnRowLosesNothing(t *testing.T) {
 		bad = good.rows[3][0][0]
 		_, err := j.run(t, out, nil, 0, false, sets...)
 		want = fmt.Sprintf("data.jsonl:%d: %s", bad+1, want)
-		if err == nil || (out == "row") != errors.Is(err, boom) || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
+		if err == nil || (out == "row") != errors.Is(err, boom) || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there, if the row can be used then") {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
@@ -179,7 +180,41 @@ func TestOwnRowLosesNothing(t *testing.T) {
 	fails("label", "the label is NaN: it must be a number")
 	spoil = func(e *dataset.Example) error { e.Label = 2; return nil }
 	j.opts = append(j.opts, WithLoss(ones{}))
-	fails("loss", "the label is 2: want 1")
+	fails("loss", "the label is 2: want 1; the program's loss has to take the row, or recipe.WithRow to change it: data.on_error knows of neither; ")
+
+	// The loss is asked of rows that no function of the program's has seen, too.
+	j.opts = []TrainOption{WithLoss(ones{})}
+	lines := bytes.Split(bytes.ReplaceAll(raw, []byte(`{"p":`), []byte(`{"l":1,"p":`)), []byte("\n"))
+	lines[bad] = bytes.Replace(lines[bad], []byte(`"l":1`), []byte(`"l":3`), 1)
+	if err := os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fails("loss alone", "the label is 3: want 1; ")
+}
+
+// scoresOfOne is a loss that takes scores of 1 alone.
+type scoresOfOne struct{ loss.InfoNCE }
+
+func (scoresOfOne) CheckScore(y float64) error { return ones{}.CheckLabel(y) }
+
+// scored are rows with scores and no labels.
+type scored struct{ stages.Rows }
+
+func (scored) HasLabels() bool { return false }
+func (scored) HasScores() bool { return true }
+
+// A program's loss is asked of each score of a row.
+func TestOwnScores(t *testing.T) {
+	o := own{loss: scoresOfOne{}}
+	if !o.checks() || (own{loss: loss.InfoNCE{}}).checks() {
+		t.Error("which losses check numbers")
+	}
+	if err := o.check(&dataset.Example{Scores: []float32{1, 1}, Label: 2}, scored{}); err != nil {
+		t.Error(err)
+	}
+	if err := o.check(&dataset.Example{Scores: []float32{1, 2}}, scored{}); err == nil || err.Error() != "score 1 is 2: want 1" {
+		t.Error(err)
+	}
 }
 
 // Where data is too small because rows can't be used, the error says how many and why the first one can't, of the dataset that is too small.

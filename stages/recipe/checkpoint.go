@@ -272,7 +272,7 @@ func (x *Run) saveBefore(ctx context.Context, enc *stages.Encoder, rows *stages.
 			return errors.Join(err, fmt.Errorf("saving what the %d steps before it came to: %w", done, failed))
 		}
 	}
-	way, without := "--resume", ""
+	way, without := "--resume", ", if the row can be used then"
 	if skips {
 		way, without = way+" --set data.on_error=skip", ", without such rows, and lists them in skipped.jsonl"
 	}
