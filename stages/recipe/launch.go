@@ -28,7 +28,8 @@ type Place struct {
 // OnRanks runs f as every rank of the recipe's mesh that belongs to this process, with what the recipe names opened for each,
 // and returns when all have returned. A process on its own makes as many local ranks as the mesh asks for, which for a mesh of
 // one is none. The first error ends the job on every rank. It is returned, behind a [collective.RankError] if there are several ranks:
-// errors.Is and errors.As find it, unless it comes from another process.
+// errors.Is and errors.As find it, unless it comes from another process. A row that all ranks have found when they opened the data is no single rank's error; of
+// several processes rank 0's returns it, the others' wrap ErrFirstTells.
 func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
 	r, err := r.Resolve()
 	if err != nil {
@@ -42,13 +43,7 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 		device, err := asRank(ctx, r, p, obs, f)
 		if err != nil {
 			abort(ctx, p.World, err)
-			if few := (*LeftOutError)(nil); errors.As(err, &few) { // the same on all ranks, which have read the same rows
-				return err
-			}
-			if first := p.World.Err(); first != nil {
-				return first // what this rank has seen of it may be less
-			}
-			return err
+			return ofProcess(p.World, err)
 		}
 		return errors.Join(p.World.Close(), device.Close())
 	}
@@ -76,7 +71,7 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 			}
 		}
 	}
-	return err
+	return withoutRank(err)
 }
 
 // asRank opens and runs one rank, and leaves its device, if it returns one, to be closed. What a person should see comes from rank 0 alone.
@@ -112,7 +107,7 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	}
 	x.ranks = ranks
 	if err := x.open(opening); err != nil {
-		return nil, err
+		return nil, alike(w, err)
 	}
 	err = x.agree(opening)
 	if err == nil {
