@@ -286,6 +286,26 @@ func TestForecastOfBadRow(t *testing.T) {
 	}
 }
 
+// The way on from a row that can't be used is data.on_error: skip only where that is not what the run has had.
+func TestWayOnFromRow(t *testing.T) {
+	for _, c := range []struct {
+		onError string
+		row     bool
+		want    string
+	}{
+		{"stop", true, "bad; no step came before it, and nothing is saved: " + skipRows},
+		{"stop", false, "bad; no step came before it, and nothing is saved"},
+		{"skip", true, "bad; no step came before it, and nothing is saved"},
+	} {
+		x := &Run{saves: &checkpoints{}}
+		x.Recipe.Data.OnError = c.onError
+		bad := &stages.RowsError{Err: errors.New("bad"), Row: c.row}
+		if err := x.saveBefore(t.Context(), nil, bad, bad); err.Error() != c.want {
+			t.Errorf("%s, %t: %v, want %s", c.onError, c.row, err, c.want)
+		}
+	}
+}
+
 // stopAt ends a context at the first file of a checkpoint, which waits until all ranks know.
 type stopAt struct {
 	checkpoint.FS
