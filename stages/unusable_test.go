@@ -71,8 +71,41 @@ func TestCheckText(t *testing.T) {
 		if c.want != "" {
 			want = `mine: row 7, column "` + c.column + `": ` + reason
 		}
-		if got := refusal(t, c.text, chunk); !strings.HasSuffix(got, want) || want == "" && got != "" {
-			t.Errorf("%s: %s, want %s", c.name, got, want)
+		refuses := func(what string) {
+			t.Helper()
+			if got := refusal(t, c.text, chunk); !strings.HasSuffix(got, want) || want == "" && got != "" {
+				t.Errorf("%s, %s: %s, want %s", c.name, what, got, want)
+			}
 		}
+		refuses("texts")
+		if c.text.Pairs != nil {
+			continue
+		}
+		made, err := c.text.Prepared(0, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chunk.Data, chunk.Examples[0].Texts = prepared{Described{Name: "mine", Texts: columns}, made}, nil
+		chunk.Examples[0].IDs = [][]int32{ids(c.query), ids(c.doc)}
+		refuses("ids made beforehand")
+	}
+}
+
+// taught are rows with a teacher's embeddings of two numbers.
+type taught struct{ Described }
+
+func (taught) TeacherSize() int { return 2 }
+
+// A teacher's embedding has as many numbers as the dataset says, where it does, and else as many as other rows'.
+func TestCheckTeacherSize(t *testing.T) {
+	e := &dataset.Example{Weight: 1, Teacher: []float32{1}}
+	if err := checkNumbers(e, taught{}, 1); err == nil || err.Error() != "the teacher's embedding has 1 numbers, those of other rows have 2" {
+		t.Error(err)
+	}
+	if err := checkNumbers(e, Described{}, 1); err != nil {
+		t.Error(err)
+	}
+	if err := checkNumbers(e, Described{}, 3); err == nil {
+		t.Error("1 number beside 3 is taken")
 	}
 }

@@ -27,6 +27,7 @@ import (
 	_ "contraflow/io/objects"
 	"contraflow/io/spelling"
 	"contraflow/pipeline"
+	"contraflow/stages/recipe"
 	"contraflow/stages/report"
 )
 
@@ -67,6 +68,9 @@ func run(args []string) int {
 	var said exitCode
 	if errors.As(err, &said) {
 		return int(said)
+	}
+	if errors.Is(err, recipe.ErrFirstTells) {
+		return 1
 	}
 	var end *collective.RankError
 	failed := errors.As(err, &end)

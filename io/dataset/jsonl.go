@@ -516,8 +516,9 @@ func (p *jsonlParser) text() (span, error) {
 
 // valueKind is what the values of a column are, by the first byte of one.
 type valueKind struct {
-	first byte
-	row   int64 // that has the first such value; -1 where it does not matter
+	first   byte
+	row     int64 // that has the first such value; -1 where it does not matter
+	numbers bool  // it is numbers where true and false are, too: these are not counted as another kind then
 }
 
 // valueKinds counts a column's values that are not null, by their kinds.
@@ -545,15 +546,28 @@ func (k *valueKinds) add(c byte, row int64) {
 	*k = append(*k, struct {
 		valueKind
 		n int
-	}{valueKind{c, row}, 1})
+	}{valueKind{first: c, row: row}, 1})
 }
 
 // most is the kind of most of them, or the one that comes first of those; null if there are none.
 func (k valueKinds) most() valueKind {
-	best, n := valueKind{'n', -1}, 0
-	for _, of := range k {
+	best, n := valueKind{first: 'n', row: -1}, 0
+	numbers, first := 0, -1 // with true and false: how many there are, and where in k they begin
+	for i, of := range k {
 		if of.n > n {
 			best, n = of.valueKind, of.n
+		}
+		if of.first == 't' || of.first == '0' {
+			numbers += of.n
+			if first < 0 {
+				first = i
+			}
+		}
+	}
+	best.numbers = first >= 0
+	for i, of := range k {
+		if of.first != 't' && of.first != '0' && (of.n > numbers || of.n == numbers && i < first) {
+			best.numbers = false
 		}
 	}
 	return best
@@ -589,7 +603,7 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 	}
 	row := int64(0)
 	var bad error
-	cells, values := map[string]*cellKinds{}, map[string]*valueKinds{}
+	cells, values, found := map[string]*cellKinds{}, map[string]*valueKinds{}, map[string]bool{}
 	lines(buf, func(from, to int) error {
 		r := jsonReader{b: buf[from:to]}
 		var object func(prefix string) error
@@ -597,13 +611,16 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 			return r.object(func(key []byte) error {
 				name := prefix + string(key)
 				c := r.peek()
+				if values[name] == nil {
+					values[name] = &valueKinds{}
+				}
+				values[name].add(c, row)
 				if c == '{' {
 					return object(name + ".")
 				}
-				if values[name] == nil {
-					names, values[name] = append(names, name), &valueKinds{}
+				if !found[name] {
+					names, found[name] = append(names, name), true
 				}
-				values[name].add(c, row)
 				if c == '"' && j.text {
 					from, to, err := r.text()
 					if cells[name] == nil {
@@ -624,13 +641,13 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 	if len(names) == 0 && bad != nil {
 		return nil, nil, bad
 	}
-	for name, v := range values {
-		kind[name] = v.most()
+	for _, name := range names { // what is objects alone is no column: what they hold is
+		kind[name] = values[name].most()
 	}
 	for name, c := range cells {
-		kind[name] = valueKind{c.most(), -1}
+		kind[name] = valueKind{first: c.most(), row: -1}
 		if kind[name].first == listOfPython {
-			kind[name] = valueKind{listOfPython, c.row}
+			kind[name] = valueKind{first: listOfPython, row: c.row}
 		}
 	}
 	return names, kind, nil

@@ -17,6 +17,7 @@ import (
 type shape struct {
 	text, list, number bool
 	truth              bool   // true and false
+	numbers            bool   // it is one of numbers, if true and false are some
 	name               string // for messages
 	at                 string // likewise: the line that has the first such value; "" of what has no lines
 }
@@ -51,6 +52,9 @@ func (d *Dataset) settleColumns() error {
 		for k := range d.sources {
 			s := &d.sources[k]
 			got, err := find(s.name)
+			if got.numbers && s.number && d.mayBeTruth(k) {
+				got = shape{number: true, truth: true}
+			}
 			switch {
 			case err != nil:
 				return err
@@ -189,7 +193,7 @@ func (j *jsonlFile) shape(name string, names []string, kinds map[string]valueKin
 	if !ok {
 		return shape{}, j.missing(name, names)
 	}
-	s := shape{name: jsonKind(kind.first)}
+	s := shape{name: jsonKind(kind.first), numbers: kind.numbers}
 	if kind.row >= 0 {
 		s.at = fmt.Sprintf("%s:%d", j.path, j.line(kind.row))
 	}

@@ -16,6 +16,7 @@ import (
 	"contraflow/collective/sim"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
+	"contraflow/stages"
 	"contraflow/stages/loss"
 )
 
@@ -165,7 +166,7 @@ func TestOwnRowLosesNothing(t *testing.T) {
 		bad = good.rows[3][0][0]
 		_, err := j.run(t, out, nil, 0, false, sets...)
 		want = fmt.Sprintf("data.jsonl:%d: %s", bad+1, want)
-		if err == nil || (out == "row") != errors.Is(err, boom) || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
+		if err == nil || (out == "row") != errors.Is(err, boom) || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there, if the row can be used then") {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
@@ -179,7 +180,41 @@ func TestOwnRowLosesNothing(t *testing.T) {
 	fails("label", "the label is NaN: it must be a number")
 	spoil = func(e *dataset.Example) error { e.Label = 2; return nil }
 	j.opts = append(j.opts, WithLoss(ones{}))
-	fails("loss", "the label is 2: want 1")
+	fails("loss", "the label is 2: want 1; the program's loss has to take the row, or recipe.WithRow to change it: data.on_error knows of neither; ")
+
+	// The loss is asked of rows that no function of the program's has seen, too.
+	j.opts = []TrainOption{WithLoss(ones{})}
+	lines := bytes.Split(bytes.ReplaceAll(raw, []byte(`{"p":`), []byte(`{"l":1,"p":`)), []byte("\n"))
+	lines[bad] = bytes.Replace(lines[bad], []byte(`"l":1`), []byte(`"l":3`), 1)
+	if err := os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fails("loss alone", "the label is 3: want 1; ")
+}
+
+// scoresOfOne is a loss that takes scores of 1 alone.
+type scoresOfOne struct{ loss.InfoNCE }
+
+func (scoresOfOne) CheckScore(y float64) error { return ones{}.CheckLabel(y) }
+
+// scored are rows with scores and no labels.
+type scored struct{ stages.Rows }
+
+func (scored) HasLabels() bool { return false }
+func (scored) HasScores() bool { return true }
+
+// A program's loss is asked of each score of a row.
+func TestOwnScores(t *testing.T) {
+	o := own{loss: scoresOfOne{}}
+	if !o.checks() || (own{loss: loss.InfoNCE{}}).checks() {
+		t.Error("which losses check numbers")
+	}
+	if err := o.check(&dataset.Example{Scores: []float32{1, 1}, Label: 2}, scored{}); err != nil {
+		t.Error(err)
+	}
+	if err := o.check(&dataset.Example{Scores: []float32{1, 2}}, scored{}); err == nil || err.Error() != "score 1 is 2: want 1" {
+		t.Error(err)
+	}
 }
 
 // Where data is too small because rows can't be used, the error says how many and why the first one can't, of the dataset that is too small.
@@ -220,7 +255,7 @@ func TestTooFewForBadRows(t *testing.T) {
 	}
 }
 
-// A plan of the first step, for a mesh that is on paper alone, says which of its rows can't be used.
+// A plan of the first step, for a mesh that is on paper alone, says which of its rows can't be used, and the way out; so does what measures steps for it.
 func TestForecastOfBadRow(t *testing.T) {
 	j := newJob(t, 40)
 	file := filepath.Join(j.dir, "data.jsonl")
@@ -242,8 +277,31 @@ func TestForecastOfBadRow(t *testing.T) {
 	defer x.Close()
 	for _, ranks := range []int{1, 2} {
 		_, err := x.Forecast(t.Context(), collective.Mesh{Replicate: ranks, Shard: 1}, sim.Link{}, Rates{})
-		if !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), "the text is blank") {
-			t.Errorf("%d ranks: %v", ranks, err)
+		_, measured := x.Calibrate(t.Context(), ranks, 1) // which the command does first
+		for _, err := range []error{err, measured} {
+			if !errors.Is(err, dataset.ErrBadRow) || !strings.HasSuffix(err.Error(), `column "p": the text is blank; `+skipRows) {
+				t.Errorf("%d ranks: %v", ranks, err)
+			}
+		}
+	}
+}
+
+// The way on from a row that can't be used is data.on_error: skip only where that is not what the run has had.
+func TestWayOnFromRow(t *testing.T) {
+	for _, c := range []struct {
+		onError string
+		row     bool
+		want    string
+	}{
+		{"stop", true, "bad; no step came before it, and nothing is saved: " + skipRows},
+		{"stop", false, "bad; no step came before it, and nothing is saved"},
+		{"skip", true, "bad; no step came before it, and nothing is saved"},
+	} {
+		x := &Run{saves: &checkpoints{}}
+		x.Recipe.Data.OnError = c.onError
+		bad := &stages.RowsError{Err: errors.New("bad"), Row: c.row}
+		if err := x.saveBefore(t.Context(), nil, bad, bad); err.Error() != c.want {
+			t.Errorf("%s, %t: %v, want %s", c.onError, c.row, err, c.want)
 		}
 	}
 }
@@ -261,7 +319,7 @@ func (s stopAt) Create(path string) (checkpoint.File, error) {
 	return s.FS.Create(path)
 }
 
-// A run that is stopped while it saves what came before a row that can't be used tells of both.
+// A run that is stopped while it saves what came before a row that can't be used tells of both, and how it goes on.
 func TestStoppedAtBadRow(t *testing.T) {
 	j := newJob(t, 60)
 	r, err := Parse("job", []byte(j.text), []string{"batch.accumulate=1", "train.epochs=1", "mesh.replicate=2", "data.shuffle=false", "batch.no_duplicates=false", "save.dir=" + filepath.Join(j.dir, "out")})
@@ -279,7 +337,8 @@ func TestStoppedAtBadRow(t *testing.T) {
 		}))
 		return err
 	})
-	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "data.jsonl:31: boom") || !strings.Contains(err.Error(), "stopped: context canceled while what came before it was saved") {
-		t.Error(err)
+	way := "stopped: context canceled while what came before it was saved: --resume goes on from step 2 if " + filepath.Join(j.dir, "out", "checkpoints") + " has that, or else from the beginning, if the row can be used then"
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "data.jsonl:31: boom") || !strings.HasSuffix(err.Error(), way) {
+		t.Errorf("%v, want %s", err, way)
 	}
 }

@@ -263,27 +263,37 @@ func (x *Run) saveBefore(ctx context.Context, enc *stages.Encoder, rows *stages.
 	case c.at.Next == nil && c.first == 0:
 		return fmt.Errorf("%w; no step came before it, and nothing is saved", err)
 	}
+	way, without := "--resume", ", if the row can be used then"
+	if skips {
+		way, without = way+" --set data.on_error=skip", ", without such rows, and lists them in skipped.jsonl"
+	}
 	if done > c.steps {
 		// A cancel ends other ranks' part in it, and by the job's end this one's: with the rows' error, which it would else hide.
 		if x.ending != nil {
-			x.ending.Store(&err)
+			before := "the beginning"
+			if c.steps > 0 {
+				before = fmt.Sprintf("step %d", c.steps)
+			}
+			x.ending.Store(&ending{err, fmt.Sprintf("%s goes on from step %d if %s has that, or else from %s%s", way, done, c.store.Dir(), before, without)})
 		}
 		if failed := enc.Save(context.WithoutCancel(ctx), x.stream, c.at, c.progress, x.checkpoints()); failed != nil {
 			return errors.Join(err, fmt.Errorf("saving what the %d steps before it came to: %w", done, failed))
 		}
 	}
-	way, without := "--resume", ""
-	if skips {
-		way, without = way+" --set data.on_error=skip", ", without such rows, and lists them in skipped.jsonl"
-	}
 	return fmt.Errorf("%w; %s has step %d, the last one before it: %s goes on from there%s", err, c.store.Dir(), done, way, without)
+}
+
+// ending is why a run ends whose steps are being saved, and the way on where it is stopped meanwhile: nobody knows then how far all ranks have come.
+type ending struct {
+	err error
+	way string
 }
 
 // stoppedBy is why the job ends where ctx has ended; what had ended the run before comes first.
 func (x *Run) stoppedBy(ctx context.Context) error {
 	err := fmt.Errorf("stopped: %w", collective.Stopped(ctx))
 	if before := x.ending.Load(); before != nil {
-		return fmt.Errorf("%w; %w while what came before it was saved", *before, err)
+		return fmt.Errorf("%w; %w while what came before it was saved: %s", before.err, err, before.way)
 	}
 	return err
 }

@@ -28,7 +28,8 @@ type Place struct {
 // OnRanks runs f as every rank of the recipe's mesh that belongs to this process, with what the recipe names opened for each,
 // and returns when all have returned. A process on its own makes as many local ranks as the mesh asks for, which for a mesh of
 // one is none. The first error ends the job on every rank. It is returned, behind a [collective.RankError] if there are several ranks:
-// errors.Is and errors.As find it, unless it comes from another process.
+// errors.Is and errors.As find it, unless it comes from another process. A row that all ranks have found when they opened the data is no single rank's error; of
+// several processes rank 0's returns it, the others' wrap ErrFirstTells.
 func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) error {
 	r, err := r.Resolve()
 	if err != nil {
@@ -39,16 +40,10 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	}
 	// Devices are closed after the worlds, which have memory on them. Where a job of several processes fails, they end.
 	if p.World != nil {
-		device, err := asRank(ctx, r, p, obs, f)
+		device, err := asRank(ctx, r, p, obs, new(atomic.Pointer[ending]), f)
 		if err != nil {
 			abort(ctx, p.World, err)
-			if few := (*LeftOutError)(nil); errors.As(err, &few) { // the same on all ranks, which have read the same rows
-				return err
-			}
-			if first := p.World.Err(); first != nil {
-				return first // what this rank has seen of it may be less
-			}
-			return err
+			return ofProcess(p.World, err)
 		}
 		return errors.Join(p.World.Close(), device.Close())
 	}
@@ -64,9 +59,9 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	if r.Mesh.Link != nil {
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
-	devices := make([]gpustage.Device, m.Size())
+	devices, end := make([]gpustage.Device, m.Size()), new(atomic.Pointer[ending])
 	err = local.Run(m.Size(), func(w collective.World) (err error) {
-		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, f)
+		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, end, f)
 		return err
 	}, opts...)
 	for _, d := range devices {
@@ -76,18 +71,19 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 			}
 		}
 	}
-	return err
+	return withoutRank(err)
 }
 
 // asRank opens and runs one rank, and leaves its device, if it returns one, to be closed. What a person should see comes from rank 0 alone.
-func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) error) (gpustage.Device, error) {
+func asRank(ctx context.Context, r Recipe, p Place, obs Observer, end *atomic.Pointer[ending], f func(*Run) error) (gpustage.Device, error) {
 	w := p.World
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
-	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: new(atomic.Pointer[error])}
+	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: end}
 	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
-		abort(ctx, w, x.stoppedBy(ctx))
+		awaitNews(ctx, w)
+		w.Abort(x.stoppedBy(ctx))
 	})()
 	opening, opened := context.WithCancelCause(ctx) // what has no other rank to wait for ends with the job, too
 	defer opened(nil)
@@ -112,7 +108,7 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	}
 	x.ranks = ranks
 	if err := x.open(opening); err != nil {
-		return nil, err
+		return nil, alike(w, err)
 	}
 	err = x.agree(opening)
 	if err == nil {
@@ -124,16 +120,21 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	return x.device, errors.Join(err, x.giveBack())
 }
 
-// abort ends the job. A rank that is stopped waits a moment first: a launcher stops all ranks when one has died, and then that one is the
-// reason.
+// abort ends the job.
 func abort(ctx context.Context, w collective.World, reason error) {
+	awaitNews(ctx, w)
+	w.Abort(reason)
+}
+
+// awaitNews has a rank that is stopped wait a moment before it ends the job: a launcher stops all ranks when one has died, and then that one is the
+// reason.
+func awaitNews(ctx context.Context, w collective.World) {
 	if ctx.Err() != nil {
 		select {
 		case <-w.Done():
 		case <-time.After(newsTake):
 		}
 	}
-	w.Abort(reason)
 }
 
 // newsTake is how long it may take a rank to learn that another one has died: a connection's end, twice over a network.

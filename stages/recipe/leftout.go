@@ -23,14 +23,14 @@ func (e *LeftOutError) Error() string { return e.err.Error() }
 func (e *LeftOutError) Unwrap() error { return e.err }
 
 // List writes which rows those are, and why, into a run's folder, which it makes: skipped.jsonl, as a run that trains does, or skipped.jsonl.failed where
-// the folder has a run already. It returns the file's path.
+// the folder has a run already, until one begins there. It returns the file's path.
 func (e *LeftOutError) List(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, skippedFile)
 	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml")); err == nil {
-		path += ".failed"
+		path += notBegun
 	}
 	return path, writeSkipped(path, e.rows)
 }
@@ -67,8 +67,8 @@ type SkippedRow struct {
 	Reason   string `json:"reason"`
 }
 
-// skippedFile is where in save.dir they are.
-const skippedFile = "skipped.jsonl"
+// skippedFile is where in save.dir they are; with notBegun behind it those of a run that has not begun.
+const skippedFile, notBegun = "skipped.jsonl", ".failed"
 
 // writeSkipped lists the rows that can't be used; without any there is no file.
 func writeSkipped(path string, rows []*dataset.RowError) error {

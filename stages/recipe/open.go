@@ -89,8 +89,8 @@ type Run struct {
 	share    gpustage.Share                      // of this machine, if other ranks are in this process
 	began    bool                                // Train has begun: weights and the data's order are not those of the beginning
 	closed   bool
-	ending   *atomic.Pointer[error] // why the run ends, while what it came to is saved; nil alone
-	loaded   string                 // hash of the parameters that this rank has read, if it holds a part of them
+	ending   *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
+	loaded   string                  // hash of the parameters that this rank has read, if it holds a part of them
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -229,7 +229,7 @@ func (x *Run) openModel(ctx context.Context) error {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
 		if x.reranker.Folder.Template == nil { // it would say what is cut
-			x.text.TooLong = "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir"
+			x.text.TooLong = "in the recipe that is model.truncation, which --resume may change; or else a larger model.max_length in another save.dir takes it"
 		}
 		return nil
 	}
@@ -458,7 +458,11 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	files := src.files(r.lossOf(i), tokens)
-	files.CheckText = x.text.CheckText(i)
+	text := x.text
+	if r.Data.OnError == "skip" {
+		text.TooLong = "" // a list of reasons needs no ways out
+	}
+	files.CheckText = text.CheckText(i)
 	d, err := dataset.Open(ctx, files)
 	if err != nil {
 		return p, err

@@ -16,7 +16,7 @@ import (
 // What a program puts in the place of a recipe's, or adds to it.
 
 // WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have; where it has a method CheckLabel or CheckScore (func(float64) error), as
-// those of package loss that not all numbers will do for, a row that it refuses ends the run before its step. All ranks are given the same, and a run
+// those of package loss that not all numbers will do for, a row that it refuses ends the run before its step, whatever data.on_error says. All ranks are given the same, and a run
 // that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
 // of their own, too, and its gradient is verified by Verify.
 func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
@@ -98,7 +98,7 @@ func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) 
 			}
 		}
 		if err := x.own.check(e, c.Data); err != nil {
-			return c.Unusable(t, where(err))
+			return c.Unusable(t, where(fmt.Errorf("%w; the program's loss has to take the row, or recipe.WithRow to change it: data.on_error knows of neither", err)))
 		}
 	}
 	return c, nil

@@ -81,7 +81,7 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (r Rates, err err
 		spans = append(spans, s)
 	}))
 	if err != nil {
-		return Rates{}, err
+		return Rates{}, x.orSkip(err)
 	}
 	first := "0" // its memory is new: it counts only where there is no other
 	if steps < 2 {

@@ -123,9 +123,12 @@ func TestPairTooLong(t *testing.T) {
 		if o, err := run(false, "data.on_error=skip"); err != nil || o.summary.Skipped != 1 || o.summary.Steps != 10 {
 			t.Errorf("%d ranks, without the row: %+v, %v", replicate, o.summary, err)
 		}
+		if list, err := os.ReadFile(filepath.Join(j.dir, out, skippedFile)); err != nil || !strings.HasSuffix(string(list), `truncation longest_first cuts either"}`+"\n") {
+			t.Errorf("%d ranks: %v: %s", replicate, err, list)
+		}
 		out = fmt.Sprint("run ", replicate)
 		_, err := run(false)
-		for _, want := range []string{`pairs.jsonl:41, column "q": `, "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir", "checkpoints has step 10, the last one before it: --resume --set data.on_error=skip goes on from there"} {
+		for _, want := range []string{`pairs.jsonl:41, column "q": `, "; truncation longest_first cuts either; in the recipe that is model.truncation, which --resume may change; or else a larger model.max_length in another save.dir takes it; ", "checkpoints has step 10, the last one before it: --resume --set data.on_error=skip goes on from there"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%d ranks: %v, want %q", replicate, err, want)
 			}

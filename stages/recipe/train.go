@@ -657,6 +657,9 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err := writeSkipped(filepath.Join(dir, skippedFile), x.skipped); err != nil {
 		return nil, err
 	}
+	if err := writeSkipped(filepath.Join(dir, skippedFile+notBegun), nil); err != nil {
+		return nil, err
+	}
 	path := filepath.Join(dir, "metrics.jsonl")
 	if err := trimLog(path, x.saves.first, x.saves.progress.Unmeasured); err != nil {
 		return nil, err

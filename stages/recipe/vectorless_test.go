@@ -34,7 +34,14 @@ func TestVectorlessRow(t *testing.T) {
 		if _, err := j.run(t, out, nil, 0, false, all...); !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "checkpoints has step 4, the last one before it: --resume --set data.on_error=skip goes on") {
 			t.Errorf("%v: %v", more, err)
 		}
+		stale := filepath.Join(j.dir, out, "skipped.jsonl.failed") // of a run there that had too few rows to begin
+		if err := os.WriteFile(stale, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		o, err := j.run(t, out, nil, 0, true, append(all, "data.on_error=skip")...)
+		if _, err := os.Stat(stale); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s stays: %v", stale, err)
+		}
 		if err != nil || o.summary.from != 4 || o.summary.Skipped != 1 || o.summary.Steps != 5 { // drop_last: 59 rows
 			t.Errorf("%v, resumed: %v, %+v", more, err, o.summary)
 		}
