@@ -84,8 +84,8 @@ func TestDocumentsErrors(t *testing.T) {
 		{func(s *Source) { s.Documents = "{docs}" }, ErrMissingColumn, "no template"},
 		{func(s *Source) { s.Negatives = []string{"docs"} }, ErrMissingColumn, "there is no positive column beside it, no negatives"},
 		{func(s *Source) { s.NegativesPerQuery = AllNegatives }, ErrMissingColumn, "there is no positive column beside it, no negatives"},
-		{func(s *Source) { s.Raw = true }, ErrMissingColumn, "neither raw rows nor token ids are read of it"},
-		{func(s *Source) { s.Tokens = true }, ErrMissingColumn, "neither raw rows nor token ids are read of it"},
+		{func(s *Source) { s.Documents, s.Raw = "text", true }, ErrColumnType, `column "text" is string, want list<string>: documents are lists`},
+		{func(s *Source) { s.Tokens = true }, ErrMissingColumn, "no token ids are read of it"},
 	} {
 		src := base
 		c.change(&src)

@@ -30,7 +30,7 @@ type Source struct {
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
 	Negatives []string
 	// Documents is a column of lists, each all of a row's documents in the order of its Scores: in the place of Positive and Negatives. The first is the
-	// row's positive, and the others, which may be none, its negatives, all of them.
+	// row's positive, and the others, which may be none, its negatives, all of them. With Raw they are one column, and any of them may be a positive.
 	Documents string
 	// NegativesPerQuery is how many texts a list of negatives gives. A row with fewer repeats them. 0: as many as the lists
 	// hold, which then must all be equally long. AllNegatives: as many as each row has, which may be none.
@@ -163,8 +163,8 @@ type blockRef struct {
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
 func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err error) {
-	if src.Documents != "" && (src.Positive != "" || len(src.Negatives) > 0 || src.NegativesPerQuery != 0 || src.Raw || src.Tokens || isTemplate(src.Documents)) {
-		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and neither raw rows nor token ids are read of it", src.Documents)
+	if src.Documents != "" && (src.Positive != "" || len(src.Negatives) > 0 || src.NegativesPerQuery != 0 || src.Tokens || isTemplate(src.Documents)) {
+		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and no token ids are read of it", src.Documents)
 	}
 	if src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
@@ -448,7 +448,10 @@ func (d *Dataset) nameColumns() error {
 		names = names[:1]
 	}
 	names = append(names, d.src.Negatives...)
-	if d.src.Documents != "" {
+	switch {
+	case d.src.Documents != "" && d.src.Raw:
+		names = append(names, d.src.Documents)
+	case d.src.Documents != "":
 		names = append(names, d.src.Documents, d.src.Documents)
 	}
 	joins := map[string]int{}
