@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -85,6 +86,71 @@ func TestMineSigmoid(t *testing.T) {
 			if want := 1 / (1 + math.Exp(-float64(s))); math.Abs(float64(scores[i][k])-want) > 1e-5 {
 				t.Errorf("row %d, document %d: %v, want %v of %v", i, k, scores[i][k], want, s)
 			}
+		}
+	}
+}
+
+// Rows of documents with labels are mined as the pairs that they say, with their other documents in the corpus.
+func TestMineDocuments(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	put := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lists, first, pairs, corpus, firsts, others := "", "", "", "", "", ""
+	for i, w := range strings.Fields("cat dog bird fish tree river") {
+		query := "find the " + w
+		docs := []string{"a " + w + " of the " + w, w + " and water", "not the " + w}
+		lists += fmt.Sprintf("{\"query\": %q, \"docs\": [%q, %q, %q], \"labels\": [0, 2, %v]}\n", query, docs[0], docs[1], docs[2], i%2 == 0)
+		first += fmt.Sprintf("{\"query\": %q, \"docs\": [%q, %q]}\n", query, docs[0], docs[1])
+		pairs += fmt.Sprintf("{\"query\": %q, \"positive\": %q}\n", query, docs[1])
+		corpus += fmt.Sprintf("{\"text\": %q}\n", docs[0])
+		if i%2 == 0 {
+			pairs += fmt.Sprintf("{\"query\": %q, \"positive\": %q}\n", query, docs[2])
+		} else {
+			corpus += fmt.Sprintf("{\"text\": %q}\n", docs[2])
+		}
+		firsts += fmt.Sprintf("{\"query\": %q, \"positive\": %q}\n", query, docs[0])
+		others += fmt.Sprintf("{\"text\": %q}\n", docs[1])
+	}
+	put("lists.jsonl", strings.ReplaceAll(strings.ReplaceAll(lists, "true", "1"), "false", "0")+`{"query": "none", "docs": ["a house", "a wall"], "labels": [0, 0]}`+"\n")
+	put("pairs.jsonl", pairs)
+	put("corpus.jsonl", corpus+`{"text": "a house"}`+"\n"+`{"text": "a wall"}`+"\n")
+	put("first.jsonl", first)
+	put("firsts.jsonl", firsts)
+	put("others.jsonl", others)
+	put("zero.jsonl", `{"query": "none", "docs": ["a house", "a wall"], "labels": [0, 0]}`+"\n")
+	mine := []string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--num-negatives", "4", "--output"}
+	for _, c := range []struct{ lists, plain []string }{
+		{[]string{"--input", at("lists.jsonl"), "--documents", "docs", "--labels", "labels"}, []string{"--input", at("pairs.jsonl"), "--corpus", at("corpus.jsonl")}},
+		{[]string{"--input", at("first.jsonl"), "--documents", "docs"}, []string{"--input", at("firsts.jsonl"), "--corpus", at("others.jsonl")}},
+	} {
+		said := succeed(t, append(append(mine, at("a.parquet")), c.lists...)...).stderr
+		succeed(t, append(append(mine, at("b.parquet")), c.plain...)...)
+		got, want := minedRows(t, at("a.parquet"), "scores"), minedRows(t, at("b.parquet"), "scores")
+		if len(want) < 6 || len(got) != len(want) {
+			t.Fatalf("%d rows of documents, %d of pairs", len(got), len(want))
+		}
+		for i := range want {
+			if !slices.Equal(got[i].Texts, want[i].Texts) || !slices.Equal(got[i].Scores, want[i].Scores) {
+				t.Errorf("row %d: %q, of pairs %q", i, got[i].Texts, want[i].Texts)
+			}
+		}
+		if without := strings.Contains(said, "1 of 7 rows have no document with a label above 0, and no pair"); without != (len(c.lists) > 4) {
+			t.Errorf("mine says %q", said)
+		}
+	}
+	for want, more := range map[string][]string{
+		"--positive is among --documents":                              {"--input", at("lists.jsonl"), "--documents", "docs", "--positive", "p"},
+		"--labels is of --documents, which is not given":               {"--input", at("lists.jsonl"), "--labels", "labels"},
+		`zero.jsonl has no column "docz" (did you mean "docs"?)`:       {"--input", at("zero.jsonl"), "--documents", "docz"},
+		`none of 1 rows has a document with a label above 0 in column`: {"--input", at("zero.jsonl"), "--documents", "docs", "--labels", "labels"},
+	} {
+		if r := contraflow(t, "", append(append(mine, at("x.parquet")), more...)...); r.code == 0 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%v: exit code %d, want %q in\n%s", more, r.code, want, r.stderr)
 		}
 	}
 }

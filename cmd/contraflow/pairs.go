@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +20,7 @@ import (
 type pairFlags struct {
 	input                       []string
 	query, positive             string
+	documents                   string // in the place of positive
 	output                      string
 	queryPrompt, documentPrompt string
 	bad                         badRows
@@ -45,6 +45,24 @@ func (f *pairFlags) add(cmd *cobra.Command, positive, of string) {
 	f.bad.add(cmd, "")
 	require(cmd, "input")
 	require(cmd, "output")
+}
+
+// positives is the column of positives, if rows have one.
+func (f *pairFlags) positives() string {
+	if f.documents != "" {
+		return ""
+	}
+	return f.positive
+}
+
+// checkDocuments refuses flags of columns that --documents is in the place of.
+func (f *pairFlags) checkDocuments(cmd *cobra.Command, flags ...string) error {
+	for _, flag := range flags {
+		if f.documents != "" && cmd.Flags().Changed(flag) {
+			return usageError{fmt.Errorf("--%s is among --documents, which names a column with all of a row's", flag)}
+		}
+	}
+	return nil
 }
 
 // badRows are the rows that can't be used, and what is done about them.
@@ -160,33 +178,6 @@ func (b *badRows) say(u *ui) {
 	}
 }
 
-// row is a row of a dataset, in its block.
-type row struct {
-	*dataset.Block
-	place int
-}
-
-// texts appends the row's texts of a column.
-func (r row) texts(to []string, column int) []string { return r.Texts(to, r.place, column) }
-
-// rows yields a dataset's rows in order, and the errors of those that can't be used; any other error is the last that it yields.
-func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
-	return func(yield func(row, error) bool) {
-		for n := range d.Blocks() {
-			b, err := d.ReadBlock(ctx, n)
-			if err != nil {
-				yield(row{}, err)
-				return
-			}
-			for i := range b.Rows {
-				if !yield(row{b, i}, b.Check(i)) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.
 func asParquet(output string) error {
 	if err := noFolder("--output", output, "out.parquet"); err != nil {
@@ -240,12 +231,7 @@ const inPlace = "One parquet file may be --input and --output: it gets the colum
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if len(input) != 1 || !strings.EqualFold(filepath.Ext(input[0]), ".parquet") || dataset.IsGlob(input[0]) {
-		if err := separate("--output", output, input...); err != nil {
-			return nil, nil, nil, err
-		}
-	}
-	if err := asParquet(output); err != nil {
+	if err := mayReplace(input, output); err != nil {
 		return nil, nil, nil, err
 	}
 	if t, err = open(ctx, input); err != nil {
@@ -256,4 +242,14 @@ func besides(ctx context.Context, open func(context.Context, []string) (*dataset
 		return nil, nil, nil, err
 	}
 	return t, w, func() { w.Abort(); t.Close() }, nil
+}
+
+// mayReplace refuses an output that is no parquet, or that is one of the inputs but for the one parquet file that may be both.
+func mayReplace(input []string, output string) error {
+	if len(input) != 1 || !strings.EqualFold(filepath.Ext(input[0]), ".parquet") || dataset.IsGlob(input[0]) {
+		if err := separate("--output", output, input...); err != nil {
+			return err
+		}
+	}
+	return asParquet(output)
 }

@@ -43,7 +43,7 @@ var walls = map[string][]string{
 	"stages/optim":         {"gpustage"},
 	"stages/evaluate":      {"gpustage"},
 	"stages/gopairs":       {},
-	"stages/mine":          {"gpustage", "stages/evaluate"},
+	"stages/mine":          {"gpustage", "io/dataset", "stages/evaluate"},
 	"stages/embedder":      {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate", "stages/loss", "stages/mine"},
 	"stages/reranker":      {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate", "stages/embedder"},
 	"stages":               {"pipeline", "gpustage", "gpustage/ref", "collective", "collective/local", "collective/sim", "tokenize", "io/", "stages", "stages/"},
