@@ -43,6 +43,7 @@ type jsonlFile struct {
 	blocks []jsonlBlock
 	gaps   gaps
 	spool  *os.File // the unpacked content of a compressed file, or the rows of one of separated values
+	array  bool     // the file is a JSON array, and lines are its elements
 	text   bool     // of separated values: all values are strings or null, and a row that is none is a string
 }
 
@@ -114,6 +115,8 @@ func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile
 			return nil, err
 		}
 		j.text = true
+	} else if in, err = j.elements(f, in); err != nil {
+		return nil, err
 	}
 	var spool *bufio.Writer
 	if in != io.Reader(f) {
@@ -180,7 +183,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 			if err == io.EOF {
 				break
 			}
-			if j.text {
+			if j.text || j.array {
 				return err // says where
 			}
 			return fmt.Errorf("%s: after %d bytes: %w", j.path, at, err)
@@ -192,11 +195,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 			if nl >= 0 {
 				line = rest[:nl+1]
 			}
-			if text := bytes.TrimLeft(line, " \t\r\n"); !begun && len(text) > 0 {
-				if begun = true; j.rows == 0 && text[0] == '[' {
-					return fmt.Errorf("%s is one JSON array: write one object a line instead (JSON lines)", j.path)
-				}
-			}
+			begun = begun || len(bytes.TrimLeft(line, " \t\r\n")) > 0
 			rest = rest[len(line):]
 			at += int64(len(line))
 			if at-lineAt > maxLine {
@@ -217,6 +216,30 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 	h := hash.Sum128()
 	j.hash = Hash128{h.Hi, h.Lo}
 	return nil
+}
+
+// elements reads a file that is one JSON array as lines, and any other as it is, from its beginning; in is what it has.
+func (j *jsonlFile) elements(f *os.File, in io.Reader) (io.Reader, error) {
+	buffered := bufio.NewReaderSize(in, 64<<10)
+	if j.array = isArray(buffered); j.array {
+		return newElements(j.path, buffered)
+	}
+	if in != io.Reader(f) {
+		return buffered, nil
+	}
+	_, err := f.Seek(0, io.SeekStart)
+	return f, err
+}
+
+// at says where a row is at rest.
+func (j *jsonlFile) at(row int64) Location {
+	l := Location{File: j.path, RowGroup: -1, Row: row}
+	if j.array {
+		l.Element = row + 1
+	} else {
+		l.Line = j.line(row)
+	}
+	return l
 }
 
 // line returns the number, from 1, of the line that holds a row.
@@ -579,7 +602,7 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 			})
 		}
 		if err := r.row(j.text, func() error { return object("") }); err != nil && bad == nil {
-			bad = fail(ErrCorrupt, "%s:%d: %w", j.path, j.line(row), err)
+			bad = fail(ErrCorrupt, "%v: %w", j.at(row), err)
 		}
 		row++
 		return nil

@@ -23,7 +23,7 @@ import (
 // Scores: []string{"pos_scores", "neg_scores"}. Each of the three may be a template of several columns of strings:
 // "{title} {text}".
 type Source struct {
-	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines), .csv and .tsv files whose first line names the columns (the last five also
+	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines, or each one JSON array of objects), .csv and .tsv files whose first line names the columns (the last five also
 	// .gz and .zst), in small or capital letters, and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
 	Paths     []string
 	Query     string
@@ -158,7 +158,7 @@ type blockRef struct {
 
 // Open finds the files and checks the columns in each of them by name, shape and type. Of parquet files the footers are
 // decoded and the bytes of these columns hashed ([Dataset.Fingerprint]); JSON lines are counted in one pass (and unpacked to a
-// temporary file if compressed). ctx can stop both.
+// temporary file if compressed, or if they are elements of an array). ctx can stop both.
 // Close releases those temporary files.
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
@@ -307,13 +307,10 @@ func (d *Dataset) Locate(row int64) Location {
 	}
 	b := &d.blocks[d.blockOf(row)]
 	f := &d.files[b.file]
-	l := Location{File: f.path(), RowGroup: -1, Row: row - f.first}
 	if f.jsonl != nil {
-		l.Line = f.jsonl.line(l.Row)
-	} else {
-		l.RowGroup = int(b.part)
+		return f.jsonl.at(row - f.first)
 	}
-	return l
+	return Location{File: f.path(), RowGroup: int(b.part), Row: row - f.first}
 }
 
 // blockOf returns the block that holds a row.

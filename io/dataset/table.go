@@ -535,11 +535,10 @@ func (t *Table) Locate(row int64) Location {
 		if row >= f.first+f.rows {
 			continue
 		}
-		l := Location{File: t.path(i), RowGroup: -1, Row: row - f.first}
 		if f.jsonl != nil {
-			l.Line = f.jsonl.line(l.Row)
-			return l
+			return f.jsonl.at(row - f.first)
 		}
+		l := Location{File: t.path(i), RowGroup: -1, Row: row - f.first}
 		left := l.Row
 		for g, rg := range f.parquet.meta.RowGroups {
 			if l.RowGroup = g; left < rg.NumRows {

@@ -148,8 +148,7 @@ func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) er
 				}
 			}
 			if _, ok := err.(*jsonError); ok {
-				l := Location{File: j.path, RowGroup: -1, Row: row, Line: j.line(row)}
-				wrong := &RowError{Row: row, Location: l, Reason: err.Error()}
+				wrong := &RowError{Row: row, Location: j.at(row), Reason: err.Error()}
 				if bad == nil {
 					return wrong
 				}
