@@ -28,7 +28,7 @@ type pairFlags struct {
 
 // The flags of all commands that read texts are worded alike.
 const (
-	filesFlag  = "the `FILES` to read: parquet, JSON lines, CSV or TSV, or a glob of them (may be repeated)"
+	filesFlag  = "the `FILES` to read: parquet, JSON lines or an array, CSV or TSV, a glob of them, or hf://datasets/org/name, of which it is the split train but for ?split=NAME (may be repeated)"
 	columnFlag = "the column `NAME` with the %s, or a template such as \"{title} {text}\""
 	promptFlag = "a `TEXT` to put before each %s (default: the model's prompt for %s; \"\" is none)"
 )

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"contraflow/io/dataset"
@@ -22,15 +23,24 @@ const dataPrefix = "hf://datasets/"
 
 // Data returns local copies of files of a dataset on the hub, from the cache that the Python libraries use or downloaded into it:
 //
-//	hf://datasets/org/name                     all parquet files, or else all files of JSON lines
-//	hf://datasets/org/name@revision/data       those in a folder (slashes of a revision as %2F)
+//	hf://datasets/org/name                     the split train, of the default configuration
+//	hf://datasets/org/name?config=pair&split=dev
+//	hf://datasets/org/name@revision/data       the split train of the files in a folder (slashes of a revision as %2F)
 //	hf://datasets/org/name/data/train-*.parquet
+//
+// Configurations and splits are what the dataset's card says, or else what its files' names say, as Python's datasets has it; files without a split's
+// word in their names are train. Of those the parquet files are taken, or where there are none those of JSON lines, or .csv. Where nothing says which
+// configuration is the default, or the split is not there, that is an error with those there are.
 //
 // Everything that [Resolve] promises holds here too.
 func Data(ctx context.Context, ref string, o Options) (paths []string, err error) {
 	rest, ok := strings.CutPrefix(ref, dataPrefix)
 	if !ok {
 		return nil, fmt.Errorf("%s: want %sorg/name, and a file, folder or glob in it", ref, dataPrefix)
+	}
+	rest, p, given, err := cutPart(rest)
+	if err != nil {
+		return nil, err
 	}
 	parts := strings.SplitN(rest, "/", 3)
 	if len(parts) < 2 {
@@ -51,6 +61,7 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 	if _, err := path.Match(glob, ""); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
+	meant := meant{url: dataPrefix + strings.TrimRight(rest, "/"), glob: glob, part: p, given: given}
 	h, err := newHub(id, revision, o)
 	if err != nil {
 		return nil, err
@@ -60,12 +71,12 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 	if !h.opts.Offline {
 		repo, err := h.list(ctx)
 		if err == nil {
-			return h.data(ctx, repo, ref, glob)
+			return h.data(ctx, repo, ref, meant)
 		}
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%s: %w", ref, context.Cause(ctx))
 		}
-		cached, none := h.cachedData(glob)
+		cached, none := h.cachedData(meant)
 		var status *statusError
 		if none != nil || errors.As(err, &status) && status.code == "RevisionNotFound" {
 			return nil, h.explain(err)
@@ -73,26 +84,50 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 		h.opts.Warn(fmt.Sprintf("using the cached files of %s: %v", ref, h.explain(err)))
 		return cached, nil
 	}
-	if paths, err = h.cachedData(glob); err != nil {
+	if paths, err = h.cachedData(meant); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w; without HF_HUB_OFFLINE it would be downloaded from %s", ErrOffline, ref, err, h.endpoint)
 	}
 	return paths, nil
 }
 
+// meant is what of a dataset a URL means.
+type meant struct {
+	url   string // without config and split
+	glob  string // or a folder; "": the whole
+	part  part
+	given bool // the URL names the part
+}
+
+const cardName = "README.md"
+
+// pick tells which of a dataset's files are meant. card reads the dataset's.
+func (m meant) pick(files []string, card func() ([]byte, error)) ([]string, error) {
+	found := slices.DeleteFunc(slices.Clone(files), func(name string) bool {
+		ok, _ := path.Match(m.glob, name)
+		return !ok
+	})
+	switch {
+	case len(found) > 0 && m.given:
+		return nil, errors.New("config and split are of a dataset or a folder of it, and files are named here")
+	case len(found) > 0:
+		return found, nil
+	case m.glob != "" && m.part.config != "":
+		return nil, fmt.Errorf("a configuration is of a whole dataset, as in %s?config=%s", strings.TrimSuffix(m.url, "/"+m.glob), m.part.config)
+	case m.glob != "" || !slices.Contains(files, cardName):
+		return pickPart(m.url, files, m.glob, nil, m.part)
+	}
+	text, err := card()
+	if err != nil {
+		return nil, err
+	}
+	return pickPart(m.url, files, "", text, m.part)
+}
+
 // data downloads what a listing has of it.
-func (h *hub) data(ctx context.Context, repo repository, ref, glob string) (paths []string, err error) {
+func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (paths []string, err error) {
 	for _, name := range repo.files {
 		if err := checkListed(name); err != nil {
 			return nil, fmt.Errorf("%s: %w: the repository has a file with the path %w", ref, errRefused, err)
-		}
-	}
-	names := dataset.Pick(repo.files, glob)
-	if len(names) == 0 {
-		return nil, fmt.Errorf("%s: %w: it has %d files, such as %q, none of which is meant", ref, ErrNotFound, len(repo.files), repo.files[:min(3, len(repo.files))])
-	}
-	for _, n := range names {
-		if err := checkPath(n); err != nil {
-			return nil, fmt.Errorf("%s: %w: path %w", ref, errRefused, err)
 		}
 	}
 	if err := os.MkdirAll(h.storage, 0o777); err != nil {
@@ -104,11 +139,32 @@ func (h *hub) data(ctx context.Context, repo repository, ref, glob string) (path
 	}
 	defer root.Close()
 	d := &download{hub: h, root: root, commit: repo.commit, snapshot: filepath.Join(h.storage, "snapshots", repo.commit)}
-	if err := d.fetch(ctx, names...); err != nil {
+	wrap := func(err error) error {
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("download of %s interrupted (it will continue where it stopped): %w", ref, context.Cause(ctx))
+			return fmt.Errorf("download of %s interrupted (it will continue where it stopped): %w", ref, context.Cause(ctx))
 		}
-		return nil, fmt.Errorf("download of %s: %w", ref, err)
+		return fmt.Errorf("download of %s: %w", ref, err)
+	}
+	var unread error // of the card
+	names, err := m.pick(repo.files, func() ([]byte, error) {
+		if unread = d.fetch(ctx, cardName); unread != nil {
+			return nil, unread
+		}
+		return os.ReadFile(filepath.Join(d.snapshot, cardName))
+	})
+	if unread != nil {
+		return nil, wrap(unread)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	for _, n := range names {
+		if err := checkPath(n); err != nil {
+			return nil, fmt.Errorf("%s: %w: path %w", ref, errRefused, err)
+		}
+	}
+	if err := d.fetch(ctx, names...); err != nil {
+		return nil, wrap(err)
 	}
 	if err := h.writeRef(repo.commit); err != nil {
 		return nil, err
@@ -120,7 +176,7 @@ func (h *hub) data(ctx context.Context, repo repository, ref, glob string) (path
 }
 
 // cachedData is what the cache has of it.
-func (h *hub) cachedData(glob string) (paths []string, err error) {
+func (h *hub) cachedData(m meant) (paths []string, err error) {
 	commit := h.revision
 	if !commitHash.MatchString(commit) {
 		ref, err := os.ReadFile(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
@@ -139,11 +195,12 @@ func (h *hub) cachedData(glob string) (paths []string, err error) {
 		}
 		return err
 	})
-	if err == nil {
-		names = dataset.Pick(names, glob)
-	}
 	if err != nil || len(names) == 0 {
 		return nil, fmt.Errorf("%v@%s is not in the cache %s", h, h.revision, h.cache)
+	}
+	names, err = m.pick(names, func() ([]byte, error) { return os.ReadFile(filepath.Join(snapshot, cardName)) })
+	if err != nil {
+		return nil, fmt.Errorf("of what is in the cache %s: %w", h.cache, err)
 	}
 	for _, n := range names {
 		paths = append(paths, filepath.Join(snapshot, filepath.FromSlash(n)))

@@ -13,7 +13,7 @@ import (
 func (r *recipe) file(file string) []string {
 	if r.from != FlagEmbedding && dataset.HubName(file) {
 		url := "hf://datasets/" + file
-		r.assume("%s is not here, and is taken for a dataset's name on the Hugging Face hub: %s is all of its files, of all configurations and splits. Those of one, as most are laid out: %[2]s/data/train-*.parquet, or with the configuration's name in place of data", file, url)
+		r.assume("%s is not here, and is taken for a dataset's name on the Hugging Face hub: %s is its split train, of its default configuration. Others: %[2]s?config=NAME&split=NAME", file, url)
 		return []string{url}
 	}
 	if r.from != FlagEmbedding {
