@@ -83,6 +83,7 @@ With --on-error skip, which would lose rows, it may not.`,
 	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: "+instructionFlag)
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: "+sigmoidFlag)
 	f.model.add(cmd, "texts, or a reranker's pairs,")
+	f.model.addQueryLength(cmd, "of an embedding model: ", "queries")
 	return cmd
 }
 
@@ -118,7 +119,7 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 	if vectors {
 		return nil, usageError{fmt.Errorf("%s gives a vector for each token and no embeddings: a teacher is a reranker or an embedding model", f.model.path)}
 	}
-	of := map[bool][]string{true: {"template", "instruction", "sigmoid"}, false: {"query-prompt", "document-prompt", "dot"}}
+	of := map[bool][]string{true: {"template", "instruction", "sigmoid"}, false: {"query-prompt", "document-prompt", "dot", "query-max-length"}}
 	for _, flag := range of[!reranks] {
 		if cmd.Flags().Changed(flag) {
 			what := map[bool]string{true: "a reranker", false: "an embedding model"}

@@ -22,7 +22,7 @@ import (
 type modelFlags struct {
 	path      string
 	maxLength int
-	queries   int // --query-max-length, of eval
+	queries   int // --query-max-length, of eval, mine and distill
 	cut       int
 	precision string
 	options   []embedder.Option // besides those of flags
@@ -39,6 +39,11 @@ func (f *modelFlags) add(cmd *cobra.Command, cut string) {
 // addCut is for commands whose model embeds.
 func (f *modelFlags) addCut(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.cut, "dimensions", 0, "cut embeddings to so many dimensions, as matryoshka training allows; they are not normalized again (default: what the model says)")
+}
+
+// addQueryLength is for commands that embed queries beside documents. of says whose it is, and queries what.
+func (f *modelFlags) addQueryLength(cmd *cobra.Command, of, queries string) {
+	cmd.Flags().IntVar(&f.queries, "query-max-length", 0, of+"cut "+queries+" to so many tokens, as training may have (default: as documents)")
 }
 
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {

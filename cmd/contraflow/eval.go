@@ -124,7 +124,7 @@ rank correlation, and Pearson's.
 	parts.add(cmd)
 	f.add(cmd, "texts")
 	f.addCut(cmd)
-	cmd.Flags().IntVar(&f.queries, "query-max-length", 0, "cut queries, and both texts of a pair, to so many tokens, as training may have (default: as documents)")
+	f.addQueryLength(cmd, "", "queries, and both texts of a pair,")
 	return cmd
 }
 

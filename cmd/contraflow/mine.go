@@ -103,7 +103,7 @@ left out and counted, but for those that have --min-negatives.`,
 	}
 	fl := cmd.Flags()
 	m.pairFlags.add(cmd, "of a list, each is one", "")
-	fl.Lookup("on-error").Usage += "; those of --input alone: a document of --corpus that can't be used ends mine, but for empty ones"
+	fl.Lookup("on-error").Usage += "; documents of --corpus that are empty are left out always"
 	fl.StringArrayVar(&m.corpus, "corpus", nil, "`FILES` with more documents, as of --input (default: those of --input alone)")
 	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "of --corpus: "+fmt.Sprintf(columnFlag, "documents"))
 	fl.StringVar(&m.documents, "documents", "", "instead of --positive: the column `NAME` with lists of all of a row's documents")
@@ -122,6 +122,7 @@ left out and counted, but for those that have --min-negatives.`,
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
 	m.parts.add(cmd)
 	f.add(cmd, "texts")
+	f.addQueryLength(cmd, "", "queries")
 	f.addCut(cmd)
 	return cmd
 }
@@ -171,9 +172,11 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	var corpus []string
 	if len(m.corpus) > 0 {
 		empty := 0
-		if corpus, empty, err = documents(ctx, u, m.corpus, m.corpusColumn); err != nil {
+		bad := badRows{onError: m.bad.onError, of: "--corpus"}
+		if corpus, empty, err = documents(ctx, u, m.corpus, m.corpusColumn, &bad); err != nil {
 			return fmt.Errorf("--corpus: %w", err)
 		}
+		bad.say(u)
 		if empty > 0 {
 			u.printf("%d documents of --corpus are empty, and negatives of no query\n", empty)
 		}
@@ -286,7 +289,7 @@ func (m *mineFlags) pairs(ctx context.Context, u *ui) (queries, positives, other
 }
 
 // documents reads a corpus, but for its empty texts, of which corpora have some.
-func documents(ctx context.Context, u *ui, files []string, column string) (out []string, empty int, err error) {
+func documents(ctx context.Context, u *ui, files []string, column string, unusable *badRows) (out []string, empty int, err error) {
 	d, err := dataset.Open(ctx, dataset.Source{Paths: files, Query: column, Raw: true, InOrder: true})
 	if err != nil {
 		return nil, 0, err
@@ -301,8 +304,13 @@ func documents(ctx context.Context, u *ui, files []string, column string) (out [
 		case errors.As(err, &bad) && bad.Empty():
 			empty++
 		default:
-			return nil, 0, err
+			if err := unusable.leave(err); err != nil {
+				return nil, 0, err
+			}
 		}
+	}
+	if len(out)+empty == 0 {
+		return nil, 0, unusable.none()
 	}
 	return out, empty, nil
 }

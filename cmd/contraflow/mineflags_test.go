@@ -154,3 +154,35 @@ func TestMineDocuments(t *testing.T) {
 		}
 	}
 }
+
+// --on-error is of --corpus as well: a document that can't be used ends mine, or is left out and counted, and then the others are mined as without it.
+func TestMineBadCorpus(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, text := range map[string]string{
+		"pairs.jsonl": `{"query": "the cat", "positive": "a bird"}` + "\n",
+		"bad.jsonl":   `{"text": "a dog"}` + "\n" + `{"text": 7}` + "\n" + `{"text": ""}` + "\nno json\n" + `{"text": "a river"}` + "\n",
+		"good.jsonl":  `{"text": "a dog"}` + "\n" + `{"text": "a river"}` + "\n",
+		"none.jsonl":  `{"text": null}` + "\n",
+	} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", at("pairs.jsonl"), "--num-negatives", "2", "--query-max-length", "4"}
+	if r := contraflow(t, "", append(args, "--corpus", at("bad.jsonl"), "--output", at("x.parquet"))...); r.code != 1 || !strings.Contains(r.stderr, `--corpus: `+at("bad.jsonl")+`:2, column "text": it is a number, want a string; --on-error skip leaves out rows`) {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", append(args, "--corpus", at("none.jsonl"), "--output", at("x.parquet"), "--on-error", "skip")...); r.code != 1 || !strings.Contains(r.stderr, `--corpus: none of 1 rows can be used; the first: `) {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	said := succeed(t, append(args, "--corpus", at("bad.jsonl"), "--output", at("a.parquet"), "--on-error", "skip")...).stderr
+	if !strings.Contains(said, "2 rows of --corpus can't be used and are left out (--on-error skip); the first: "+at("bad.jsonl")+":2") || !strings.Contains(said, "1 documents of --corpus are empty") {
+		t.Errorf("mine says %q", said)
+	}
+	succeed(t, append(args, "--corpus", at("good.jsonl"), "--output", at("b.parquet"))...)
+	a, b := minedRows(t, at("a.parquet"), "scores"), minedRows(t, at("b.parquet"), "scores")
+	if len(a) != 1 || len(b) != 1 || !slices.Equal(a[0].Texts, b[0].Texts) || !slices.Equal(a[0].Scores, b[0].Scores) {
+		t.Errorf("%v, without the documents that can't be used %v", a, b)
+	}
+}

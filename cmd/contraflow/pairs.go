@@ -69,6 +69,7 @@ func (f *pairFlags) checkDocuments(cmd *cobra.Command, flags ...string) error {
 type badRows struct {
 	onError string // stop or skip
 	instead string // what is written in place of a row; "": nothing
+	of      string // the flag of the files that they are in; "": --input
 	rows    int
 	first   []error // a few
 }
@@ -169,7 +170,7 @@ func (b *badRows) say(u *ui) {
 	if b.rows == 0 {
 		return
 	}
-	u.printf("%d rows of --input can't be used and are %s (--on-error skip); the first: %v\n", b.rows, cmp.Or(b.instead, "left out"), b.first[0])
+	u.printf("%d rows of %s can't be used and are %s (--on-error skip); the first: %v\n", b.rows, cmp.Or(b.of, "--input"), cmp.Or(b.instead, "left out"), b.first[0])
 	for _, err := range b.first[1:] {
 		u.printf("  %v\n", err)
 	}

@@ -205,22 +205,3 @@ func TestEmbedTextAlone(t *testing.T) {
 		}
 	}
 }
-
-// What mine's --on-error says: it is of --input alone, and a document of --corpus that can't be used ends mine, which an empty one does not.
-func TestSkipNotOfCorpus(t *testing.T) {
-	dir := t.TempDir()
-	at := func(name string) string { return filepath.Join(dir, name) }
-	write(t, at("pairs.parquet"), []string{"query", "positive"}, []string{"the cat", "the dog"}, []string{"a river", "a house"})
-	for text, code := range map[string]int{`""`: 0, "null": 1} {
-		if err := os.WriteFile(at("corpus.jsonl"), []byte(`{"text": "a tree"}`+"\n"+`{"text": `+text+"}\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		r := contraflow(t, "", "mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", at("pairs.parquet"), "--corpus", at("corpus.jsonl"), "--num-negatives", "1", "--on-error", "skip", "--output", at("mined.parquet"))
-		if r.code != code || code > 0 && !strings.Contains(r.stderr, "--corpus: "+at("corpus.jsonl")+`:2, column "text": the text is null`) {
-			t.Errorf("%s: exit code %d, want %d\n%s", text, r.code, code, r.stderr)
-		}
-	}
-	if usage := newMine().Flags().Lookup("on-error").Usage; !strings.Contains(usage, "of --input alone") {
-		t.Errorf("--on-error: %s", usage)
-	}
-}
