@@ -99,43 +99,50 @@ func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile
 	}
 	defer f.Close()
 	j := &jsonlFile{path: path, size: size}
+	in, end, err := unpacked(path, f)
+	if err != nil {
+		return nil, asCorrupt(err)
+	}
+	defer end()
+	if err := j.open(ctx, f, in, limit); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+// open counts the rows of content, which is kept in a temporary file if it is not that of f as it is.
+func (j *jsonlFile) open(ctx context.Context, f *os.File, in io.Reader, limit blockLimit) (err error) {
+	path := j.path
 	defer func() {
 		if err != nil {
 			j.close()
 			err = asCorrupt(err)
 		}
 	}()
-	in, end, err := unpacked(path, f)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
 	if separated(path) != "" {
 		if in, err = newCSVReader(path, in, &j.gaps); err != nil {
-			return nil, err
+			return err
 		}
 		j.text = true
 	} else if in, err = j.elements(f, in); err != nil {
-		return nil, err
+		return err
 	}
 	var spool *bufio.Writer
 	if in != io.Reader(f) {
 		if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
-			return nil, err
+			return err
 		}
 		os.Remove(j.spool.Name()) // Windows refuses; close removes it there
 		spool = bufio.NewWriterSize(j.spool, 1<<20)
 		in = io.TeeReader(in, spool)
 	}
 	if err := j.count(ctx, in, limit); err != nil {
-		return nil, err
+		return err
 	}
 	if spool != nil {
-		if err := spool.Flush(); err != nil {
-			return nil, err
-		}
+		return spool.Flush()
 	}
-	return j, nil
+	return nil
 }
 
 func (j *jsonlFile) close() {
