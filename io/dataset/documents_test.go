@@ -93,6 +93,12 @@ func TestDocumentsErrors(t *testing.T) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
+	empty := write(t, map[string]string{"a.jsonl": "\n"})
+	for _, raw := range []bool{false, true} {
+		if _, err := Open(t.Context(), Source{Paths: []string{empty + "/a.jsonl"}, Query: "q", Documents: "docs", Raw: raw}); !errors.Is(err, ErrNoFiles) || !strings.Contains(err.Error(), "no rows") {
+			t.Errorf("without rows: %v", err)
+		}
+	}
 	src := base
 	src.Documents, src.Positive, src.Negatives, src.NegativesPerQuery = "", "docs", []string{"docs"}, AllNegatives
 	if other, err := Open(t.Context(), src); err != nil || other.Fingerprint() == d.Fingerprint() {
