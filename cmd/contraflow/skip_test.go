@@ -178,8 +178,8 @@ func TestTextTemplates(t *testing.T) {
 	if whole := succeed(t, "eval", "--model", model, "--sts", at("a.parquet"), "--columns", "whole,query,gold").stdout; joined != whole {
 		t.Errorf("eval: %q, want %q", joined, whole)
 	}
-	if r := contraflow(t, "{}", "embed", "--model", model, "--input", "-", "--output", at("y.npy")); r.code != 1 || !strings.Contains(r.stderr, "not from standard input: write it to one, such as data.jsonl") {
-		t.Errorf("--input -: exit code %d\n%s", r.code, r.stderr)
+	if r := contraflow(t, "{}", "init", "--out", at("none"), "--input", "-"); r.code != 1 || !strings.Contains(r.stderr, "not from standard input: write it to one, such as data.jsonl") {
+		t.Errorf("init --input -: exit code %d\n%s", r.code, r.stderr)
 	}
 }
 
