@@ -123,11 +123,19 @@ type RankError struct {
 }
 
 // NewRankError is the end of a job by an error that is known in this process. If that error holds a RankError, it is that one: a rank that
-// fails because another one has is not the reason.
+// fails because another one has is not the reason. If it holds one that has a method OfRank, which says which rank is the reason where all know of it,
+// the end is that rank's, whichever says so first.
 func NewRankError(rank int, reason error) *RankError {
 	var re *RankError
 	if errors.As(reason, &re) {
 		return re
+	}
+	var of interface {
+		error
+		OfRank() int
+	}
+	if errors.As(reason, &of) {
+		rank = of.OfRank()
 	}
 	return &RankError{Rank: rank, Reason: reason.Error(), err: &reason}
 }

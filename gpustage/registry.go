@@ -73,17 +73,20 @@ var ErrAbsent = errors.New("this machine has none")
 // ErrUntried is wrapped by errors about devices that nobody has run yet on hardware as it is here: the error says how to try. "auto" looks further.
 var ErrUntried = errors.New("has not been run on such hardware yet, and nothing is known of its results")
 
+// ErrUnfit is wrapped by errors about devices that are there and lack what the ops need: the error says what. "auto" looks further.
+var ErrUnfit = errors.New("can't compute what is asked of it here")
+
 // Open opens a device of a kind, or with "auto" or "" the best one that this machine has.
 func Open(kind string) (Device, error) { return OpenShare(kind, Share{}) }
 
 // OpenAuto opens the best device that this machine has and says of which kind it is. passed is why a better one that is there was passed over, because
-// nobody has run this program on such hardware; nil if there is none.
+// nobody has run this program on such hardware or because it is unfit; nil if there is none.
 func OpenAuto(share Share) (kind string, d Device, passed, err error) {
 	kinds := Kinds()
 	for _, k := range kinds {
 		d, err := openKind(k, share)
 		switch {
-		case errors.Is(err, ErrUntried):
+		case errors.Is(err, ErrUntried), errors.Is(err, ErrUnfit):
 			passed = errors.Join(passed, err)
 		case !errors.Is(err, ErrAbsent):
 			return k, d, passed, err

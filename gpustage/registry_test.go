@@ -53,28 +53,29 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// "auto" takes the best device that opens. It goes past hardware that a machine does not have without a word, past such that nobody has tried with its
-// reason, and stops at one that is there and does not work.
+// "auto" takes the best device that opens. It goes past hardware that a machine does not have without a word, past such that nobody has tried, or
+// that is unfit, with its reason, and stops at one that is there and does not work.
 func TestOpenAuto(t *testing.T) {
 	type good struct{ Device }
-	broken, untried := errors.New("broken"), fmt.Errorf("a card that %w", ErrUntried)
+	broken, untried, unfit := errors.New("broken"), fmt.Errorf("a card that %w", ErrUntried), fmt.Errorf("an old card: it %w", ErrUnfit)
 	for kind, of := range map[string]kindOf{
-		"missing": {99, func(Share) (Device, error) { return nil, fmt.Errorf("no card: %w", ErrAbsent) }},
-		"untried": {98, func(Share) (Device, error) { return nil, untried }},
+		"missing": {100, func(Share) (Device, error) { return nil, fmt.Errorf("no card: %w", ErrAbsent) }},
+		"untried": {99, func(Share) (Device, error) { return nil, untried }},
+		"unfit":   {98, func(Share) (Device, error) { return nil, unfit }},
 		"good":    {97, func(Share) (Device, error) { return good{}, nil }},
 		"worse":   {96, func(Share) (Device, error) { return nil, broken }},
 	} {
 		Register(kind, of.rank, of.open)
 		defer delete(registry.kinds, kind)
 	}
-	if kind, d, passed, err := OpenAuto(Share{}); kind != "good" || d != (good{}) || !errors.Is(passed, ErrUntried) || err != nil {
+	if kind, d, passed, err := OpenAuto(Share{}); kind != "good" || d != (good{}) || !errors.Is(passed, ErrUntried) || !errors.Is(passed, ErrUnfit) || err != nil {
 		t.Errorf("%s, %v, passed %v, %v", kind, d, passed, err)
 	}
 	if d, err := Open("auto"); d != (good{}) || err != nil {
 		t.Errorf("%v, %v", d, err)
 	}
 	var told []string
-	if d, err := OpenBest(func(m string) { told = append(told, m) }); d != (good{}) || err != nil || len(told) != 1 || told[0] != "computing on good: "+untried.Error() {
+	if d, err := OpenBest(func(m string) { told = append(told, m) }); d != (good{}) || err != nil || len(told) != 1 || told[0] != "computing on good: "+untried.Error()+"\n"+unfit.Error() {
 		t.Errorf("%v, %v, told %q", d, err, told)
 	}
 	delete(registry.kinds, "good")

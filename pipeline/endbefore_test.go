@@ -180,3 +180,84 @@ func TestEndBeforeUnaware(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// Of two batches that can't be used the run ends before the first, and with its error, whichever is told of first.
+func TestEndBeforeTwice(t *testing.T) {
+	checkGoroutines(t)
+	for _, late := range []int{1, 2} { // the one that is told of last
+		g, next := New("ends"), 0
+		items := Source(g, "source", func(context.Context) (int, error) {
+			if next == 4 {
+				return 0, io.EOF
+			}
+			next++
+			return next - 1, nil
+		})
+		bat := g.Stage("batch")
+		item := In(bat, "item", items)
+		batches := Batches[int](bat, "batches")
+		bat.Do(func(t *Task) error {
+			if !t.Ended() {
+				batches.Put(t, item.Get(t), true)
+			}
+			return nil
+		})
+		told := make(chan struct{})
+		look := func(name string, own int, from Port[int]) Port[int] { // which has its own batch that can't be used
+			s := g.Stage(name)
+			in := In(s, "batch", from)
+			out := Out[int](s, "batch")
+			s.Do(func(t *Task) error {
+				v := in.Get(t)
+				switch {
+				case v != own:
+					out.Put(t, v)
+				case own == late:
+					<-told
+					t.EndBefore(fmt.Errorf("bad %d", own))
+				default:
+					t.EndBefore(fmt.Errorf("bad %d", own))
+					close(told)
+				}
+				return nil
+			})
+			return out.Port
+		}
+		var done []int
+		first, second := look("first", 1, batches.Port), look("second", 2, batches.Port)
+		s := g.Stage("sink")
+		one, two := In(s, "one", first), In(s, "two", second)
+		s.Do(func(t *Task) error {
+			done = append(done, one.Get(t)+two.Get(t))
+			return nil
+		})
+		p, err := g.Build(Workers(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		err = p.Run(ctx)
+		cancel()
+		if want := `graph "ends": stage "first", item 1.0: bad 1`; err == nil || err.Error() != want || fmt.Sprint(done) != "[0]" {
+			t.Errorf("batch %d is told of last: %v after %v, want %s", late, err, done, want)
+		}
+	}
+}
+
+// A run that ends before a batch is complete when all steps before that one's are; of that step there may be some.
+func TestCompleteBeforeCut(t *testing.T) {
+	g := New("ends")
+	Sink(g, "sink", Source(g, "source", func(context.Context) (int, error) { return 0, io.EOF }), func(*Task, int) error { return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := batchIndex(2, 1)
+	for step, want := range map[int]bool{1: false, 2: true, 3: true} {
+		c := newCore(p, 0)
+		c.cut, c.steps[step] = &cut, &stepState{}
+		if got := c.complete(); got != want {
+			t.Errorf("with step %d to make, ending before batch 2.1: complete %t, want %t", step, got, want)
+		}
+	}
+}

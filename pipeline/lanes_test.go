@@ -134,7 +134,7 @@ type opener struct {
 
 func (d opener) OpenLane(LaneKind) (Lane, error) { return d.open() }
 
-type brokenDevice struct{ fakeDevice }
+type brokenDevice struct{}
 
 func (brokenDevice) Name() string                    { return "gpu" }
 func (brokenDevice) OpenLane(LaneKind) (Lane, error) { return nil, errors.New("no driver") }

@@ -91,7 +91,6 @@ type running struct {
 	err     error
 	because error // for which a step was made the last one
 	broken  error // for which the run ends before an item
-	cut     bool  // broken is of a batch
 
 	mu     sync.Mutex
 	closed error // what closing lanes said
@@ -280,9 +279,9 @@ func (r *running) handle(e event) {
 		return
 	}
 	if e.endBefore {
-		// An item that a batch was to have is not the first one that can't be used, if a stage further on has met with another.
-		if cut := r.core.endBefore(e.id); r.broken == nil || cut && !r.cut {
-			r.broken, r.cut = r.failed(e), cut
+		// The error is that of the first batch, whichever is told of first. An item that a batch was to have is in none before those that have been made.
+		if first := r.core.endBefore(e.id); r.broken == nil || first {
+			r.broken = r.failed(e)
 		}
 		return
 	}

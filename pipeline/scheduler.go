@@ -134,7 +134,8 @@ func (c *core) halt() { c.halted = true }
 // endWith makes a step the last one.
 func (c *core) endWith(step int) { c.final = min(c.final, step) }
 
-// endBefore makes the run end before the batch that a task works on, or would emit next; false of an item of a stream, which is in none yet.
+// endBefore makes the run end before the batch that a task works on, or would emit next, and tells whether that is the first batch to end it; false of an
+// item of a stream, which is in none yet.
 func (c *core) endBefore(t taskID) bool {
 	at := t.index
 	switch {
@@ -143,9 +144,10 @@ func (c *core) endBefore(t taskID) bool {
 	case at.Level != Batch:
 		return false
 	}
-	if c.cut == nil || compareIndex(at, *c.cut) < 0 {
-		c.cut = &at
+	if c.cut != nil && compareIndex(at, *c.cut) >= 0 {
+		return false
 	}
+	c.cut = &at
 	return true
 }
 

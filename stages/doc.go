@@ -43,7 +43,7 @@
 // no need of the cached pass, since a group's gradient follows from its own scores, and nothing but parameters' gradients travels between
 // ranks. It goes through the cached pass nevertheless: with all activations kept, which is the rule within the replay budget, that is the
 // plain pass, one batch wide; beyond the budget, large batches and groups larger than a sub-batch work at the price of a replay. There is
-// one schedule, one set of collectives and one resume for both kinds of models.
+// one schedule, one set of collectives and one resume for both kinds of models. Documents of other rows may be in a group, too: see [InBatch].
 //
 // # Parts
 //

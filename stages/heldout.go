@@ -33,6 +33,12 @@ type HeldOut struct {
 // sees them as those of dataset 0. What is chosen from lists of negatives follows from the seed. A row that can't be used is an error. The
 // dataset stays open while the rows are in use: errors name its rows.
 func NewHeldOut(ctx context.Context, d *dataset.Dataset, x Text, rows int, seed uint64) (*HeldOut, error) {
+	return NewHeldOutInBatch(ctx, d, x, rows, seed, 0)
+}
+
+// NewHeldOutInBatch is NewHeldOut where a row gets so many documents of other rows of its batch for negatives, the same ones each time: see [InBatch].
+// dataset.AllNegatives are all there are.
+func NewHeldOutInBatch(ctx context.Context, d *dataset.Dataset, x Text, rows int, seed uint64, inBatch int) (*HeldOut, error) {
 	if rows < 1 {
 		return nil, fmt.Errorf("batches of %d rows, want at least 1", rows)
 	}
@@ -51,6 +57,9 @@ func NewHeldOut(ctx context.Context, d *dataset.Dataset, x Text, rows int, seed 
 		first := next / int64(rows) * int64(rows) // of the batch
 		total := min(int64(rows), d.Rows()-first)
 		to := min(next+chunkRows, first+total)
+		if inBatch != 0 {
+			to = first + total
+		}
 		var ids []int64
 		for ; next < to; next++ {
 			ids = append(ids, next)
@@ -58,7 +67,11 @@ func NewHeldOut(ctx context.Context, d *dataset.Dataset, x Text, rows int, seed 
 		examples, err := reader.Read(ctx, 0, ids)
 		unread = err
 		ends := to == first+total
-		return &Chunk{Data: d, Examples: examples, EndsBatch: ends, EndsStep: ends, Total: int(total)}, err
+		c := &Chunk{Data: d, Examples: examples, EndsBatch: ends, EndsStep: ends, Total: int(total)}
+		if inBatch != 0 {
+			c.InBatch = &InBatch{N: inBatch, Hi: len(examples), Seed: seed}
+		}
+		return c, err
 	})
 	pipeline.Sink(g, "keep", Assemble(g, Tokenize(g, chunks, x)), func(_ *pipeline.Task, b *Batch) error {
 		h.batches = append(h.batches, b)
@@ -69,6 +82,9 @@ func NewHeldOut(ctx context.Context, d *dataset.Dataset, x Text, rows int, seed 
 		return nil, err
 	}
 	if err := p.Run(ctx); err != nil {
+		if bad := (*dataset.RowError)(nil); errors.As(err, &bad) {
+			return nil, bad
+		}
 		return nil, cmp.Or(unread, err)
 	}
 	weight := 0.0

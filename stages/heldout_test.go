@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/gpustage"
+	"contraflow/gpustage/devicetest"
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
 	"contraflow/stages"
@@ -19,7 +21,7 @@ import (
 
 // What can't be measured is said, with the row where it is one; what can is a sum and a weight, of all batches.
 func TestHeldOut(t *testing.T) {
-	d := ref.New()
+	d := &devicetest.Counted{Device: ref.New()}
 	defer d.Close()
 	model, err := embedder.LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), d)
 	if err != nil {
@@ -110,6 +112,7 @@ func TestHeldOut(t *testing.T) {
 			t.Errorf("%v: that there is no figure: %v", err, got)
 		}
 	}
+	before := d.Held() // with what the engine's passes have taken by now
 	r, err := held.Loss(t.Context(), engine, own(func(b *loss.Batch) (sum, weight float64) {
 		sizes += string(rune('0' + b.Rows))
 		for i := range b.Rows {
@@ -138,5 +141,15 @@ func TestHeldOut(t *testing.T) {
 	}))
 	if want := file + ":6: so it is"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
+	}
+	// What a loss takes of the device is given back, also where there is no more of it.
+	for n, refused := 1, true; refused; n++ {
+		d.Refuse(n)
+		_, err := held.Loss(t.Context(), engine, loss.InfoNCE{Scale: 20})
+		refused = d.Refused()
+		d.Refuse(0)
+		if refused != errors.Is(err, gpustage.ErrOutOfMemory) || d.Held() != before {
+			t.Errorf("allocation %d (refused: %v): %d bytes are held, %d before; %v", n, refused, d.Held(), before, err)
+		}
 	}
 }

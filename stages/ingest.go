@@ -21,7 +21,9 @@ type Plan struct {
 	Accumulate int            // batches per step, 0 is 1; a step never crosses an epoch's end, so an epoch's last may have fewer
 	MaxSteps   int            // 0: all epochs
 
-	WithoutBad string // what goes on without a row that can't be used, said with the error of one; may be ""
+	// InBatch is of each dataset how many documents of other rows of its batch a row gets for negatives, for models that score: see [InBatch]. 0 is none,
+	// dataset.AllNegatives all there are; nil is none of any.
+	InBatch []int
 
 	// Of several ranks, which all have the same plan, each reads its slice of every batch.
 	Rank, Ranks int // Ranks 0 means 1
@@ -40,6 +42,10 @@ func (p Plan) check() error {
 		return fmt.Errorf("Plan.MaxSteps is %d: want a number of steps, or 0 for all epochs", p.MaxSteps)
 	case p.Accumulate < 0:
 		return fmt.Errorf("Plan.Accumulate is %d: want a number of batches, or 0 for 1", p.Accumulate)
+	case p.InBatch != nil && len(p.InBatch) != len(p.Data):
+		return fmt.Errorf("Plan.InBatch is of %d datasets, and Plan.Data has %d", len(p.InBatch), len(p.Data))
+	case slices.ContainsFunc(p.InBatch, func(n int) bool { return n < dataset.AllNegatives }):
+		return fmt.Errorf("Plan.InBatch is %v: want numbers of negatives, or dataset.AllNegatives", p.InBatch)
 	case p.FirstStep < 0:
 		return fmt.Errorf("Plan.FirstStep is %d: want how many steps were made before", p.FirstStep)
 	case p.Ranks < 0 || p.Rank < 0 || p.Rank >= max(1, p.Ranks):
@@ -109,6 +115,14 @@ func (p Plan) EpochEnds() (ends []int) {
 	return ends
 }
 
+// inBatch is InBatch's of a dataset.
+func (p Plan) inBatch(source int) int {
+	if p.InBatch == nil {
+		return 0
+	}
+	return p.InBatch[source]
+}
+
 // Offset is how many rows the datasets before one have: its rows' ids in a run begin there.
 func (p Plan) Offset(source int) (rows int64) {
 	for _, d := range p.Data[:source] {
@@ -152,6 +166,9 @@ type Chunk struct {
 	EndsStep  bool
 	First     int // place of this rank's first row in the global batch
 	Total     int // rows of the global batch
+
+	// InBatch tells that Examples are all rows of the global batch, and what is drawn of them for this rank's; nil: Examples are this rank's.
+	InBatch *InBatch
 
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 
@@ -222,34 +239,34 @@ func Ingest(g *pipeline.Graph, p Plan) pipeline.Port[*Chunk] {
 			own, first = p.sliceOf(batch)
 			next, open = 0, true
 		}
-		rows := own[next:min(len(own), next+chunkRows)]
+		to := min(len(own), next+chunkRows)
+		rows := own[next:to]
 		k := batch.Source
 		if k >= len(p.Data) {
 			return nil, fmt.Errorf("Plan.Data has %d datasets, and Plan.Sampler gives a batch of dataset %d: want those that it was made of, in their order", len(p.Data), k)
 		}
 		if next == 0 && p.Ranks > 1 {
-			order = orderTerm(p.Data[k], batch)
+			order = orderTerm(p.Data[k], batch, p.inBatch(k))
 		}
 		if readers[k] == nil {
 			readers[k] = p.Data[k].NewReader(dataset.ReaderConfig{Seed: p.Sampler.Seed(k), Window: p.Sampler.Window()})
 		}
-		examples, err := readers[k].Read(ctx, batch.Pass, rows)
-		if p.WithoutBad != "" && errors.Is(err, dataset.ErrBadRow) {
-			err = fmt.Errorf("%w; %s", err, p.WithoutBad)
+		var draws *InBatch
+		if n := p.inBatch(k); n != 0 {
+			rows, to = batch.Rows, len(own)
+			draws = &InBatch{N: n, Lo: first, Hi: first + len(own), Seed: p.Sampler.Seed(k), Epoch: batch.Pass}
 		}
+		examples, err := readers[k].Read(ctx, batch.Pass, rows)
 		offset := p.Offset(k)
-		if err != nil && ctx.Err() == nil {
+		if err != nil {
 			open, failed = false, true
 			return (&Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, plan: &planned{steps, p.Ranks, order}}).Unusable(t, err)
-		}
-		if err != nil {
-			return nil, err
 		}
 		for i := range examples {
 			examples[i].Row += offset
 		}
-		next += len(rows)
-		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, EndsBatch: next == len(own), First: first, Total: len(batch.Rows), plan: &planned{steps, p.Ranks, order}}
+		next = to
+		c := &Chunk{Epoch: batch.Epoch, Source: k, Data: p.Data[k], Offset: offset, Examples: examples, InBatch: draws, EndsBatch: next == len(own), First: first, Total: len(batch.Rows), plan: &planned{steps, p.Ranks, order}}
 		open = !c.EndsBatch
 		if c.EndsBatch {
 			batches++

@@ -54,6 +54,54 @@ func TestIngestOnce(t *testing.T) {
 	}
 }
 
+// An error of a stage that a stopped run has, reading rows above all, is no row's that can't be used: nobody would save what came before it as if it were.
+func TestUnusableStopped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data.jsonl")
+	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a question", "p": "an answer"}`+"\n", 4)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	boom := errors.New("boom")
+	for _, stopped := range []bool{false, true} {
+		m, err := dataset.NewMixer([]dataset.Part{{Layout: d.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, dataset.Mixing{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		g := pipeline.New("g")
+		own := pipeline.Map(g, "own", stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{d}, Sampler: m}), func(task *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+			if stopped {
+				cancel()
+			}
+			bad, err := c.Unusable(task, boom)
+			if (bad == nil) != stopped || (err == boom) != stopped {
+				t.Errorf("stopped %t: a chunk in the rows' place, %v, and %v", stopped, bad, err)
+			}
+			return bad, err
+		})
+		pipeline.Sink(g, "sink", own, func(_ *pipeline.Task, c *stages.Chunk) error {
+			if !errors.Is(c.Bad(), boom) || c.Examples != nil {
+				t.Errorf("a chunk with %v in the rows' place", c.Bad())
+			}
+			return nil
+		})
+		p, err := g.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Run(ctx)
+		var rows *stages.RowsError
+		if errors.As(err, &rows) == stopped || !stopped && !errors.Is(err, boom) || stopped && !errors.Is(err, boom) && !errors.Is(err, context.Canceled) {
+			t.Errorf("stopped %t: %v", stopped, err)
+		}
+	}
+}
+
 // What would train nothing, or something else than was meant, is an error before the first row is read.
 func TestPlanChecked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "data.jsonl")
@@ -67,17 +115,19 @@ func TestPlanChecked(t *testing.T) {
 	defer d.Close()
 	part := dataset.Part{Layout: d.Layout()}
 	for want, change := range map[string]func(*stages.Plan){
-		"":                                 func(*stages.Plan) {},
-		"Plan.Sampler is nil":              func(p *stages.Plan) { p.Sampler = nil },
-		"Plan.Data has no dataset":         func(p *stages.Plan) { p.Data = nil },
-		"Plan.Data[1] is nil":              func(p *stages.Plan) { p.Data = append(p.Data, nil) },
-		"Plan.MaxSteps is -1":              func(p *stages.Plan) { p.MaxSteps = -1 },
-		"Plan.Accumulate is -1":            func(p *stages.Plan) { p.Accumulate = -1 },
-		"Plan.FirstStep is -1":             func(p *stages.Plan) { p.FirstStep = -1 },
-		"Plan.Rank is 2 and Plan.Ranks 2":  func(p *stages.Plan) { p.Rank, p.Ranks = 2, 2 },
-		"Plan.Rank is 1 and Plan.Ranks 0":  func(p *stages.Plan) { p.Rank = 1 },
-		"Plan.Rank is -1 and Plan.Ranks 2": func(p *stages.Plan) { p.Rank, p.Ranks = -1, 2 },
-		"Plan.Rank is 0 and Plan.Ranks -2": func(p *stages.Plan) { p.Ranks = -2 },
+		"":                         func(*stages.Plan) {},
+		"Plan.Sampler is nil":      func(p *stages.Plan) { p.Sampler = nil },
+		"Plan.Data has no dataset": func(p *stages.Plan) { p.Data = nil },
+		"Plan.Data[1] is nil":      func(p *stages.Plan) { p.Data = append(p.Data, nil) },
+		"Plan.MaxSteps is -1":      func(p *stages.Plan) { p.MaxSteps = -1 },
+		"Plan.Accumulate is -1":    func(p *stages.Plan) { p.Accumulate = -1 },
+		"Plan.InBatch is of 2 datasets, and Plan.Data has 1": func(p *stages.Plan) { p.InBatch = []int{1, 1} },
+		"Plan.InBatch is [-2]":                               func(p *stages.Plan) { p.InBatch = []int{-2} },
+		"Plan.FirstStep is -1":                               func(p *stages.Plan) { p.FirstStep = -1 },
+		"Plan.Rank is 2 and Plan.Ranks 2":                    func(p *stages.Plan) { p.Rank, p.Ranks = 2, 2 },
+		"Plan.Rank is 1 and Plan.Ranks 0":                    func(p *stages.Plan) { p.Rank = 1 },
+		"Plan.Rank is -1 and Plan.Ranks 2":                   func(p *stages.Plan) { p.Rank, p.Ranks = -1, 2 },
+		"Plan.Rank is 0 and Plan.Ranks -2":                   func(p *stages.Plan) { p.Ranks = -2 },
 		"Plan.Data has 1 datasets, and Plan.Sampler gives a batch of dataset 1": func(p *stages.Plan) {
 			p.Sampler, err = dataset.NewMixer([]dataset.Part{part, part}, dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, dataset.Mixing{Kind: dataset.RoundRobin})
 			if err != nil {

@@ -61,7 +61,7 @@ func TestPaddedMetamorphic(t *testing.T) {
 // device that knows neither recordings nor padding: replayed and kept sub-batches, activation checkpointing, several batches to a
 // step, bf16, whose forms of the parameters are made anew after each update.
 func TestRecordedSteps(t *testing.T) {
-	kernels := onhost.Open(t, onhost.Plain)
+	kernels := onhost.OpenUnchecked(t, onhost.Plain)
 	for name, c := range map[string]goldenRun{
 		"replayed": {size: stages.Size{Rows: 4}, globalSize: 4, accumulate: 2, maxSteps: 2},
 		"kept":     {size: stages.Size{Rows: 4}, budget: -1, every: 2, globalSize: 4, accumulate: 1, maxSteps: 3},
@@ -108,7 +108,7 @@ func TestRecordedSteps(t *testing.T) {
 // allocated, started by itself or recorded. Sub-batches of a bucket have other numbers of tokens and rows and other longest rows; two of
 // them differ in the bucket of the longest alone, which no tensor's size shows.
 func TestRecordedPasses(t *testing.T) {
-	kernels := onhost.Open(t, onhost.Plain)
+	kernels := onhost.OpenUnchecked(t, onhost.Plain)
 	c := transformer.Config{
 		Family: "bert", Vocab: 30, Hidden: 16, Layers: 1, Heads: 1, FeedForward: 32, MaxPositions: 256, TypeVocab: 2, NormEps: 1e-12, InitRange: 0.3,
 		HiddenDropout: 0.1, AttentionDropout: 0.1, Activation: gpustage.GELU,

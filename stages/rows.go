@@ -2,7 +2,6 @@ package stages
 
 import (
 	"errors"
-	"fmt"
 
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -11,26 +10,30 @@ import (
 // RowsError ends a run before the step that has rows which can't be used or read, here or on another rank. All steps before that one are done on all ranks, and
 // their results seen, so that nothing is lost: [Encoder.Save] makes a checkpoint of what they came to.
 type RowsError struct {
-	Err error // where the rows are, and what is wrong
-	Row bool  // with a row itself, without which others go on: errors.Is(Err, dataset.ErrBadRow), on the rank that has read it
+	Err  error // where the rows are, and what is wrong: of another rank's, its text
+	Row  bool  // with a row itself, without which others go on: errors.Is(Err, dataset.ErrBadRow), on the rank that has read it
+	Rank int   // that has them: all ranks tell of the same rows, the first of the batch that can't be used
 }
 
 func (e *RowsError) Error() string { return e.Err.Error() }
 func (e *RowsError) Unwrap() error { return e.Err }
+
+// OfRank is Rank: see [collective.NewRankError].
+func (e *RowsError) OfRank() int { return e.Rank }
 
 // Is tells that another rank's row is a bad one, too.
 func (e *RowsError) Is(target error) bool { return e.Row && target == dataset.ErrBadRow }
 
 // Unusable is what a stage of one's own, in a task of the stream, passes on in place of a chunk of Ingest's that has rows it can't use: the run then ends
 // with a [RowsError], after the steps before theirs. Of rows that no Plan has ordered other ranks would not hear: err is returned, for the task to end the
-// run with at once.
+// run with at once. So it is where the run has been stopped, which may be all that err says.
 func (c *Chunk) Unusable(t *pipeline.Task, err error) (*Chunk, error) {
-	if c.plan == nil {
+	if c.plan == nil || t.Context().Err() != nil {
 		return nil, err
 	}
 	bad := *c
-	bad.Examples, bad.EndsBatch, bad.EndsStep, bad.Next = nil, false, false, nil
-	bad.bad = &RowsError{err, errors.Is(err, dataset.ErrBadRow)}
+	bad.Examples, bad.InBatch, bad.EndsBatch, bad.EndsStep, bad.Next = nil, nil, false, false, nil
+	bad.bad = &RowsError{Err: err, Row: errors.Is(err, dataset.ErrBadRow)}
 	t.EndBefore(bad.bad)
 	return &bad, nil
 }
@@ -50,9 +53,9 @@ func (b *Batch) ofPeers(peers []Peer, rank int) error {
 		switch {
 		case p.Bad == "":
 		case r == rank:
-			return b.bad
+			return &RowsError{b.bad.Err, b.bad.Row, r}
 		default:
-			return &RowsError{fmt.Errorf("rank %d: %s", r, p.Bad), p.BadRow}
+			return &RowsError{errors.New(p.Bad), p.BadRow, r}
 		}
 	}
 	return nil

@@ -54,15 +54,19 @@ func layoutTerm(m *transformer.Model) string {
 	return fmt.Sprintf("%d parameters in %s, of which %d train (%s)", m.Layout.Len, m.DType, m.Layout.Trained(), Digest(h))
 }
 
-// orderTerm is which rows a batch has on all ranks, in their order, and of which dataset.
-func orderTerm(d *dataset.Dataset, b dataset.Batch) string {
+// orderTerm is which rows a batch has on all ranks, in their order, and of which dataset, and how many documents of others each gets.
+func orderTerm(d *dataset.Dataset, b dataset.Batch, inBatch int) string {
 	h := xxh3.New()
 	var row [8]byte
 	for _, r := range b.Rows {
 		binary.LittleEndian.PutUint64(row[:], uint64(r))
 		h.Write(row[:])
 	}
-	return fmt.Sprintf("%s of pass %d over dataset %v", Digest(h), b.Pass, d.Fingerprint())
+	text := fmt.Sprintf("%s of pass %d over dataset %v", Digest(h), b.Pass, d.Fingerprint())
+	if inBatch != 0 {
+		text += fmt.Sprintf(" with %d in-batch negatives", inBatch)
+	}
+	return text
 }
 
 // Digest prints a hash, as ranks and checkpoints compare them.

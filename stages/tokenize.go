@@ -87,6 +87,10 @@ func Tokenize(g *pipeline.Graph, chunks pipeline.Port[*Chunk], x Text) pipeline.
 		if c.bad != nil {
 			return &TokenChunk{Chunk: *c}, nil
 		}
+		c, err := c.draw()
+		if err != nil {
+			return nil, err
+		}
 		out, wrong := x.tokenize(c)
 		if wrong == nil {
 			return out, nil
@@ -242,6 +246,12 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 		out.Shown = func(role dataset.Role, ids []int32) []int32 { return x.Heads.Shown(role == dataset.Query, ids) }
 	}
 	columns := c.Data.Columns()
+	for i := range c.Examples {
+		e := &c.Examples[i]
+		if err := checkNumbers(e, c.Data, len(c.Examples[0].Teacher)); err != nil {
+			return nil, fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err)
+		}
+	}
 	out.IDs, out.Texts, out.Counts = make([][][]int32, len(columns)), make([][]loss.TextID, len(columns)), make([][]int32, len(columns))
 	for _, e := range c.Examples {
 		out.Rows, out.Weights = append(out.Rows, e.Row), append(out.Weights, e.Weight)
@@ -255,6 +265,7 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 	}
 	var flat, kinds []int32
 	var ends []int // of each text of each column
+	bare := x.bare(c.Source)
 	if x.Guide != nil {
 		out.Guide = make([][][]int32, len(columns))
 	}
@@ -285,7 +296,13 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				if e.IDs != nil && x.Pairs == nil { // made beforehand
 					ids := e.IDs[k]
 					out.sees(col, len(ids))
-					out.IDs[col] = append(out.IDs[col], reading.Expand(ids[:len(ids):len(ids)], 0))
+					ids = reading.Expand(ids[:len(ids):len(ids)], 0)
+					if bare[column.Role] {
+						if reason := x.vectorless(column.Role, ids); reason != "" {
+							return nil, c.refused(e, column, reason)
+						}
+					}
+					out.IDs[col] = append(out.IDs[col], ids)
 					continue
 				}
 				start := len(flat)
@@ -295,13 +312,15 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 					flat, cut = x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
 					out.sees(col, len(flat)-start)
 					flat = reading.Expand(flat, start)
+					if bare[column.Role] {
+						if reason := x.vectorless(column.Role, flat[start:]); reason != "" {
+							return nil, c.refused(e, column, reason)
+						}
+					}
 				case column.Role != dataset.Query:
 					var err error
 					if flat, kinds, cut, err = x.Pairs[c.Source].Append(flat, kinds, e.Texts[0], e.Texts[k]); err != nil {
-						if x.TooLong != "" && errors.Is(err, tokenize.ErrTooShort) {
-							err = fmt.Errorf("%w; %s", err, x.TooLong)
-						}
-						return nil, fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err)
+						return nil, c.refused(e, columns[0], x.tooLong(err))
 					}
 				}
 				if cut {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -148,6 +149,7 @@ func TestTokenizeForeignIDs(t *testing.T) {
 
 // Rows that a stage of one's own has broken are errors with their place, not panics or texts that are left out.
 func TestTokenizeBrokenRows(t *testing.T) {
+	inf := float32(math.Inf(1))
 	text := Text{Tokenizer: words(t)}
 	columns := []dataset.Column{{Role: dataset.Query}, {Role: dataset.Positive}, {Role: dataset.Negative, Ragged: true}}
 	for want, change := range map[string]func(c *Chunk, e *dataset.Example){
@@ -160,9 +162,20 @@ func TestTokenizeBrokenRows(t *testing.T) {
 		"are those of column 1 (positive)":                           func(_ *Chunk, e *dataset.Example) { e.Starts = []int32{0, 1, 3, 4} },
 		"are those of column 0 (query)":                              func(_ *Chunk, e *dataset.Example) { e.Starts = []int32{1, 2, 3, 4} },
 		"a chunk is nil, or its Data are":                            func(c *Chunk, _ *dataset.Example) { c.Data = nil },
+		"mine: row 7: the weight is -1":                              func(_ *Chunk, e *dataset.Example) { e.Weight = -1 },
+		"the weight is +Inf: it must be a number >= 0":               func(_ *Chunk, e *dataset.Example) { e.Weight = inf },
+		"the label is NaN: it must be a number":                      func(_ *Chunk, e *dataset.Example) { e.Label = inf - inf },
+		"score 2 is +Inf: it must be a number":                       func(_ *Chunk, e *dataset.Example) { e.Scores[2] = inf },
+		"the row has 2 scores for its 3 documents":                   func(_ *Chunk, e *dataset.Example) { e.Scores = e.Scores[:2] },
+		"number 1 of the teacher's embedding is NaN":                 func(_ *Chunk, e *dataset.Example) { e.Teacher[1] = inf - inf },
+		"mine: row 8: the teacher's embedding has 0 numbers, those of other rows have 2": func(c *Chunk, e *dataset.Example) {
+			other := *e
+			other.Row, other.Teacher = 8, nil
+			c.Examples = append(c.Examples, other)
+		},
 	} {
-		c := &Chunk{Data: Described{Name: "mine", Texts: columns}, Examples: []dataset.Example{
-			{Row: 7, Texts: []string{"a", "b", "a", "a"}, Hashes: make([]dataset.Hash128, 4), Starts: []int32{0, 1, 2, 4}},
+		c := &Chunk{Data: Described{Name: "mine", Texts: columns, Labels: true, Scores: true}, Examples: []dataset.Example{
+			{Row: 7, Texts: []string{"a", "b", "a", "a"}, Hashes: make([]dataset.Hash128, 4), Starts: []int32{0, 1, 2, 4}, Scores: []float32{1, 2, 3}, Teacher: []float32{1, 2}},
 		}}
 		change(c, &c.Examples[0])
 		if got := refusal(t, text, c); want == "" && got != "" || !strings.Contains(got, want) {

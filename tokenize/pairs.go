@@ -194,6 +194,18 @@ func (p *Pairs) EncodeAll(ctx context.Context, queries, documents []string) (ids
 	return ids, kinds, cut, nil
 }
 
+// NeedsRoom tells that documents alone are cut, so that a query may leave no room for one.
+func (p *Pairs) NeedsRoom() bool { return p.segments == nil && p.maxLength > 0 && p.how == OnlySecond }
+
+// HasRoom returns the error that Append has for a query beside which no document has room; nil if one has.
+func (p *Pairs) HasRoom(query string) error {
+	if !p.NeedsRoom() {
+		return nil
+	}
+	_, _, _, err := p.Append(nil, nil, query, "a") // of which some is left wherever some of a longer one is
+	return err
+}
+
 // Append appends a pair's ids to dst, and each id's type to kinds: 0 if the tokenizer is one whose models are given no types. The error, which wraps ErrTooShort, says that what may be cut is not
 // enough; then nothing is appended.
 func (p *Pairs) Append(dst, kinds []int32, query, document string) (ids, kindsOut []int32, truncated bool, err error) {

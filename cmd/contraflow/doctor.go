@@ -125,7 +125,7 @@ func (d doctor) device(kind string, dev gpustage.Device, err error) (problem err
 		d.say(kind, "%v", err)
 		d.help("on this machine, before anything is trained: testdata/peers/gpu.sh runs its tests")
 		return nil
-	case errors.Is(err, gpustage.ErrAbsent):
+	case errors.Is(err, gpustage.ErrAbsent), errors.Is(err, gpustage.ErrUnfit):
 		d.say(kind, "%v", err)
 		return nil
 	case err != nil:

@@ -99,7 +99,7 @@ func TestDoctorGPU(t *testing.T) {
 	}
 }
 
-// A device that is absent, or that nobody has tried, is none that is broken.
+// A device that is absent or unfit, or that nobody has tried, is none that is broken.
 func TestDoctorDevice(t *testing.T) {
 	for _, c := range []struct {
 		err     error
@@ -107,6 +107,7 @@ func TestDoctorDevice(t *testing.T) {
 		want    string
 	}{
 		{fmt.Errorf("an x: %w", gpustage.ErrAbsent), false, "x          an x: this machine has none\n"},
+		{fmt.Errorf("an x: it %w", gpustage.ErrUnfit), false, "x          an x: it can't compute what is asked of it here\n"},
 		{errors.New("broken"), true, "x          broken\n"},
 		{fmt.Errorf("x %w; TRY=1 opens it", gpustage.ErrUntried), false, "nothing is known of its results; TRY=1 opens it\n           -> "},
 	} {

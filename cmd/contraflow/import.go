@@ -76,7 +76,7 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 			return err
 		},
 	}
-	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together, over all machines; default: what torchrun, deepspeed or accelerate is told, or 1")
+	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together, over all machines; default: what torchrun, deepspeed, accelerate, mpirun or srun is told, or 1")
 	cmd.Flags().StringVar(&out, "out", "", "the file to write, which must not be there; default: standard output")
 	notEmpty(cmd, "out")
 	return cmd

@@ -35,6 +35,33 @@ func npyOf(t *testing.T, path string) (rows [][]float32) {
 	return rows
 }
 
+// Where too few rows are left to train, those that can't be used are listed nevertheless, beside the list of a run that the folder has already, and by one rank of several.
+func TestSkippedTooMany(t *testing.T) {
+	dir := workspace(t)
+	rows := filepath.Join(dir, "rows.jsonl")
+	if err := os.WriteFile(rows, []byte(`{"q": "one", "p": "two"}`+"\n"+`{"q": "three", "p": ""}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ out, file, ranks string }{{"new", "skipped.jsonl", "1"}, {"old", "skipped.jsonl.failed", "2"}} {
+		out := filepath.Join(dir, c.out)
+		if c.out == "old" {
+			for _, err := range []error{os.Mkdir(out, 0o700), os.WriteFile(filepath.Join(out, "recipe.yaml"), nil, 0o600)} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		r := contraflow(t, "", resumable(t, dir, c.out, "data.on_error=skip", "mesh.replicate="+c.ranks, fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", rows))...)
+		file := filepath.Join(out, c.file)
+		if r.code != 1 || !strings.Contains(r.stderr, "data.on_error: skip has left out 1 row that can't be used, the first one: "+rows+":2, ") || !strings.Contains(r.stderr, file+" says which and why") {
+			t.Errorf("%s: exit code %d: %s", c.out, r.code, r.stderr)
+		}
+		if got := mustRead(t, file); !strings.Contains(got, `"line":2,"column":"p","reason":"the text is empty"`) || strings.Count(got, "\n") != 1 {
+			t.Errorf("%s: %q", c.out, got)
+		}
+	}
+}
+
 // Rows whose texts can't be used end embed and rerank before anything is computed, with the flag that leaves them out: then the others come out as they
 // do without them, and in an .npy, whose rows are the input's, they are NaN.
 func TestSkipTexts(t *testing.T) {

@@ -135,6 +135,13 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 				ui.say("done", s.String(), outcome(s)...)
 				return writeReport(ui, r.Save.Dir)
 			})
+			if few := (*recipe.LeftOutError)(nil); first && errors.As(err, &few) {
+				list, failed := few.List(r.Save.Dir)
+				if failed != nil {
+					return errors.Join(err, fmt.Errorf("save.dir: %w", failed))
+				}
+				return fmt.Errorf("%w; %s says which and why", err, list)
+			}
 			if err != nil && cmd.Context().Err() != nil {
 				return fmt.Errorf("%w: no model was saved", err)
 			}

@@ -16,12 +16,13 @@ import (
 )
 
 // setCompiled makes a cache that of the kernels for GPUs of an architecture, with warpgroups or without, and a driver of a CUDA version. It lies in the folder
-// that CONTRAFLOW_KERNELS names, or in the user's cache, in one of its own for each text of the kernels and for the CUDA of the driver.
+// that CONTRAFLOW_KERNELS names, or in the user's cache, in one of its own for each text of the kernels and for the CUDA of the driver. In the user's cache
+// those of other texts are removed in time; a folder that is named may be an image's, which has what it is to have.
 func setCompiled(c *nvrtc.Cache, arch string, groups bool, driver int) {
 	c.Driver, c.Sources = driver, sources(arch, groups)
 	dir := os.Getenv("CONTRAFLOW_KERNELS")
 	if cache, err := os.UserCacheDir(); dir == "" && err == nil {
-		dir = filepath.Join(cache, "contraflow", "kernels")
+		dir, c.Sweep = filepath.Join(cache, "contraflow", "kernels"), true
 	}
 	if dir != "" {
 		c.Dir = filepath.Join(dir, kernels.Fingerprint()+"-"+nvrtc.Variant(driver))

@@ -45,13 +45,17 @@ type Device struct {
 	functions map[string]function
 	events    []cu.Event // all there are
 	unused    []cu.Event // of them, to be used again
+	refused   sync.Once  // a product of cuBLASLt's, which is told
 }
 
 // function is a kernel that is loaded.
 type function struct {
 	handle C.CUfunction
-	shared int // bytes of shared memory that it may have
+	shared int // bytes of shared memory that it may have beside what its code declares
 }
+
+// unasked is how much shared memory a block may have without asking for more, declared and dynamic together.
+const unasked = 48 << 10
 
 // oldest is the first generation with bf16 on tensor cores.
 const oldest = 8
@@ -105,7 +109,7 @@ func New(share gpustage.Share) (*Device, error) {
 	}
 	setCompiled(&d.compiled, d.arch, groups, DriverVersion())
 	if major < oldest {
-		return fail(fmt.Errorf("%s: its tensor cores have no bf16, those of GPUs from sm_%d0 on have; %w", d.about, oldest, gpustage.ErrAbsent))
+		return fail(fmt.Errorf("%s: it %w, as its tensor cores have no bf16; GPUs from sm_%d0 on (A100, RTX 30) have; device: cpu computes on the processor", d.about, gpustage.ErrUnfit, oldest))
 	}
 	if d.arch != tried && os.Getenv("CONTRAFLOW_CUDA") != "try" {
 		return fail(fmt.Errorf("%s: the CUDA device %w; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor", d.about, gpustage.ErrUntried))
@@ -360,7 +364,12 @@ func (d *Device) function(kernel string, shared int, captures bool) (C.CUfunctio
 		if err != nil {
 			return nil, err
 		}
-		f = function{*(*C.CUfunction)(unsafe.Pointer(&fn)), 48 << 10}
+		f.handle = *(*C.CUfunction)(unsafe.Pointer(&fn))
+		var declared C.int
+		if err := driverError(C.static_shared(d.raw(), f.handle, &declared)); err != nil {
+			return nil, err
+		}
+		f.shared = unasked - int(declared)
 	}
 	if shared > f.shared {
 		if err := driverError(C.allow_shared(d.raw(), f.handle, C.int(shared))); err != nil {

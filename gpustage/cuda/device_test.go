@@ -54,7 +54,7 @@ func TestSources(t *testing.T) {
 		arch   string
 		groups bool
 		want   string // hopper.cu's target
-	}{{"sm_80", true, ""}, {"sm_90", true, "sm_90a"}, {"sm_90", false, ""}, {"sm_100", true, ""}} {
+	}{{"sm_80", true, ""}, {"sm_86", true, ""}, {"sm_89", true, ""}, {"sm_90", true, "sm_90a"}, {"sm_90", false, ""}, {"sm_100", true, ""}, {"sm_103", true, ""}, {"sm_120", true, ""}} {
 		got := sources(c.arch, c.groups)
 		if got["hopper.cu"].Arch != c.want || got["flash.cu"].Arch != c.arch || got["flash.cu"].Text != kernels.Source("flash.cu") {
 			t.Errorf("%s, warpgroups %v: hopper.cu for %q, flash.cu for %q", c.arch, c.groups, got["hopper.cu"].Arch, got["flash.cu"].Arch)
@@ -70,6 +70,9 @@ func TestKernelsFolder(t *testing.T) {
 	dir := func(driver int) string {
 		var c nvrtc.Cache
 		setCompiled(&c, "sm_90", true, driver)
+		if named := os.Getenv("CONTRAFLOW_KERNELS") != ""; c.Sweep != (!named && c.Dir != "") {
+			t.Errorf("named: %v, old folders are removed: %v", named, c.Sweep)
+		}
 		return c.Dir
 	}
 	t.Setenv("XDG_CACHE_HOME", "/cache")
@@ -143,6 +146,24 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// A GPU without bf16 on its tensor cores is not opened, asked for or not, and the error names it and the way out.
+func TestUnfit(t *testing.T) {
+	if os.Getenv("CONTRAFLOW_FAKE_DRIVER") != "" {
+		_, err := New(gpustage.Share{})
+		say(fmt.Sprint(errors.Is(err, gpustage.ErrUnfit), ": ", err))
+		return
+	}
+	if driver() {
+		t.Skip("this machine has an NVIDIA driver")
+	}
+	for _, arch := range []string{"61", "70", "75"} {
+		got := fakeCalls(t, "TestUnfit", "CONTRAFLOW_CUDA=try", "FAKE_ARCH="+arch)
+		if !strings.HasPrefix(got, "true: GPU 0: a fake, sm_"+arch+": it can't ") || !strings.Contains(got, "from sm_80 on") || !strings.Contains(got, "device: cpu") {
+			t.Errorf("sm_%s: %s", arch, got)
+		}
+	}
+}
+
 // A GPU of a kind on which nobody has run the device is not opened unless asked for.
 func TestUntried(t *testing.T) {
 	if os.Getenv("CONTRAFLOW_FAKE_DRIVER") != "" {
@@ -160,6 +181,38 @@ func TestUntried(t *testing.T) {
 		want := fmt.Sprintln(c.want, c.want)
 		if got := fakeCalls(t, "TestUntried", "CONTRAFLOW_CUDA="+c.variable, "FAKE_ARCH="+c.arch); got != want {
 			t.Errorf("sm_%s, %q: %s, want %s", c.arch, c.variable, got, want)
+		}
+	}
+}
+
+// What a kernel's code declares of shared memory and what it is launched with are 48 KB together, or more is asked for; and each time for more.
+func TestShared(t *testing.T) {
+	if dir := os.Getenv("FAKE_KERNELS"); dir != "" {
+		d := &Device{modules: map[string]cu.Module{}, functions: map[string]function{}}
+		d.compiled.Dir, d.compiled.Sources = dir, map[string]nvrtc.Source{"pointwise.cu": {Text: "wrong", Arch: "sm_90"}}
+		for _, bytes := range []int{0, 47 << 10, 48 << 10, 48 << 10, 50 << 10, 49 << 10} {
+			say(bytes >> 10)
+			if _, err := d.function("fill", bytes, false); err != nil {
+				say(err)
+			}
+		}
+		return
+	}
+	if driver() {
+		t.Skip("this machine has an NVIDIA driver")
+	}
+	dir := t.TempDir()
+	c := nvrtc.Cache{Dir: dir, Sources: map[string]nvrtc.Source{"pointwise.cu": {Text: "wrong", Arch: "sm_90"}}}
+	if err := c.Keep("pointwise.cu", "12.9", []byte("code")); err != nil {
+		t.Fatal(err)
+	}
+	for declared, want := range map[int]string{
+		0:       "0\nload\nfunction fill\n47\n48\n48\n50\nshared 51200\n49\n",
+		1 << 10: "0\nload\nfunction fill\n47\n48\nshared 49152\n48\n50\nshared 51200\n49\n",
+	} {
+		got := fakeCalls(t, "TestShared", "FAKE_KERNELS="+dir, fmt.Sprint("FAKE_SHARED=", declared), "CONTRAFLOW_NVRTC=/nowhere/libnvrtc.so.12")
+		if got != want {
+			t.Errorf("%d bytes declared: calls\n%swant\n%s", declared, got, want)
 		}
 	}
 }

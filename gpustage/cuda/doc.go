@@ -35,7 +35,7 @@
 //
 // cuBLASLt's heuristic chooses an algorithm once for each shape, and has the epilogues that compute an op's own function: a bias, a residual
 // or an accumulation, and in bf16 and TF32 the tanh approximation of GELU, its input kept, and its derivative. Where it has no algorithm with
-// an epilogue, kernels surround the plain product.
+// an epilogue, kernels surround the plain product; so they do, each time, where it refuses all that it has when it is to multiply.
 //
 // With CONTRAFLOW_CUDA_SUMS=on it also sums the columns of an output's gradient in bf16 (BGRADB) while it makes the weight's, into scratch
 // memory, as it overwrites where ours add. A pass that reads the gradient again is what that takes off; but who has measured it found trainings
@@ -58,7 +58,8 @@
 // # What has run
 //
 // The kernels pass the conformance suite on the processor, where each access to memory is checked and numbers are as far off as a GPU's may be
-// (package onhost), and compile for three generations of GPUs. This package passes it, and the tests of training, with a driver that runs the kernels on the processor
+// (package onhost), and compile for three generations of GPUs, whose limits for a block's memory, registers and threads their launches keep (package
+// launch: TestLaunchBounds). This package passes it, and the tests of training, with a driver that runs the kernels on the processor
 // (testdata/driver.cpp): it does a stream's work as late as it may, so that what is not ordered comes wrong, and is as strict about contexts,
 // handles, captures and memory as the driver's documentation. On an H200 both pass as well, with figures in README.md. Of other GPUs than Hopper's
 // nobody has seen anything: opening the device there is an error that says so, and CONTRAFLOW_CUDA=try opens it nevertheless: testdata/peers/gpu.sh

@@ -15,6 +15,11 @@ CUresult allow_shared(CUcontext c, CUfunction f, int bytes) {
 	return r ? r : cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes);
 }
 
+CUresult static_shared(CUcontext c, CUfunction f, int *bytes) {
+	CUresult r = cuCtxSetCurrent(c);
+	return r ? r : cuFuncGetAttribute(bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f);
+}
+
 CUresult pinned(CUcontext c, size_t bytes, void **at) {
 	CUresult r = cuCtxSetCurrent(c);
 	return r ? r : cuMemHostAlloc(at, bytes, CU_MEMHOSTALLOC_PORTABLE);

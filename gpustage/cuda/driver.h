@@ -6,6 +6,7 @@
 
 CUresult start(CUcontext c, CUfunction f, const unsigned *sizes, unsigned shared, CUstream s, uint64_t *words, const int32_t *at, int n);
 CUresult allow_shared(CUcontext c, CUfunction f, int bytes);
+CUresult static_shared(CUcontext c, CUfunction f, int *bytes);
 CUresult pinned(CUcontext c, size_t bytes, void **at);
 CUresult release_context(CUdevice d);
 CUresult begin_capture(CUcontext c, CUstream s);
@@ -35,3 +36,5 @@ const char *lt_plan(CUcontext c, void *handle, const Shape *s, size_t workspace,
 void lt_free(Plan *plan);
 const char *lt_multiply(CUcontext ctx, void *handle, Plan *plan, float alpha, uint64_t a, uint64_t b, float beta, uint64_t d, uint64_t c,
                         uint64_t bias, uint64_t aux, uint64_t workspace, size_t bytes, CUstream stream);
+// lt_refused tells whether all algorithms of a plan were refused when they were to multiply.
+int lt_refused(const Plan *plan);

@@ -43,9 +43,12 @@ struct Plan {
 	cublasLtMatmulDesc_t op;
 	cublasLtMatrixLayout_t a, b, c, d;
 	cublasLtMatmulAlgo_t algos[ALGORITHMS]; // the best first
-	int algorithms, at;                     // how many there are; the one that is used
+	int algorithms, at;                     // how many there are; the one that is used, or all if the library has refused them
 	int bias, aux;
 };
+
+// refuses tells whether the library says that it can't do something, and not that something went wrong.
+static int refuses(cublasStatus_t s) { return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE || s == CUBLAS_STATUS_ARCH_MISMATCH; }
 
 void lt_free(Plan *p) {
 	if (!p) return;
@@ -115,8 +118,7 @@ const char *lt_plan(CUcontext ctx, void *handle, const Shape *x, size_t workspac
 	for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n; i++)
 		if (found[i].state == CUBLAS_STATUS_SUCCESS) p->algos[p->algorithms++] = found[i].algo;
 	if (s == CUBLAS_STATUS_SUCCESS && !p->algorithms) s = n ? found[0].state : CUBLAS_STATUS_NOT_SUPPORTED;
-	// What it can't do with an epilogue it calls not supported, or an invalid value.
-	if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)) {
+	if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && refuses(s)) {
 		lt_free(p);
 		p = NULL;
 		s = CUBLAS_STATUS_SUCCESS;
@@ -138,10 +140,13 @@ const char *lt_multiply(CUcontext ctx, void *handle, Plan *p, float alpha, uint6
 	if (p->bias && (e = text(point(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)))) return e;
 	if (p->aux && (e = text(point(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux)))) return e;
 	// What the heuristic takes to be possible the library may refuse when it is asked for it, before it has begun; the next algorithm then is the shape's.
-	for (;;) {
-		cublasStatus_t s = p_cublasLtMatmul(handle, p->op, &alpha, (void *)b, p->a, (void *)a, p->b, &beta, (void *)d, p->c, (void *)c, p->d,
-		                                    &p->algos[p->at], (void *)workspace, bytes, (cudaStream_t)stream);
-		if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE || p->at + 1 == p->algorithms) return text(s);
-		p->at++;
+	cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
+	for (; p->at < p->algorithms; p->at++) {
+		s = p_cublasLtMatmul(handle, p->op, &alpha, (void *)b, p->a, (void *)a, p->b, &beta, (void *)d, p->c, (void *)c, p->d, &p->algos[p->at],
+		                     (void *)workspace, bytes, (cudaStream_t)stream);
+		if (!refuses(s)) break;
 	}
+	return text(s);
 }
+
+int lt_refused(const Plan *p) { return p->at == p->algorithms; }

@@ -32,7 +32,7 @@ type products struct {
 // way back, so plans of 200 sub-batches are kept: 4 MB or so.
 const mostPlans = 4096
 
-// workspaceBytes is what the library's documentation recommends for Hopper.
+// workspaceBytes is what the library's documentation recommends for Hopper. For other GPUs it recommends no more.
 const workspaceBytes = 32 << 20
 
 // loadProducts loads the library, once for the process.
@@ -159,7 +159,7 @@ func (s *Stream) Multiply(x launch.Product) error {
 		return err
 	}
 	if plan.made == nil {
-		return fmt.Errorf("cuBLASLt has no product with such an epilogue: %+v", x)
+		return fmt.Errorf("%w: cuBLASLt has no product with such an epilogue: %+v", launch.ErrRefused, x)
 	}
 	if !plan.used && !s.captures { // the library loads its kernel now
 		whole.Lock()
@@ -167,6 +167,18 @@ func (s *Stream) Multiply(x launch.Product) error {
 	}
 	plan.used = true
 	p := s.products
-	return productError(C.lt_multiply(s.d.raw(), p.handle, plan.made, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
+	err = productError(C.lt_multiply(s.d.raw(), p.handle, plan.made, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
 		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(x.Aux.At), C.uint64_t(s.Address(p.workspace)), workspaceBytes, s.raw()))
+	if fused := x.Epilogue != launch.NoEpilogue || x.Bias != 0; err == nil || !fused || C.lt_refused(plan.made) == 0 {
+		return err
+	}
+	s.d.refused.Do(func() {
+		tell(fmt.Sprintf("%s, %s: cuBLASLt refuses products that it has algorithms for, the first [%d %d] from [%d %d] and [%d %d] with epilogue %d: %v. Such products "+
+			"are multiplied without what was to be fused with them, which kernels do: results are right, and steps may be slower", s.d.Name(), s.d.about,
+			x.C.Rows, x.C.Cols, x.A.Rows, x.A.Cols, x.B.Rows, x.B.Cols, x.Epilogue, err))
+	})
+	return fmt.Errorf("%w: %w", launch.ErrRefused, err)
 }
+
+// tell says on standard error what a user should know although nothing failed.
+var tell = func(message string) { fmt.Fprintln(os.Stderr, "contraflow:", message) }

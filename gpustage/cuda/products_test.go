@@ -28,6 +28,7 @@ type hostProducts struct {
 	plan     func(context, handle uintptr, shape unsafe.Pointer, workspace uintptr, plan *uintptr) string
 	free     func(plan uintptr)
 	multiply func(context, handle, plan uintptr, alpha float32, a, b uint64, beta float32, d, c, bias, aux, workspace uint64, bytes, stream uintptr) string
+	refused  func(plan uintptr) int32
 	alive    *int32
 	refuse   *int32
 	handle   uintptr
@@ -49,7 +50,7 @@ func openHostProducts(t *testing.T) *hostProducts {
 		t.Fatal(err)
 	}
 	h := &hostProducts{}
-	for name, f := range map[string]any{"lt_create": &h.create, "lt_destroy": &h.destroy, "lt_plan": &h.plan, "lt_free": &h.free, "lt_multiply": &h.multiply} {
+	for name, f := range map[string]any{"lt_create": &h.create, "lt_destroy": &h.destroy, "lt_plan": &h.plan, "lt_free": &h.free, "lt_multiply": &h.multiply, "lt_refused": &h.refused} {
 		purego.RegisterLibFunc(f, lib, name)
 	}
 	for name, at := range map[string]**int32{"lt_alive": &h.alive, "lt_refuse": &h.refuse} {
@@ -304,6 +305,9 @@ func TestProducts(t *testing.T) {
 			e := multiply(plan)
 			if *h.refuse == 3 && (e != "" || math.IsNaN(c.get(0, 0))) || *h.refuse == 4 && e != "not supported" {
 				t.Errorf("algorithms are refused (%d): error %q, c[0 0] is %v", *h.refuse, e, c.get(0, 0))
+			}
+			if refused := h.refused(plan) != 0; refused != (*h.refuse == 4) {
+				t.Errorf("algorithms are refused (%d), and all of them: %v", *h.refuse, refused)
 			}
 		}
 		h.free(plan)

@@ -285,7 +285,7 @@ func testEmbed(t *testing.T, dev gpustage.Device) {
 }
 
 func testLayerNorm(t *testing.T, dev gpustage.Device) {
-	for _, sz := range append(sizes, [2]int{5, 1024}, [2]int{3, 1030}, [2]int{70, 772}, [2]int{3, 2052}) { // a device may keep short rows in registers
+	for _, sz := range append(sizes, [2]int{5, 1024}, [2]int{3, 1030}, [2]int{70, 772}, [2]int{3, 1536}, [2]int{3, 2052}) { // a device may keep short rows in registers
 		for _, eps := range []float64{1e-12, 1e-5} {
 			f := newFixture(t, dev, 4, 0)
 			rows, c := sz[0], sz[1]

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -159,6 +160,7 @@ func TestKeepComplete(t *testing.T) {
 		"a stray that is newer":        {func(dir string) { stray(dir, 9999) }, 10, 1, "[10 9999]", 10},
 		"a stray that is older":        {func(dir string) { stray(dir, 1) }, 10, 2, "[1 9 10]", 10},
 		"more than are to be kept":     {func(string) {}, 10, 3, "[6 9 10]", 10},
+		"none is to be kept":           {func(string) {}, 10, 0, "[10]", 10}, // but the one that is written
 	} {
 		_, dir := saved(t, 3, 6, 9)
 		c.harm(dir)
@@ -181,6 +183,42 @@ func TestKeepComplete(t *testing.T) {
 	}
 }
 
+// Steps are folders of the store's own names: one that only begins so is somebody else's.
+func TestStepNames(t *testing.T) {
+	s, dir := saved(t, 3)
+	for _, name := range []string{"step-12", "step-+0000013", "step-000000014", "step-", "step-x", "step-0000001", "xstep-00000005"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := s.Steps(); err != nil || fmt.Sprint(got) != "[3]" {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// roomy is a disk that says how much it has left.
+type roomy struct {
+	Disk
+	left int64
+}
+
+func (d roomy) FreeSpace(string) (int64, bool) { return d.left, true }
+
+// A checkpoint that the disk has no room for is not begun: the error says how much it takes, how much there is and what helps.
+func TestNoRoom(t *testing.T) {
+	_, dir := saved(t, 3)
+	for left, want := range map[int64]string{
+		2_999_999: "checkpoint of step 5 in " + dir + " (the one of step 3 is unchanged): it takes 3.0 MB and the disk has 3.0 MB left: free some space, or lower save.keep",
+		1_000_000: "it takes 3.0 MB and the disk has 1.0 MB left",
+		3_000_000: "",
+	} {
+		err := Open(dir, roomy{left: left}).Begin(5, 3_000_000)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%d bytes left: %v, want %q", left, err, want)
+		}
+	}
+}
+
 // What Load would refuse is not committed: the error says what is missing, and the checkpoints before stay.
 func TestCommitIncomplete(t *testing.T) {
 	s, dir := saved(t, 3, 4)
@@ -193,8 +231,12 @@ func TestCommitIncomplete(t *testing.T) {
 		"weights of word.weight: elements from 7 on are missing":  func(st *State) { st.Parts = st.Parts[:1] },
 		"moment 2 of word.weight: elements from 0 on are missing": func(st *State) { st.Vectors = append(st.Vectors, "moment 2") },
 		"belongs to no parameter":                                 func(st *State) { st.Vectors = st.Vectors[:1] },
-		"rank-00001.safetensors has":                              func(st *State) { st.Parts[1].Bytes++ },
-		"rank-00002.safetensors":                                  func(st *State) { st.Parts[1].File = partName(2) },
+		"of word.weight: elements from 15 on are missing, or there twice (shape [14])": func(st *State) {
+			st.Parameters = slices.Clone(st.Parameters)
+			st.Parameters[0].Shape = []int{14}
+		},
+		"rank-00001.safetensors has": func(st *State) { st.Parts[1].Bytes++ },
+		"rank-00002.safetensors":     func(st *State) { st.Parts[1].File = partName(2) },
 	} {
 		if err := s.Begin(5, 0); err != nil {
 			t.Fatal(err)

@@ -104,7 +104,7 @@ func (b *Block) Weight(row int) float32 {
 
 // Check returns what is wrong with a row as a *RowError: a text that is null, blank or not UTF-8, a list without elements
 // or of a length that the others don't have, a value of the wrong type, a line that isn't JSON, a weight below 0, a label or a
-// score that is no number, other scores than documents.
+// score that is no number, or none for [Source].CheckLabel or CheckScore, a text for CheckText, other scores than documents.
 func (b *Block) Check(row int) error {
 	if column, reason := b.check(row); reason != "" {
 		return b.d.rowError(b.First+int64(row), column, reason)
@@ -146,7 +146,36 @@ func (b *Block) check(row int) (column, reason string) {
 			}
 		}
 	}
+	if b.d.src.CheckText != nil {
+		if column, reason := b.checkTexts(row); reason != "" {
+			return column, reason
+		}
+	}
 	return b.checkNumbers(row)
+}
+
+// checkTexts asks CheckText of each of a row's texts.
+func (b *Block) checkTexts(row int) (column, reason string) {
+	for role, r := range b.d.roles {
+		t := &b.texts[r.source]
+		for k, s := range t.row(row) {
+			if k < b.d.firstText(role) {
+				continue
+			}
+			if b.d.tokens != nil {
+				reason = b.d.src.CheckText(r.role, "", idsOf(t.bytes(s)))
+			} else {
+				reason = b.d.src.CheckText(r.role, string(t.bytes(s)), nil)
+			}
+			if reason != "" && t.list {
+				return b.d.textName(r.source), fmt.Sprintf("text %d of the list: %s", k, reason)
+			}
+			if reason != "" {
+				return b.d.textName(r.source), reason
+			}
+		}
+	}
+	return "", ""
 }
 
 const theText, textEmpty, textBlank = "the text is ", "empty", "blank"

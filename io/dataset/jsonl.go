@@ -547,7 +547,46 @@ func (p *jsonlParser) text() (span, error) {
 // valueKind is what the values of a column are, by the first byte of one.
 type valueKind struct {
 	first byte
-	row   int64 // with listOfPython
+	row   int64 // that has the first such value; -1 where it does not matter
+}
+
+// valueKinds counts a column's values that are not null, by their kinds.
+type valueKinds []struct {
+	valueKind
+	n int
+}
+
+// add counts a row's value, of which c is the first byte: of true and false the first is t, of a number 0.
+func (k *valueKinds) add(c byte, row int64) {
+	switch jsonKind(c) {
+	case "null":
+		return
+	case "true or false":
+		c = 't'
+	case "a number":
+		c = '0'
+	}
+	for i := range *k {
+		if (*k)[i].first == c {
+			(*k)[i].n++
+			return
+		}
+	}
+	*k = append(*k, struct {
+		valueKind
+		n int
+	}{valueKind{c, row}, 1})
+}
+
+// most is the kind of most of them, or the one that comes first of those; null if there are none.
+func (k valueKinds) most() valueKind {
+	best, n := valueKind{'n', -1}, 0
+	for _, of := range k {
+		if of.n > n {
+			best, n = of.valueKind, of.n
+		}
+	}
+	return best
 }
 
 func jsonKind(first byte) string {
@@ -566,8 +605,8 @@ func jsonKind(first byte) string {
 	return "a number"
 }
 
-// kinds looks at the first block: the columns there are, and for each the first byte of its first value that isn't null. Of separated
-// values it is what most cells are: a string, a list, or what listOfPython is, with the row of the first of those.
+// kinds looks at the first block: the columns there are, and for each what most of its values are that aren't null: a row with another one can't be used.
+// Of separated values it is what most cells are: a string, a list, or what listOfPython is, with the row of the first of those.
 // Lines that are no JSON are bad rows, told when they are read, unless there is nothing else.
 func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err error) {
 	kind = map[string]valueKind{}
@@ -580,7 +619,7 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 	}
 	row := int64(0)
 	var bad error
-	cells := map[string]*cellKinds{}
+	cells, values := map[string]*cellKinds{}, map[string]*valueKinds{}
 	lines(buf, func(from, to int) error {
 		r := jsonReader{b: buf[from:to]}
 		var object func(prefix string) error
@@ -591,12 +630,10 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 				if c == '{' {
 					return object(name + ".")
 				}
-				if k, ok := kind[name]; !ok {
-					names = append(names, name)
-					kind[name] = valueKind{first: c}
-				} else if k.first == 'n' {
-					kind[name] = valueKind{first: c}
+				if values[name] == nil {
+					names, values[name] = append(names, name), &valueKinds{}
 				}
+				values[name].add(c, row)
 				if c == '"' && j.text {
 					from, to, err := r.text()
 					if cells[name] == nil {
@@ -617,8 +654,14 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 	if len(names) == 0 && bad != nil {
 		return nil, nil, bad
 	}
+	for name, v := range values {
+		kind[name] = v.most()
+	}
 	for name, c := range cells {
-		kind[name] = valueKind{c.most(), c.row}
+		kind[name] = valueKind{c.most(), -1}
+		if kind[name].first == listOfPython {
+			kind[name] = valueKind{listOfPython, c.row}
+		}
 	}
 	return names, kind, nil
 }

@@ -135,6 +135,14 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 			} else if !finite(s) {
 				return name(k), fmt.Sprintf("the score is %s: it must be a number", numberName(s))
 			}
+			if d.src.CheckScore == nil {
+				continue
+			}
+			if err := d.src.CheckScore(float64(s)); err != nil && b.numbers[k].list {
+				return name(k), fmt.Sprintf("score %d of the list is %v: %v", i, s, err)
+			} else if err != nil {
+				return name(k), fmt.Sprintf("the score is %v: %v", s, err)
+			}
 		}
 		n += len(list)
 	}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -26,6 +27,14 @@ type orderGolden struct {
 	Choices []struct {
 		Args  []int64
 		Picks []int
+	}
+	Others []struct {
+		Seed  uint64
+		Epoch int
+		First int
+		Texts [][]int
+		N     int
+		Drawn [][]int
 	}
 	Samplers []struct {
 		Texts    [][]uint64
@@ -67,6 +76,22 @@ func TestRandomAgainstPython(t *testing.T) {
 		got := choose(nil, uint64(a[0]), int(a[1]), a[2], int(a[3]), int(a[4]), int(a[5]))
 		if !slices.Equal(got, c.Picks) {
 			t.Errorf("choose%v: %v, want %v", a, got, c.Picks)
+		}
+	}
+	for n, c := range g.Others {
+		var batch []Example
+		for i, texts := range c.Texts {
+			var e []string
+			for _, text := range texts {
+				e = append(e, fmt.Sprint(text))
+			}
+			batch = append(batch, rowOf(c.First+i, e...))
+		}
+		for i, want := range c.Drawn {
+			got := othersOf(t, batch).With(i, c.N, c.Seed, c.Epoch).Texts[len(c.Texts[i]):]
+			if strings.Join(got, " ") != strings.Trim(fmt.Sprint(want), "[]") {
+				t.Errorf("others %d, row %d: %v, want %v", n, i, got, want)
+			}
 		}
 	}
 }

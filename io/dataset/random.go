@@ -15,6 +15,7 @@ const (
 	forMixture                   // the order of several datasets' batches in an epoch
 	forParts                     // the seeds of several datasets
 	forLengths                   // the order of batches and rows of similar length
+	forOthers                    // which documents of other rows a row gets as negatives
 )
 
 // keyed starts a stream. Each part passes through the mixer before the next one joins, so that (1, 2) and (2, 1) differ.
@@ -73,10 +74,19 @@ func choose(dst []int, seed uint64, epoch int, row int64, column, n, k int) []in
 		return dst
 	}
 	s := keyed(seed, forChoices, uint64(epoch), uint64(row), uint64(column))
-	// Fisher-Yates stopped after k steps, without the array: k is small, n may be large. Step i swaps places i and
-	// swaps[i]; what the place holds is found by walking back through the earlier swaps.
 	first := len(dst)
-	for i := range min(k, n) {
+	dst = s.some(dst, n, min(k, n))
+	for i := min(k, n); i < k; i++ {
+		dst = append(dst, dst[first+i%n])
+	}
+	return dst
+}
+
+// some appends k of 0..n-1 to dst, in random order: Fisher-Yates stopped after k steps, without the array, as k is small and n may be large. Step i
+// swaps places i and swaps[i]; what the place holds is found by walking back through the earlier swaps.
+func (s *stream) some(dst []int, n, k int) []int {
+	first := len(dst)
+	for i := range k {
 		dst = append(dst, i+int(s.below(uint64(n-i))))
 	}
 	picked := dst[first:]
@@ -86,9 +96,6 @@ func choose(dst []int, seed uint64, epoch int, row int64, column, n, k int) []in
 				picked[i] = t
 			}
 		}
-	}
-	for i := len(picked); i < k; i++ {
-		dst = append(dst, picked[i%n])
 	}
 	return dst
 }

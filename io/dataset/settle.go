@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -17,6 +18,7 @@ type shape struct {
 	text, list, number bool
 	truth              bool   // true and false
 	name               string // for messages
+	at                 string // likewise: the line that has the first such value; "" of what has no lines
 }
 
 // settleColumns finds the columns in every file and makes sure that all files agree.
@@ -53,13 +55,13 @@ func (d *Dataset) settleColumns() error {
 			case err != nil:
 				return err
 			case s.number && !got.number && !(got.truth && d.mayBeTruth(k)):
-				return fail(ErrColumnType, "%s: column %q is %s, want %s", f.path(), s.name, got.name, d.wantNumber(k))
+				return fail(ErrColumnType, "%s: column %q is %s, want %s", cmp.Or(got.at, f.path()), s.name, got.name, d.wantNumber(k))
 			case !s.number && !got.text:
-				return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", f.path(), s.name, got.name)
+				return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", cmp.Or(got.at, f.path()), s.name, got.name)
 			case first[k] == "":
 				s.list, first[k] = got.list, f.path()
 			case s.list != got.list:
-				return fail(ErrColumnType, "%s: column %q is %s, which it is not in %s: all files of a dataset must agree", f.path(), s.name, got.name, first[k])
+				return fail(ErrColumnType, "%s: column %q is %s, which it is not in %s: all files of a dataset must agree", cmp.Or(got.at, f.path()), s.name, got.name, first[k])
 			}
 		}
 	}
@@ -189,6 +191,9 @@ func (j *jsonlFile) shape(name string, names []string, kinds map[string]valueKin
 		return shape{}, j.missing(name, names)
 	}
 	s := shape{name: jsonKind(kind.first)}
+	if kind.row >= 0 {
+		s.at = fmt.Sprintf("%s:%d", j.path, j.line(kind.row))
+	}
 	switch kind.first {
 	case '"', 'n': // null so far: rows are checked one by one
 		s.text, s.number = true, kind.first == 'n' || j.text

@@ -44,6 +44,11 @@ type Source struct {
 	// them, one after the other, are one for each text of the document columns, one after the other: a single list, or a column for each column of
 	// documents. Where a row uses some texts of a list, it uses their scores.
 	Scores []string
+	// CheckScore is CheckLabel of each score.
+	CheckScore func(score float64) error
+	// CheckText says of a text that has something in it, or of its ids where Tokens has those read, what is wrong with it for what it is to be used for; its
+	// row can't be used then. "": nothing is. Of a list it is asked of every text. It is called from several goroutines; nil: any text will do.
+	CheckText func(role Role, text string, ids []int32) string
 	// Teacher is a column of lists of numbers, all of one length: a teacher's embedding of each row's text.
 	Teacher string
 

@@ -269,7 +269,7 @@ func (f *Folder) adapt(base string) (err error) {
 	}
 	if f.Modules == nil { // as PEFT saves it
 		f.Modules, f.Pooling, f.Dense, f.Normalize, f.MaxSeqLength, f.LengthGiven, f.LowerCase = b.Modules, b.Pooling, b.Dense, b.Normalize, b.MaxSeqLength, b.LengthGiven, b.LowerCase
-		f.MultiVector = b.MultiVector
+		f.MultiVector, f.Reranker = b.MultiVector, b.Reranker
 		f.Prompts, f.DefaultPromptName, f.Similarity, f.TruncateDim = b.Prompts, b.DefaultPromptName, b.Similarity, b.TruncateDim
 		f.poolingJSON, f.transformerJSON, f.modelJSON = b.poolingJSON, b.transformerJSON, b.modelJSON
 	}

@@ -3,6 +3,8 @@ package embedder
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"contraflow/gpustage"
@@ -31,9 +33,13 @@ func adapted(f *hfmodel.Folder, m *transformer.Model) (adaptation, error) {
 		}
 		return transformer.Param{}, false
 	}
+	elsewhere, err := otherLayers(f, m)
+	if err != nil {
+		return out, err
+	}
 	for _, x := range f.Adapter.Factors {
 		p, ok := own(x.Module + ".weight")
-		if !ok && strings.HasPrefix(x.Module, "pooler.") { // embeddings don't use it
+		if !ok && (strings.HasPrefix(x.Module, "pooler.") || elsewhere(x.Module)) { // embeddings don't use it
 			continue
 		}
 		if !ok {
@@ -47,7 +53,7 @@ func adapted(f *hfmodel.Folder, m *transformer.Model) (adaptation, error) {
 	for _, t := range f.Adapter.Whole {
 		name := strings.TrimPrefix(t.Name, hfmodel.AdapterPrefix)
 		p, ok := own(name)
-		if !ok && strings.HasPrefix(name, "pooler.") {
+		if !ok && (strings.HasPrefix(name, "pooler.") || elsewhere(name)) {
 			continue
 		}
 		if !ok {
@@ -60,6 +66,28 @@ func adapted(f *hfmodel.Folder, m *transformer.Model) (adaptation, error) {
 		out.whole[p.Name] = true
 	}
 	return out, nil
+}
+
+// ofLayer finds the layer, counted from 0, that a tensor of a layer-wise reranker belongs to.
+var ofLayer = regexp.MustCompile(`(?:^|\.)layers\.([0-9]+)\.`)
+
+// otherLayers tells what the folder of a layer-wise reranker has and a model that scores by one of its layers has not: layers above that one, and other
+// layers' heads.
+func otherLayers(f *hfmodel.Folder, m *transformer.Model) (func(name string) bool, error) {
+	if !f.LayerWise() {
+		return func(string) bool { return false }, nil
+	}
+	whole, err := ConfigOf(f, nil)
+	if err != nil {
+		return nil, err
+	}
+	return func(name string) bool {
+		if x := ofLayer.FindStringSubmatch(name); x != nil {
+			l, err := strconv.Atoi(x[1])
+			return err == nil && l >= m.Config.Layers && l < whole.Layers
+		}
+		return len(m.Config.Scorer.Below) == 0 && strings.HasPrefix(name, "lm_head.")
+	}, nil
 }
 
 // CheckAdapter tells whether what trains of a model with LoRA is what a folder's adapter has, so that training can go on with it: factors of the

@@ -131,10 +131,7 @@ func (l BatchTriplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (R
 		for j := range c {
 			c[j] *= w
 		}
-		if w > 0 {
-			r.Sum += w * value
-		}
-		r.Weight += w
+		r.Sum, r.Weight = r.Sum+w*value, r.Weight+w
 		return value
 	}, sums)
 	if err != nil {
@@ -189,7 +186,7 @@ func (t *triplets) walk(lo, hi int, of func(i int, d, c []float64) float64, sums
 		c := make([]float64, len(d))
 		for i := from; i < to; i++ {
 			own := d[(i-from)*n : (i-from+1)*n]
-			if value := of(i, own, c[(i-from)*n:(i-from+1)*n]); !finite(value) && t.b.Weight(i) > 0 {
+			if value := of(i, own, c[(i-from)*n:(i-from+1)*n]); !finite(value) { // whatever its weight: see Result.add
 				return &RowError{i, value}
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"contraflow/gpustage"
@@ -204,4 +205,26 @@ func ExampleGuide() {
 	// Output:
 	// 0.5178 <nil>
 	// 0.2187 <nil>
+}
+
+// A candidate that is as near as the positive but for rounding stays, whichever way rounding goes; one that is nearer by more than the slack does not.
+func TestGuideSlack(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const angle, dim = 0.7, 2
+	at := func(a float64) []float64 { return []float64{math.Cos(a), math.Sin(a)} }
+	for nearer, stays := range map[float64]bool{-1e-3: true, -2e-6: true, 0: true, 2e-6: true, 6e-6: false, 1e-3: false} { // of the guide's cosine, by so much
+		x := slices.Concat(at(0.1), at(2), at(0.4), at(1.5))
+		other := math.Acos(math.Cos(angle) + nearer)
+		guide := slices.Concat(at(0), at(other), at(angle), at(other)) // the second query is its positive
+		b := &Batch{Rows: 2, Embeddings: tensor(t, s, gpustage.F64, 4, dim, x), Gradient: tensor(t, s, gpustage.F64, 4, dim, make([]float64, 8)), Guide: tensor(t, s, gpustage.F64, 4, dim, guide),
+			Texts: []TextID{{1}, {2}, {3}, {4}}}
+		score := func(a, b float64) float64 { return 5 * math.Cos(a-b) }
+		want := math.Log1p(math.Exp(score(2, 0.4) - score(2, 1.5)))
+		if stays {
+			want += math.Log1p(math.Exp(score(0.1, 1.5) - score(0.1, 0.4)))
+		}
+		if got, _ := compute(t, s, InfoNCE{Scale: 5, Guide: &Guide{}}, b); !(math.Abs(got-want/2) <= 1e-12) {
+			t.Errorf("nearer by %g: the loss is %v, want %v", nearer, got, want/2)
+		}
+	}
 }

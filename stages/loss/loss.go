@@ -264,15 +264,13 @@ func (r Result) Mean() float64 { return r.Sum / r.Weight }
 
 func finite(v float64) bool { return v-v == 0 }
 
-// add counts a row's loss. Of a row without weight it may be anything.
+// add counts a row's loss. That of a row without weight is to be finite as well: the row is in the batch nevertheless, its documents are others' candidates,
+// and what is not finite times its weight of 0 is NaN in the gradient of all that it is compared with.
 func (r *Result) add(row int, weight, l float64) error {
-	if weight > 0 {
-		if !finite(l) {
-			return &RowError{row, l}
-		}
-		r.Sum += weight * l
+	if !finite(l) {
+		return &RowError{row, l}
 	}
-	r.Weight += weight
+	r.Sum, r.Weight = r.Sum+weight*l, r.Weight+weight
 	return nil
 }
 

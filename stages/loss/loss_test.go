@@ -272,16 +272,58 @@ func TestAccumulates(t *testing.T) {
 	}
 }
 
-// The loss of a row without weight may be anything: it is not in the sum. Of any other row it is to be finite.
+// A row without weight is not in the sum. Its loss is to be finite as any other row's is: of a row whose embeddings are not, every loss says which it is, where
+// else the gradients of others would be NaN.
 func TestRowsWithoutWeight(t *testing.T) {
-	for _, l := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), 5} {
-		var r Result
-		if err := errors.Join(r.add(0, 2, 3), r.add(1, 0, l), r.add(2, 0.5, 4)); err != nil || r != (Result{Sum: 8, Weight: 2.5}) {
-			t.Errorf("a row of weight 0 and loss %v: %+v, %v", l, r, err)
-		}
-		var row *RowError
-		if err := r.add(7, 1e-9, l); !finite(l) && (!errors.As(err, &row) || row.Row != 7 || !errors.Is(err, ErrNotFinite)) {
-			t.Errorf("a row of loss %v: %v", l, err)
+	var sum Result
+	if err := errors.Join(sum.add(0, 2, 3), sum.add(1, 0, 5), sum.add(2, 0.5, 4)); err != nil || sum != (Result{Sum: 8, Weight: 2.5}) {
+		t.Errorf("%+v, %v", sum, err)
+	}
+	s, err := ref.New().OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows, size = 3, 4
+	nan := make([]float64, size)
+	for i := range nan {
+		nan[i] = math.NaN()
+	}
+	pairs := func() *Batch {
+		b := randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(1, 2)), rows, rows, size)
+		b.Owner, b.Texts, b.Scores, b.Labels = []int32{0, 1, 2}, uniqueTexts(b.N()), []float64{1, 2, 3, 4, 5, 6}, []float64{0, 1, 1}
+		return b
+	}
+	single := func() *Batch {
+		b := pairs()
+		b.Embeddings, b.Gradient, b.Owner, b.Texts, b.Scores = b.Embeddings.Span(0, rows), b.Gradient.Span(0, rows), nil, b.Texts[:rows], nil
+		return b
+	}
+	tokens := func() *Batch { return vectorsBatch(t, s, gpustage.F64, rows, size, nil, []int{2, 1, 3, 2, 1, 2}) }
+	for _, c := range []struct {
+		l Loss
+		b func() *Batch
+	}{
+		{InfoNCE{}, pairs}, {InfoNCE{Hardness: HardNegatives, HardnessStrength: 2}, pairs}, {DistillKL{}, pairs}, {MarginMSE{Metric: Cosine}, pairs}, {Triplet{}, pairs}, {Triplet{Metric: Manhattan}, pairs},
+		{TeacherEmbedding{}, single}, {BatchTriplet{}, single}, {BatchTriplet{Metric: Cosine}, single}, {LateInteraction{}, tokens},
+	} {
+		for _, weight := range []float64{0, 1} {
+			b := c.b()
+			b.Weights = []float64{1, weight, 2}
+			b.Teacher = make([]float32, rows*size)
+			x, at := b.Embeddings, 1 // row 1's query
+			if x.IsZero() {
+				x, at = b.Parts[0].X, 2
+			}
+			gpustage.Upload(s, x.Span(at, at+1), nan)
+			a := newArena(t, s, 1<<22)
+			_, err := c.l.Compute(s, a, b)
+			var row *RowError
+			if _, all := c.l.(BatchTriplet); all && errors.As(err, &row) && row.Row == 0 { // which is compared with row 1's
+				continue
+			}
+			if !errors.As(err, &row) || row.Row != 1 || !errors.Is(err, ErrNotFinite) {
+				t.Errorf("%T %+v: row 1 of weight %v has no finite embedding: %v", c.l, c.l, weight, err)
+			}
 		}
 	}
 }

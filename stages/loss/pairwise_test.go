@@ -328,6 +328,10 @@ func TestPairwiseErrors(t *testing.T) {
 			b.Labels = labels
 		}
 	}
+	single := func(b *Batch) {
+		b.Embeddings, b.Gradient, b.Texts, b.Owner, b.Scores = b.Embeddings.Span(0, 5), b.Gradient.Span(0, 5), b.Texts[:5], nil, nil
+		b.Labels, b.Weights = []float64{1, 0, 1, 0, 0}, []float64{1, 2, 1, 1, 1}
+	}
 	for _, c := range []struct {
 		l      Loss
 		change func(*Batch)
@@ -338,6 +342,9 @@ func TestPairwiseErrors(t *testing.T) {
 		{Contrastive{Margin: -1}, nil, "margin is -1"},
 		{Contrastive{Online: true}, labelled(1, 0, 1, 0.5, 0), "row 3 of the batch: the label is 0.5: online contrastive takes 1"},
 		{CoSENT{}, func(b *Batch) { b.Weights = []float64{1, 1, 2, 1, 1} }, "row 2 has weight 2, but the loss is of the batch as a whole"},
+		{Contrastive{Online: true}, func(b *Batch) { labelled(1, 0, 1, 0, 0)(b); b.Weights = []float64{1, 1, 1, 0, 1} }, "row 3 has weight 0, but the loss is of the batch as a whole"},
+		{BatchTriplet{Mode: SemiHard}, single, "row 1 has weight 2, but the loss is of the batch as a whole"},
+		{BatchTriplet{Mode: All}, single, "row 1 has weight 2, but the loss is of the batch as a whole"},
 		{CoSENT{Scale: math.NaN()}, nil, "scale is NaN"},
 		{DistillKL{}, func(b *Batch) { b.Scores = nil }, "needs a teacher's scores: data.train[].scores"},
 		{DistillKL{TeacherTemperature: -1}, nil, "temperature is -1"},
@@ -478,6 +485,7 @@ func TestCheckLabel(t *testing.T) {
 		{Contrastive{Online: true}, []float64{0, 1}, []float64{0.5, 2, -1}, "online contrastive takes 1"},
 		{Groups{Name: "bce"}, []float64{0, 0.25, 1}, []float64{-0.5, 7}, "bce takes labels from 0 to 1"},
 		{Groups{Name: "mse"}, []float64{-3, 7}, nil, ""},
+		{Groups{Name: "lambda"}, []float64{-3, 7, 900}, []float64{901, math.Inf(1), math.NaN()}, "lambda takes degrees of relevance"},
 	} {
 		for _, y := range c.good {
 			if err := c.l.CheckLabel(y); err != nil {

@@ -22,6 +22,7 @@ import (
 // first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
 //
 //	cross_entropy  -log p of the first document (FlagEmbedding's rerankers)
+//	mnrl           cross_entropy of Scale sigmoid(s) in the place of s, where documents of other rows are in the group (sentence-transformers')
 //	kl             -sum q log p, q = softmax(l): what a teacher's scores l teach, up to a constant
 //	distill        both (FlagEmbedding's knowledge distillation)
 //	list_net       kl by its other name: labels in the teacher's place (Cao et al., ICML 2007)
@@ -44,6 +45,9 @@ type Groups struct {
 	PosWeight float64 // bce; 0: 1
 	ByLabel   bool    // list_mle, p_list_mle
 
+	Scale      float64    // mnrl; 0: 10
+	Activation Activation // mnrl: what it scales; empty: of a sigmoid
+
 	// SelfDistill has a layer-wise reranker's last layer teach those below: with cross_entropy, kl, distill and list_net, which are of softmax(s) too.
 	SelfDistill bool
 }
@@ -53,6 +57,7 @@ type GroupLoss string
 
 const (
 	GroupCrossEntropy GroupLoss = "cross_entropy"
+	GroupMNRL         GroupLoss = "mnrl"
 	GroupKL           GroupLoss = "kl"
 	GroupDistill      GroupLoss = "distill"
 	GroupListNet      GroupLoss = "list_net"
@@ -65,6 +70,14 @@ const (
 	GroupLambda       GroupLoss = "lambda"
 )
 
+// Activation is what mnrl scales.
+type Activation string
+
+const (
+	Sigmoid  Activation = "sigmoid"  // of scores
+	Identity Activation = "identity" // scores as they are
+)
+
 // Scheme is how lambda weights pairs, as sentence-transformers' classes of these names do.
 type Scheme string
 
@@ -75,12 +88,13 @@ const (
 	LambdaRank  Scheme = "lambda_rank"
 )
 
-// GroupLosses and Schemes list them.
+// GroupLosses, Schemes and Activations list them.
 var (
-	GroupLosses = []GroupLoss{GroupCrossEntropy, GroupKL, GroupDistill, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupRankNet, GroupLambda}
+	GroupLosses = []GroupLoss{GroupCrossEntropy, GroupMNRL, GroupKL, GroupDistill, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupRankNet, GroupLambda}
 	// SelfDistilling are the losses that SelfDistill can be added to.
 	SelfDistilling = []GroupLoss{GroupCrossEntropy, GroupKL, GroupDistill, GroupListNet}
 	Schemes        = []Scheme{NDCGLoss2PP, NDCGLoss2, NDCGLoss1, LambdaRank}
+	Activations    = []Activation{Sigmoid, Identity}
 )
 
 // CheckLayers finds settings that a model with so many scores for each document has no use for.
@@ -101,6 +115,10 @@ func (g Groups) Check() error {
 		return fmt.Errorf("there is no loss %q for rerankers: want %s", g.Name, joinNames(GroupLosses))
 	case g.Scheme != "" && !slices.Contains(Schemes, g.Scheme):
 		return fmt.Errorf("there is no weighting %q: want %s", g.Scheme, joinNames(Schemes))
+	case g.Activation != "" && !slices.Contains(Activations, g.Activation):
+		return fmt.Errorf("there is no activation %q: want %s", g.Activation, joinNames(Activations))
+	case !(g.Scale >= 0) || math.IsInf(g.Scale, 0):
+		return fmt.Errorf("%s: scale is %v, want a positive number", g.Name, g.Scale)
 	case g.K < 0 || !(g.Sigma >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
 		return fmt.Errorf("%s: k, sigma, mu and pos_weight can't be negative", g.Name)
 	case g.SelfDistill && !slices.Contains(SelfDistilling, g.Name):
@@ -125,11 +143,20 @@ func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size
 
 // CheckLabel finds a label that the objective has no meaning for.
 func (g Groups) CheckLabel(y float64) error {
-	if g.Name == GroupBCE && !(y >= 0 && y <= 1) {
+	switch {
+	case g.Name == GroupBCE && !(y >= 0 && y <= 1):
 		return errors.New("bce takes labels from 0 to 1")
+	case g.Name == GroupLambda && !(y <= mostGain):
+		return fmt.Errorf("lambda takes degrees of relevance, whose gain is 2^label - 1: at most %d", mostGain)
 	}
 	return nil
 }
+
+// mostGain is the largest label whose gain, and the sum of any number of documents', is a number in float64.
+const mostGain = 900
+
+// CheckScore is CheckLabel of a document's score, which is its label.
+func (g Groups) CheckScore(y float64) error { return g.CheckLabel(y) }
 
 // LabelError is about a row whose labels a loss can't take.
 type LabelError struct {
@@ -248,17 +275,16 @@ func (g Groups) ofGroup(s, l, d []float64) (sum, weight float64) {
 	n := float64(len(s))
 	switch g.Name {
 	case GroupCrossEntropy:
-		target := make([]float64, len(s))
-		target[0] = 1
-		sum = crossEntropy(s, target, d)
+		sum = ofFirst(s, d)
+	case GroupMNRL:
+		sum = g.ofActivated(s, d)
 	case GroupKL, GroupListNet:
 		sum = crossEntropy(s, softmax(l), d)
 	case GroupDistill:
 		target := softmax(l)
 		sum = crossEntropy(s, target, d)
-		first, more := make([]float64, len(s)), make([]float64, len(s))
-		first[0] = 1
-		sum += crossEntropy(s, first, more)
+		more := make([]float64, len(s))
+		sum += ofFirst(s, more)
 		for i := range d {
 			d[i] += more[i]
 		}
@@ -294,6 +320,30 @@ func crossEntropy(s, target, d []float64) (sum float64) {
 	for i := range s {
 		sum -= target[i] * (s[i] - lse)
 		d[i] = math.Exp(s[i]-lse) - target[i]
+	}
+	return sum
+}
+
+// ofFirst is crossEntropy where the first document is the relevant one.
+func ofFirst(s, d []float64) float64 {
+	target := make([]float64, len(s))
+	target[0] = 1
+	return crossEntropy(s, target, d)
+}
+
+// ofActivated is mnrl.
+func (g Groups) ofActivated(s, d []float64) float64 {
+	scale := cmp.Or(g.Scale, 10)
+	scaled, slopes := make([]float64, len(s)), make([]float64, len(s))
+	for i, v := range s {
+		if scaled[i], slopes[i] = scale*v, scale; g.Activation != Identity {
+			p := sigmoid(v)
+			scaled[i], slopes[i] = scale*p, scale*p*sigmoid(-v)
+		}
+	}
+	sum := ofFirst(scaled, d)
+	for i := range d {
+		d[i] *= slopes[i]
 	}
 	return sum
 }

@@ -32,6 +32,7 @@ func TestGoldenClip(t *testing.T) {
 		x, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 1, len(flat))
 		out, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 1, 1)
 		s.CopyIn(x, gpustage.Bytes(flat))
+		s.Fill(out, 7) // what it has held before does not count
 		norm, err := Norm(s, x, out, c.Factor)
 		if err != nil {
 			t.Fatal(err)
@@ -112,6 +113,24 @@ func TestSegmentRates(t *testing.T) {
 }
 
 // A rank's own parameters are updated as all would be, from states of its own.
+// Neighbours are joined where they lie behind each other everywhere and are updated alike, and nowhere else.
+func TestSegmentsApart(t *testing.T) {
+	first := Segment{Off: 4, Len: 2, Grad: 10, State: 20, Decay: true, LR: 2}
+	behind := Segment{Off: 6, Len: 3, Grad: 12, State: 22, Decay: true, LR: 2}
+	if got := Segments([]Segment{first, behind}); len(got) != 1 || got[0].Len != 5 {
+		t.Errorf("what lies behind each other is %v", got)
+	}
+	for what, change := range map[string]func(*Segment){
+		"Off": func(s *Segment) { s.Off++ }, "Grad": func(s *Segment) { s.Grad++ }, "State": func(s *Segment) { s.State++ }, "Decay": func(s *Segment) { s.Decay = false }, "LR": func(s *Segment) { s.LR = 1 },
+	} {
+		next := behind
+		change(&next)
+		if got := Segments([]Segment{first, next}); len(got) != 2 {
+			t.Errorf("of another %s: %v", what, got)
+		}
+	}
+}
+
 func TestOwned(t *testing.T) {
 	all := []Segment{{0, 4, 0, 0, true, 0}, {4, 3, 4, 4, false, 2}, {7, 5, 7, 7, true, 0}}
 	owned, n := Owned(all, [][2]int{{1, 3}, {6, 9}})

@@ -60,6 +60,7 @@ func TestCurves(t *testing.T) {
 	}
 	for step := range total {
 		at := func(c Curve) float64 { return c.Factor(step, warmup, total) }
+		near("ahead "+string(InverseSqrt), step, at(Curve{Shape: InverseSqrt, Ahead: true}), InverseSqrt.Factor(step+1, warmup, total))
 		for _, s := range []Shape{Linear, Cosine, Polynomial, OneMinusSqrt} {
 			if step < total-1 { // ahead is the next step's
 				near("ahead "+string(s), step, at(Curve{Shape: s, Ahead: true}), s.Factor(step+1, warmup, total))
@@ -96,6 +97,7 @@ func TestCheckCurve(t *testing.T) {
 		"Power is of polynomial, and the shape is linear": Curve{Shape: Linear, Power: 2}, "Cycles is NaN": Curve{Shape: Cosine, Cycles: nan}, "Cycles is of cosine": Curve{Shape: Linear, Cycles: 2},
 		"Waves is -2": Curve{Shape: Cosine, Waves: -2}, "Waves is of cosine": Curve{Shape: OneMinusSqrt, Waves: 2}, "Timescale is -1": Curve{Shape: InverseSqrt, Timescale: -1},
 		"Timescale is of inverse_sqrt": Curve{Shape: Linear, Timescale: 5}, "DecaySteps is -1": Curve{Shape: Linear, DecaySteps: -1}, "DecaySteps is of linear": Curve{Shape: InverseSqrt, DecaySteps: 3},
+		"StableSteps is of linear, cosine, polynomial, 1-sqrt, and the shape is inverse_sqrt": Curve{Shape: InverseSqrt, StableSteps: -1},
 		"StableSteps is -2": Curve{Shape: Linear, StableSteps: -2}, "StableSteps is of linear": Curve{Shape: Constant, StableSteps: 3},
 	} {
 		if err := s.(interface{ Check() error }).Check(); err == nil || !strings.Contains(err.Error(), want) {

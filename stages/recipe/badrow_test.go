@@ -2,8 +2,10 @@ package recipe
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +14,9 @@ import (
 
 	"contraflow/collective"
 	"contraflow/collective/sim"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
+	"contraflow/stages/loss"
 )
 
 // A row that can't be used ends a run that has not looked at it before with all steps before its own: they are in a checkpoint, from which a run that
@@ -73,14 +77,19 @@ func TestBadRowLosesNothing(t *testing.T) {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		for _, want := range []string{
-			fmt.Sprintf("data.jsonl:%d, column %q: the text is empty; %s", bad+1, "p", skipRows),
-			fmt.Sprintf("checkpoints has step %d, the last one before it: --resume --set data.on_error=skip goes on from there", c.step),
+			fmt.Sprintf("data.jsonl:%d, column %q: the text is empty; ", bad+1, "p"),
+			fmt.Sprintf("checkpoints has step %d, the last one before it: --resume --set data.on_error=skip goes on from there, without such rows, and lists them in skipped.jsonl", c.step),
 		} {
-			if c.step == 0 {
-				want = "no step came before it, and nothing is saved"
+			if c.step == 0 && strings.HasPrefix(want, "checkpoints") {
+				want = "no step came before it, and nothing is saved: " + skipRows
 			}
-			if !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "data.jsonl:") != 1 {
+			if !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "data.jsonl:") != 1 || strings.Count(err.Error(), "skip") != 2 {
 				t.Errorf("%s: %v, want %q", c.name, err, want)
+			}
+		}
+		for rank, said := range o.said { // whichever ends first
+			if len(read) > 1 && fmt.Sprintf("rank %d: %v", len(read)-1, said) != err.Error() {
+				t.Errorf("%s: rank %d ends with %v, the job with %v", c.name, rank, said, err)
 			}
 		}
 		if len(o.losses) != c.step {
@@ -116,31 +125,61 @@ func TestBadRowLosesNothing(t *testing.T) {
 	}
 }
 
-// What a program's own function says of a row ends the run in the same way.
+// ones is a loss that takes labels of 1 alone.
+type ones struct{ loss.InfoNCE }
+
+func (ones) CheckLabel(y float64) error {
+	if y != 1 {
+		return errors.New("want 1")
+	}
+	return nil
+}
+
+// What a program's own function says of a row ends the run in the same way, and so does what it makes of a row that no loss takes, or not its own.
 func TestOwnRowLosesNothing(t *testing.T) {
-	j := newJob(t, 60)
 	boom := errors.New("boom")
+	j := newJob(t, 60)
+	file := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, bytes.ReplaceAll(raw, []byte(`{"p":`), []byte(`{"l":1,"p":`)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	bad := int64(-1)
+	spoil := func(*dataset.Example) error { return boom }
 	j.opts = []TrainOption{WithRow(func(e *dataset.Example) error {
 		if e.Row == bad {
-			return boom
+			return spoil(e)
 		}
 		return nil
 	})}
-	sets := []string{"batch.accumulate=1", "train.epochs=1"}
+	sets := []string{"batch.accumulate=1", "train.epochs=1", "data.train.0.label=l"}
 	good, err := j.run(t, "good", nil, 0, false, sets...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad = good.rows[3][0][0]
-	if _, err = j.run(t, "run", nil, 0, false, sets...); !errors.Is(err, boom) || !strings.Contains(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
-		t.Error(err)
+	fails := func(out, want string) {
+		t.Helper()
+		bad = good.rows[3][0][0]
+		_, err := j.run(t, out, nil, 0, false, sets...)
+		want = fmt.Sprintf("data.jsonl:%d: %s", bad+1, want)
+		if err == nil || (out == "row") != errors.Is(err, boom) || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "checkpoints has step 3, the last one before it: --resume goes on from there") {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
+	fails("row", "boom")
 	bad = -1
-	o, err := j.run(t, "run", nil, 0, true, sets...)
-	if err != nil || o.summary.from != 3 || !bytes.Equal(j.model(t, "run"), j.model(t, "good")) {
+	o, err := j.run(t, "row", nil, 0, true, sets...)
+	if err != nil || o.summary.from != 3 || !bytes.Equal(j.model(t, "row"), j.model(t, "good")) {
 		t.Errorf("%v, after step %d", err, o.summary.from)
 	}
+	spoil = func(e *dataset.Example) error { e.Label = float32(math.NaN()); return nil }
+	fails("label", "the label is NaN: it must be a number")
+	spoil = func(e *dataset.Example) error { e.Label = 2; return nil }
+	j.opts = append(j.opts, WithLoss(ones{}))
+	fails("loss", "the label is 2: want 1")
 }
 
 // Where data is too small because rows can't be used, the error says how many and why the first one can't, of the dataset that is too small.
@@ -154,12 +193,13 @@ func TestTooFewForBadRows(t *testing.T) {
 		}
 		return path
 	}
-	var strs, empty []string
+	var strs, empty, null []string
 	for i := range 63 {
+		null = append(null, `{"q": "one", "p": null}`)
 		strs = append(strs, fmt.Sprintf(`{"q": "one %d", "p": "two %d"}`, i, i))
 		empty = append(empty, `{"q": "one", "p": " "}`)
 	}
-	lists := write("lists.jsonl", append([]string{`{"q": "one", "p": ["two"]}`}, strs...)...)
+	lists := write("lists.jsonl", append([]string{`{"q": "one", "p": ["two"]}`}, null...)...)
 	none := write("none.jsonl", empty...)
 	two := write("two.jsonl", append(slices.Clip(strs[:2]), empty...)...)
 	one := func(path string) string { return fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}]", path) }
@@ -167,7 +207,7 @@ func TestTooFewForBadRows(t *testing.T) {
 	for _, c := range []struct {
 		name, train, drop, want string
 	}{
-		{"lists", one(lists), "true", "1 row, which has no negatives: it takes more data" + left + lists + `:2, column "p": it is a string`},
+		{"lists", one(lists), "true", "1 row, which has no negatives: it takes more data" + left + lists + `:2, column "p": the list is null or empty`},
 		{"none", one(none), "true", "none of the 63 rows can be used" + left + none + `:1, column "p": the text is `},
 		{"second", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}, {path: %q, query: q, positive: p}]", lists, none, two), "false",
 			"data.train[1]: none of the 63 rows can be used" + left + none},
@@ -205,5 +245,41 @@ func TestForecastOfBadRow(t *testing.T) {
 		if !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), "the text is blank") {
 			t.Errorf("%d ranks: %v", ranks, err)
 		}
+	}
+}
+
+// stopAt ends a context at the first file of a checkpoint, which waits until all ranks know.
+type stopAt struct {
+	checkpoint.FS
+	stop  func()
+	known <-chan struct{}
+}
+
+func (s stopAt) Create(path string) (checkpoint.File, error) {
+	s.stop()
+	<-s.known
+	return s.FS.Create(path)
+}
+
+// A run that is stopped while it saves what came before a row that can't be used tells of both.
+func TestStoppedAtBadRow(t *testing.T) {
+	j := newJob(t, 60)
+	r, err := Parse("job", []byte(j.text), []string{"batch.accumulate=1", "train.epochs=1", "mesh.replicate=2", "data.shuffle=false", "batch.no_duplicates=false", "save.dir=" + filepath.Join(j.dir, "out")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	err = OnRanks(ctx, r, Place{}, Observer{}, func(x *Run) error {
+		x.fs = stopAt{checkpoint.Disk{}, cancel, x.ranks.Comm.World.Done()}
+		_, err := x.Train(ctx, WithRow(func(e *dataset.Example) error {
+			if e.Row == 30 {
+				return errors.New("boom")
+			}
+			return nil
+		}))
+		return err
+	})
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "data.jsonl:31: boom") || !strings.Contains(err.Error(), "stopped: context canceled while what came before it was saved") {
+		t.Error(err)
 	}
 }

@@ -274,8 +274,8 @@ func TestTrimLog(t *testing.T) {
 
 func TestSkippedRow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "skipped.jsonl")
-	x := &Run{skipped: []*dataset.RowError{{Row: 9, Location: dataset.Location{File: "b.parquet", RowGroup: 0, Row: 7}, Column: "q", Reason: "the text is null"}}}
-	if err := x.writeSkipped(path); err != nil {
+	rows := []*dataset.RowError{{Row: 9, Location: dataset.Location{File: "b.parquet", RowGroup: 0, Row: 7}, Column: "q", Reason: "the text is null"}}
+	if err := writeSkipped(path, rows); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); string(got) != `{"file":"b.parquet","row_group":0,"row":7,"column":"q","reason":"the text is null"}`+"\n" {

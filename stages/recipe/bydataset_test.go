@@ -62,7 +62,7 @@ func TestDatasetLosses(t *testing.T) {
 	}
 	for _, c := range []struct{ sets, want string }{
 		{"model.kind=m3", "data.train[1].loss: is not for model.kind: m3"},
-		{"model.kind=reranker", "data.train[1].loss.name: is \"mnrl\", want one of"},
+		{"model.kind=reranker", "data.train[0].negatives: are missing: loss.name: cross_entropy"},
 	} {
 		if _, err := Parse("r.yaml", []byte(ownLosses("", "", "mnrl")), []string{c.sets}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.sets, err, c.want)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"contraflow/collective"
 	"contraflow/io/checkpoint"
 	"contraflow/pipeline"
 	"contraflow/stages"
@@ -255,19 +256,36 @@ func (x *Run) checkpoints() stages.Checkpoints {
 func (x *Run) saveBefore(ctx context.Context, enc *stages.Encoder, rows *stages.RowsError, err error) error {
 	c := x.saves
 	done := max(c.at.Step+1, c.first)
-	if c.at.Next == nil && c.first == 0 {
+	skips := rows.Row && x.Recipe.Data.OnError == "stop"
+	switch {
+	case c.at.Next == nil && c.first == 0 && skips:
+		return fmt.Errorf("%w; no step came before it, and nothing is saved: %s", err, skipRows)
+	case c.at.Next == nil && c.first == 0:
 		return fmt.Errorf("%w; no step came before it, and nothing is saved", err)
 	}
 	if done > c.steps {
-		if failed := enc.Save(ctx, x.stream, c.at, c.progress, x.checkpoints()); failed != nil {
+		// A cancel ends other ranks' part in it, and by the job's end this one's: with the rows' error, which it would else hide.
+		if x.ending != nil {
+			x.ending.Store(&err)
+		}
+		if failed := enc.Save(context.WithoutCancel(ctx), x.stream, c.at, c.progress, x.checkpoints()); failed != nil {
 			return errors.Join(err, fmt.Errorf("saving what the %d steps before it came to: %w", done, failed))
 		}
 	}
-	way := "--resume"
-	if rows.Row && x.Recipe.Data.OnError == "stop" {
-		way += " --set data.on_error=skip"
+	way, without := "--resume", ""
+	if skips {
+		way, without = way+" --set data.on_error=skip", ", without such rows, and lists them in skipped.jsonl"
 	}
-	return fmt.Errorf("%w; %s has step %d, the last one before it: %s goes on from there", err, c.store.Dir(), done, way)
+	return fmt.Errorf("%w; %s has step %d, the last one before it: %s goes on from there%s", err, c.store.Dir(), done, way, without)
+}
+
+// stoppedBy is why the job ends where ctx has ended; what had ended the run before comes first.
+func (x *Run) stoppedBy(ctx context.Context) error {
+	err := fmt.Errorf("stopped: %w", collective.Stopped(ctx))
+	if before := x.ending.Load(); before != nil {
+		return fmt.Errorf("%w; %w while what came before it was saved", *before, err)
+	}
+	return err
 }
 
 // remember adds the recipe, and what the run relies on, to a checkpoint.

@@ -25,7 +25,7 @@ func (x *Run) Describe() string {
 	if n := len(x.skipped); n > 0 {
 		several += fmt.Sprintf(", %d of them skipped", n)
 	}
-	fmt.Fprintf(&b, "data    %d rows%s, %d texts each, %s\n", x.rows(), several, x.columns(), x.cuts())
+	fmt.Fprintf(&b, "data    %d rows%s, %s, %s\n", x.rows(), several, x.textsOfRows(), x.cuts())
 	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
 	for _, line := range x.when() {
 		fmt.Fprintf(&b, "%-7s %s\n", line[0], line[1])

@@ -44,8 +44,8 @@ func TestEarlyStopping(t *testing.T) {
 	if !strings.Contains(strings.Join(whole.notes, "\n"), fmt.Sprintf("the model is that of step %d", bestStep)) {
 		t.Errorf("best at step %d, notes: %v", bestStep, whole.notes)
 	}
-	if !strings.Contains(strings.Join(whole.notes, "\n"), "the run ends early: 3 evaluations in a row were no better than spearman") {
-		t.Errorf("why it ended is not said: %v", whole.notes)
+	if strings.Count(strings.Join(whole.notes, "\n"), "the run ends early: 3 evaluations in a row were no better than spearman") != 1 || strings.Count(strings.Join(whole.notes, "\n"), "ends early") != 1 {
+		t.Errorf("why it ended is not said once: %v", whole.notes)
 	}
 	if want := fmt.Sprintf("spearman %.4f at step %d, whose model is saved; %.4f at last", best, bestStep, whole.summary.Eval.Value); !strings.Contains(whole.summary.String(), want) {
 		t.Errorf("%s\nwant %s", whole.summary, want)

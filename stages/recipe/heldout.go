@@ -145,7 +145,13 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 			return err
 		}
 	}
-	d, err := dataset.Open(ctx, h.source().files(l, false))
+	text, err := x.heldOutText(h)
+	if err != nil {
+		return err
+	}
+	files := h.source().files(l, false)
+	files.CheckText = text.CheckText(0)
+	d, err := dataset.Open(ctx, files)
 	if err != nil {
 		return err
 	}
@@ -158,11 +164,7 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 	if err := x.checkTeacher(l, at, d.TeacherSize()); err != nil {
 		return err
 	}
-	text, err := x.heldOutText(h)
-	if err != nil {
-		return err
-	}
-	rows, err := stages.NewHeldOut(ctx, d, text, r.Batch.GlobalSize, r.Train.Seed)
+	rows, err := stages.NewHeldOutInBatch(ctx, d, text, r.Batch.GlobalSize, r.Train.Seed, l.inBatch())
 	if errors.Is(err, dataset.ErrBadRow) {
 		return fmt.Errorf("%w; none of the rows that a loss is measured on is left out, so it takes a file without this one", err)
 	}
@@ -184,12 +186,12 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 func (x *Run) checkLonely(key string, h HeldOut, l Loss, at string, rows int) error {
 	by := ""
 	for at, t := range l.each(at) {
-		if x.reranker == nil && !t.kind().rowwise() {
+		if x.reranker == nil && !t.kind().rowwise() || t.inBatch() != 0 {
 			by = fmt.Sprintf("%s.name: %s", at, t.Name)
 		}
 	}
 	size := x.Recipe.Batch.GlobalSize
-	switch alone := len(h.Negatives) == 0; {
+	switch alone := len(h.Negatives) == 0 && h.Documents == ""; {
 	case by == "":
 	case alone && rows == 1:
 		return fmt.Errorf("there is one row, and %s compares a row with others: it takes a file of more", by)

@@ -179,6 +179,8 @@ func TestHeldOutLosses(t *testing.T) {
 		{"{name: m3, self_distill: true}", "positive: p, negatives: [n], negatives_per_query: all", "model.kind=m3"},
 		{"mnrl", "positive: p, negatives: [n], negatives_per_query: all, weight: w", "model.kind=multi_vector, model.query_expansion={length: 20,attend: false}"},
 		{"cross_entropy", "positive: p, negatives: [n], negatives_per_query: all, weight: w", "model.kind=reranker"},
+		{"{name: mnrl, num_negatives: 3}", "positive: p, negatives: [n], negatives_per_query: all, weight: w", "model.kind=reranker"},
+		{"{name: mnrl, num_negatives: all, activation: identity, scale: 2}", "positive: p", "model.kind=reranker"},
 		{"{name: lambda, weighting: ndcg_loss1}", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", "model.kind=reranker"},
 		{"bce", "positive: p, label: grade", "model.kind=reranker"},
 		{

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -41,6 +42,9 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 		device, err := asRank(ctx, r, p, obs, f)
 		if err != nil {
 			abort(ctx, p.World, err)
+			if few := (*LeftOutError)(nil); errors.As(err, &few) { // the same on all ranks, which have read the same rows
+				return err
+			}
 			if first := p.World.Err(); first != nil {
 				return first // what this rank has seen of it may be less
 			}
@@ -81,8 +85,9 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
+	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: new(atomic.Pointer[error])}
 	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
-		abort(ctx, w, fmt.Errorf("stopped: %w", collective.Stopped(ctx)))
+		abort(ctx, w, x.stoppedBy(ctx))
 	})()
 	opening, opened := context.WithCancelCause(ctx) // what has no other rank to wait for ends with the job, too
 	defer opened(nil)
@@ -105,7 +110,7 @@ func asRank(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) e
 	if err != nil {
 		return nil, err
 	}
-	x := &Run{Recipe: r, obs: obs, ranks: ranks, share: p.Share}
+	x.ranks = ranks
 	if err := x.open(opening); err != nil {
 		return nil, err
 	}

@@ -54,6 +54,10 @@ type Loss struct {
 	PosWeight float64     `yaml:"pos_weight,omitempty"`
 	ByLabel   bool        `yaml:"by_label,omitempty"`
 
+	// Of a reranker's mnrl, as Scale.
+	NumNegatives Count           `yaml:"num_negatives,omitempty"` // documents of other rows of its batch that a row gets besides its own
+	Activation   loss.Activation `yaml:"activation,omitempty"`
+
 	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss
 
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
@@ -388,10 +392,16 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 }
 
 // checkLabel is what a dataset's labels must be for the loss; nil: numbers.
-func (l Loss) checkLabel() func(float64) error {
+func (l Loss) checkLabel() func(float64) error { return l.checkNumber((*Loss).termLabel) }
+
+// checkScore is what its scores must be.
+func (l Loss) checkScore() func(float64) error { return l.checkNumber((*Loss).termScore) }
+
+// checkNumber is what is a number for each of the loss's terms; nil: all are.
+func (l Loss) checkNumber(of func(*Loss) func(float64) error) func(float64) error {
 	var checks []func(float64) error
 	for _, t := range l.each("") {
-		if check := t.termLabel(); check != nil {
+		if check := of(t); check != nil {
 			checks = append(checks, check)
 		}
 	}
@@ -409,7 +419,7 @@ func (l Loss) checkLabel() func(float64) error {
 }
 
 // termLabel is checkLabel of a loss that is no sum.
-func (l Loss) termLabel() func(float64) error {
+func (l *Loss) termLabel() func(float64) error {
 	k := l.kind()
 	switch name := k.names[0]; {
 	case k.reranker:
@@ -422,11 +432,19 @@ func (l Loss) termLabel() func(float64) error {
 	return nil
 }
 
+// termScore is checkScore of a loss that is no sum.
+func (l *Loss) termScore() func(float64) error {
+	if l.kind().reranker {
+		return l.groups().CheckScore
+	}
+	return nil
+}
+
 // reads tells which columns beside the texts the loss reads, where it does not need them.
 func (l Loss) reads() (label, scores, teacher bool) {
 	k := l.kind()
 	if k.reranker {
-		return l.Name == "bce" || l.Name == "mse", l.Name != "cross_entropy", false
+		return l.Name == "bce" || l.Name == "mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
 	}
 	angle, margin := k.names[0] == "angle", k.names[0] == "margin_mse"
 	return k.label || angle || margin, k.scores || margin || k.m3 && l.Distillation != "", k.teacher

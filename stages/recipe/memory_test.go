@@ -280,10 +280,6 @@ func TestOutOfMemory(t *testing.T) {
 func TestMemoryOfEvaluation(t *testing.T) {
 	harness.Thorough(t)
 	dir := t.TempDir()
-	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var queries, corpus, qrels, rows strings.Builder
 	for i := range 900 {
 		fmt.Fprintf(&queries, "{\"id\": \"q%d\", \"text\": \"which one is %d\"}\n", i, i)
@@ -303,7 +299,8 @@ func TestMemoryOfEvaluation(t *testing.T) {
 	} {
 		sets = append(sets, "mesh.replicate=1", "train.max_steps=1", "train.device=counted", "batch.global_size=64", "batch.sub_batch={rows: 8}", "batch.no_duplicates=false",
 			"batch.cache=always", "model.max_length=16", "eval.every=1", "save.dir="+t.TempDir())
-		if r, err = recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), sets); err != nil {
+		r, err := recipe.Parse("memory", []byte(overlapRecipe(t, dir, 2)), sets)
+		if err != nil {
 			t.Fatal(err)
 		}
 		x, err := recipe.Open(t.Context(), r, recipe.Observer{})

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 
@@ -88,7 +89,8 @@ type Run struct {
 	share    gpustage.Share                      // of this machine, if other ranks are in this process
 	began    bool                                // Train has begun: weights and the data's order are not those of the beginning
 	closed   bool
-	loaded   string // hash of the parameters that this rank has read, if it holds a part of them
+	ending   *atomic.Pointer[error] // why the run ends, while what it came to is saved; nil alone
+	loaded   string                 // hash of the parameters that this rank has read, if it holds a part of them
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -227,7 +229,7 @@ func (x *Run) openModel(ctx context.Context) error {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
 		if x.reranker.Folder.Template == nil { // it would say what is cut
-			x.text.TooLong = "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length in another save.dir"
+			x.text.TooLong = "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir"
 		}
 		return nil
 	}
@@ -425,14 +427,19 @@ func (x *Run) openData(ctx context.Context) error {
 	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
 		x.plan.MaxSteps = x.plan.StepsOf(e)
 	}
-	if r.Data.OnError == "stop" {
-		x.plan.WithoutBad = skipRows
-	}
-	return nil
+	return x.openInBatch()
 }
 
 // skipRows is the way out where a row can't be used.
 const skipRows = "data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them"
+
+// orSkip goes on from an error, of a row that can't be used, if it is one, with the way out.
+func (x *Run) orSkip(err error) error {
+	if x.Recipe.Data.OnError == "stop" && errors.Is(err, dataset.ErrBadRow) {
+		return fmt.Errorf("%w; %s", err, skipRows)
+	}
+	return err
+}
 
 // byKey is a mixer's error, of one of several datasets, by the key of that.
 func byKey(err error) error {
@@ -443,28 +450,6 @@ func byKey(err error) error {
 	return err
 }
 
-// leftOut goes on from an error about data that is too small: with how many rows of it can't be used, and why the first of them can't, for what is left
-// tells nothing of it. of is what the mixer has said.
-func (x *Run) leftOut(err, of error) error {
-	bad := x.skipped
-	var part *dataset.PartError
-	if errors.As(of, &part) {
-		from := 0
-		for _, rows := range x.skips[:part.Part] {
-			from += len(rows)
-		}
-		bad = bad[from : from+len(x.skips[part.Part])]
-	}
-	if len(bad) == 0 || !errors.Is(of, dataset.ErrBatchTooLarge) && !errors.Is(of, dataset.ErrBadRow) {
-		return err
-	}
-	rows := fmt.Sprintf("%d rows", len(bad))
-	if len(bad) == 1 {
-		rows = "1 row"
-	}
-	return fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, rows, bad[0])
-}
-
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
 	r, src := x.Recipe, x.Recipe.Data.Train[i]
@@ -472,7 +457,9 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	if err != nil {
 		return p, err
 	}
-	d, err := dataset.Open(ctx, src.files(r.lossOf(i), tokens))
+	files := src.files(r.lossOf(i), tokens)
+	files.CheckText = x.text.CheckText(i)
+	d, err := dataset.Open(ctx, files)
 	if err != nil {
 		return p, err
 	}
@@ -491,11 +478,8 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, nil
 	}
 	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
-	if errors.Is(err, dataset.ErrBadRow) {
-		return p, fmt.Errorf("%w; %s", err, skipRows)
-	}
 	if err != nil {
-		return p, err
+		return p, x.orSkip(err)
 	}
 	if r.Batch.NoDuplicates {
 		p.Texts = index
@@ -513,7 +497,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 func (s Source) files(l Loss, tokens bool) dataset.Source {
 	return dataset.Source{
 		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
-		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
+		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, CheckScore: l.checkScore(), Teacher: s.Teacher, Tokens: tokens,
 	}
 }
 
@@ -599,8 +583,8 @@ func (x *Run) rows() (n int64) {
 }
 
 func (x *Run) columns() (n int) {
-	for _, d := range x.data {
-		n = max(n, d.MostTexts())
+	for i, d := range x.data {
+		n = max(n, d.MostTexts()+x.inBatch(i))
 	}
 	return n
 }
@@ -683,6 +667,7 @@ func (x *Run) noteOddities() {
 			break
 		}
 	}
+	x.noteAlone()
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
 	}

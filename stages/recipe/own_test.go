@@ -373,3 +373,12 @@ func TestVerifyOwn(t *testing.T) {
 		t.Errorf("the recipe's own loss afterwards: %t, %v", ok, err)
 	}
 }
+
+// A loss that is a function is told of by the function's name: its type says nothing of what has trained.
+func TestOwnFunction(t *testing.T) {
+	if got, want := string(own{loss: loss.Host(noLoss)}.says([]byte("a: b\nloss: x\n"))), "(recipe.WithLoss): loss.Host (contraflow/stages/recipe.noLoss). What follows"; !strings.Contains(got, want) {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
+func noLoss(*loss.Batch, [][]float32, [][]float32) (loss.Result, error) { return loss.Result{}, nil }

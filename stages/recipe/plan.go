@@ -173,7 +173,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	}
 	step, err := stages.Preview(ctx, x.plan, x.text, x.size(), mesh.Size())
 	if err != nil {
-		return nil, err
+		return nil, x.orSkip(err)
 	}
 	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Sharding: y.describeSharding()}
 	f.Run = append([][2]string{{"run", fmt.Sprintf("%d steps", x.Steps)}}, x.when()...)

@@ -38,6 +38,7 @@ var randomLosses = map[string]map[string][]string{
 	},
 	"reranker": {
 		"cross_entropy": {"negatives: [n]", "negatives: [ns], negatives_per_query: all"},
+		"mnrl":          {"", "negatives: [n]", "negatives: [ns], negatives_per_query: all"},
 		"distill":       {"negatives: [ns], negatives_per_query: all, scores: s"},
 		"lambda":        {"negatives: [ns], negatives_per_query: all, scores: s"},
 		"bce":           {"label: l01", "negatives: [ns], negatives_per_query: all"},
@@ -88,6 +89,11 @@ func (r *random) draw() {
 	r.set(&r.what, "loss.name", name)
 	switch name {
 	case "mnrl":
+		if kind == "reranker" {
+			r.maybe(&r.what, "loss.num_negatives", "all", "6")
+			r.maybe(&r.what, "loss.activation", "identity")
+			break
+		}
 		r.maybe(&r.what, "loss.directions", "[query_to_doc, doc_to_query]", "[query_to_doc, doc_to_query, query_to_query, doc_to_doc]")
 		r.maybe(&r.what, "loss.mask_duplicates", "false")
 		if r.in(4) {

@@ -3,6 +3,7 @@ package recipe
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"contraflow/gpustage"
@@ -14,16 +15,25 @@ import (
 )
 
 // A reranker trains on the graph of embedders; why, package stages tells. Where memory is short, batch.accumulate in place of
-// batch.global_size costs no replay and gives the same gradient: groups do not see each other.
+// batch.global_size costs no replay and gives the same gradient: groups do not see each other. (With mnrl it gives each row fewer others to draw from.)
 
 func (l Loss) groups() loss.Groups {
-	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill}
+	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill, Scale: l.Scale, Activation: l.Activation}
+}
+
+// inBatch is how many documents of other rows a row gets: dataset.AllNegatives for all, 0 for losses of a row's own documents.
+func (l Loss) inBatch() int {
+	if l.reranker && l.Name == string(loss.GroupMNRL) {
+		return int(l.NumNegatives)
+	}
+	return 0
 }
 
 // groupOptions are those of each of a reranker's losses.
 var groupOptions = map[loss.GroupLoss][]string{
 	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"},
 	loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"},
+	loss.GroupMNRL:         {"num_negatives", "scale", "activation"},
 	loss.GroupCrossEntropy: {"self_distill"}, loss.GroupKL: {"self_distill"}, loss.GroupDistill: {"self_distill"}, loss.GroupListNet: {"self_distill"},
 }
 
@@ -36,6 +46,7 @@ func (c *checker) checkReranker(r *Recipe) {
 			c.checkGroupTerms(s.Loss, r.lossKey(i))
 		}
 		c.checkGroupColumns(s, r.lossOf(i), fmt.Sprintf("data.train[%d].", i), r.lossKey(i))
+		c.require(r.lossOf(i).inBatch() == 0 || r.Batch.GlobalSize != 1, "batch.global_size", "is 1, and %s.name: mnrl takes documents of other rows of a batch", r.lossKey(i))
 	}
 	if c.find("batch.no_duplicates") == nil {
 		r.Batch.NoDuplicates = false // groups don't see each other
@@ -58,7 +69,7 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 		switch l.Name {
 		case "kl", "distill", "margin_mse", "list_net":
 			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
-		case "cross_entropy": // of the first
+		case "cross_entropy", "mnrl": // of the first
 		case "list_mle", "p_list_mle": // in their order
 			c.require(s.Documents == "" || len(s.Scores) > 0 || !l.ByLabel, key+"scores", "are missing: %s with by_label ranks documents by a label of each", named)
 		default:
@@ -67,7 +78,9 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 		if s.Documents != "" {
 			continue
 		}
-		if l.Name == "bce" || l.Name == "mse" {
+		if l.Name == "mnrl" {
+			c.require(s.Label == "", key+"label", "is not for %s, to which a row's documents are right and other rows' are not: for pairs with labels there are bce and mse", named)
+		} else if l.Name == "bce" || l.Name == "mse" {
 			c.require(len(s.Negatives)+len(s.Scores) > 0 || s.Label != "", key+"label", "is missing: to %s all pairs would be equally right", named)
 		} else {
 			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse, and documents: names a column with a list of them, of which scores: names one with a label of each", named)
@@ -87,6 +100,16 @@ func (c *checker) checkGroups(l *Loss, at string) {
 	l.reranker = true
 	c.options(l, at)
 	l.GatherAcrossDevices = false
+	c.words(at+".activation", texts(loss.Activations)...)
+	if l.Name == string(loss.GroupMNRL) {
+		l.NumNegatives, l.Activation = cmp.Or(l.NumNegatives, 4), cmp.Or(l.Activation, loss.Sigmoid)
+		if c.find(at+".scale") == nil {
+			l.Scale = 10
+		}
+		c.require(l.Scale > 0 && !math.IsInf(l.Scale, 0), at+".scale", "is %v, want a positive number", l.Scale)
+	} else {
+		l.Scale = 0 // which is an embedder's default
+	}
 	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, loss.GroupLoss(l.Name)) {
 		c.fail(at, "%v", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,10 +88,14 @@ func TestLabelLocated(t *testing.T) {
 	if err := os.WriteFile(other, []byte(strings.Repeat(`{"q": "one", "p": "two", "l": 1}`+"\n", 6)+`{"q": "three", "p": "four", "l": 2}`+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	sets := []string{"model.kind=reranker", "loss.name=bce", "batch.global_size=3", "batch.drop_last=true", "data.mixing=round_robin",
+		fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}, {path: %q, query: q, positive: p, scores: [l]}]", filepath.Join(j.dir, "data.jsonl"), other)}
+	if o, err := j.run(t, "skips", nil, 0, false, append(slices.Clip(sets), "data.on_error=skip")...); err != nil || o.summary.Skipped != 1 {
+		t.Errorf("skipped: %v, %+v", err, o.summary)
+	}
 	for _, replicate := range []int{1, 2} {
-		_, err := j.run(t, "run", nil, 0, false, "model.kind=reranker", "loss.name=bce", "batch.global_size=7", "data.mixing=round_robin", fmt.Sprint("mesh.replicate=", replicate),
-			fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}, {path: %q, query: q, positive: p, scores: [l]}]", filepath.Join(j.dir, "data.jsonl"), other))
-		if err == nil || !strings.Contains(err.Error(), "other.jsonl:7: the label is 2: bce takes labels from 0 to 1") {
+		_, err := j.run(t, "run", nil, 0, false, append(slices.Clip(sets), "batch.global_size=7", fmt.Sprint("mesh.replicate=", replicate))...)
+		if err == nil || !strings.Contains(err.Error(), `other.jsonl:7, column "l": the score is 2: bce takes labels from 0 to 1; `) {
 			t.Errorf("%d ranks: %v", replicate, err)
 		}
 	}
@@ -114,8 +119,13 @@ func TestPairTooLong(t *testing.T) {
 				fmt.Sprint("mesh.replicate=", replicate), fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n]}]", path),
 			}, sets...)...)
 		}
+		out += ", skips"
+		if o, err := run(false, "data.on_error=skip"); err != nil || o.summary.Skipped != 1 || o.summary.Steps != 10 {
+			t.Errorf("%d ranks, without the row: %+v, %v", replicate, o.summary, err)
+		}
+		out = fmt.Sprint("run ", replicate)
 		_, err := run(false)
-		for _, want := range []string{"pairs.jsonl:41: ", "in the recipe that is model.truncation: longest_first, with --resume from the last checkpoint, or a larger model.max_length", "checkpoints has step 10, the last one before it: --resume goes on from there"} {
+		for _, want := range []string{`pairs.jsonl:41, column "q": `, "model.truncation: longest_first takes it (--resume may change that), and so does a larger model.max_length in another save.dir", "checkpoints has step 10, the last one before it: --resume --set data.on_error=skip goes on from there"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%d ranks: %v, want %q", replicate, err, want)
 			}

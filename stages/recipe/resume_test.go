@@ -95,6 +95,7 @@ type outcome struct {
 	epochs  map[int]int             // by step
 	metrics []Metrics
 	notes   []string
+	said    map[int]error // by rank: what it has ended with
 }
 
 // run trains until the step after which stop says so, or to the end.
@@ -104,7 +105,7 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := outcome{losses: map[int]float64{}, rows: map[int]map[int][]int64{}, epochs: map[int]int{}}
+	o := outcome{losses: map[int]float64{}, rows: map[int]map[int][]int64{}, epochs: map[int]int{}, said: map[int]error{}}
 	var mu sync.Mutex
 	control := new(Control)
 	obs := Observer{
@@ -139,7 +140,9 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 			opts = append(opts, Resuming())
 		}
 		s, err := x.Train(context.Background(), opts...)
-		if x.Main() {
+		mu.Lock()
+		defer mu.Unlock()
+		if o.said[x.ranks.Rank()] = err; x.Main() {
 			o.summary = s
 		}
 		return err

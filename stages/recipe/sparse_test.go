@@ -99,7 +99,7 @@ func TestSparseKeys(t *testing.T) {
 // sparseJob is a job that trains testdata/golden/splade/encoder.
 func sparseJob(t *testing.T, rows int) *job {
 	j := newJob(t, rows)
-	j.text += fmt.Sprintf("loss: {name: mnrl, flops: {query: 0.02, document: 0.01}}\n")
+	j.text += "loss: {name: mnrl, flops: {query: 0.02, document: 0.01}}\n"
 	j.opts = nil
 	return j
 }

@@ -174,6 +174,7 @@ func (c *checker) checkGroupTerms(l *Loss, at string) {
 		c.checkGroups(t, key)
 		c.require(l.Terms == nil || t.Weight > 0 && !math.IsInf(t.Weight, 0), key+".weight", "is %v, want a positive number", t.Weight)
 		c.require(l.Terms == nil || !t.groups().Pairs(), key+".name", "%s is a mean over a batch's pairs of documents, and no term of a sum, which is a mean over rows", t.Name)
+		c.require(l.Terms == nil || t.inBatch() == 0, key+".name", "mnrl is no term of a sum, whose losses have the same documents: those of other rows are its alone")
 	}
 }
 

@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +16,6 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
-	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
@@ -155,7 +153,7 @@ func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*sta
 		}
 	}()
 	chunks := ingest(g, x.plan)
-	if x.own.row != nil {
+	if x.own.row != nil || x.own.checks() {
 		chunks = pipeline.Map(g, "own", chunks, x.ownRows)
 	}
 	tokens := stages.Tokenize(g, chunks, x.text)
@@ -228,11 +226,12 @@ func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (
 	}
 	ev.Step, ev.took = steps, time.Since(began)
 	p, stop := &x.saves.progress, x.Recipe.Eval.EarlyStopping
+	told := p.Enough // one more step may have been under way
 	better := p.measured(ev, stop)
 	if better {
 		x.saves.best = ev
 	}
-	if p.Enough && steps < x.Steps {
+	if p.Enough && !told && steps < x.Steps {
 		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.what(), *p.Mark, stop.MinDelta)
 	}
 	if x.Recipe.Save.Best {
@@ -327,69 +326,6 @@ func Resuming() TrainOption { return func(o *trainOptions) { o.resume = true } }
 
 // Controlled lets a control ask the run for checkpoints and for its end.
 func Controlled(c *Control) TrainOption { return func(o *trainOptions) { o.control = c } }
-
-// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have. All ranks are given the same, and a run
-// that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
-// of their own, too, and its gradient is verified by Verify.
-func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
-
-// WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
-// called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does
-// must follow from the row alone.
-func WithRow(f func(*dataset.Example) error) TrainOption {
-	return func(o *trainOptions) { o.own.row = f }
-}
-
-// WithStages has add put stages of one's own into the graph that trains: what looks at batches, results or gradients, or measures something else, of
-// this rank. A graph is built anew after a step that is rolled back (train.on_nan), and add called again. Stages that change what is trained are
-// WithRow's and WithLoss's matter, of which checkpoints know.
-func WithStages(add func(g *pipeline.Graph, p Ports) error) TrainOption {
-	return func(o *trainOptions) { o.own.stages = add }
-}
-
-// own is what a program puts in the place of a recipe's, or adds to it.
-type own struct {
-	loss   loss.Loss
-	row    func(*dataset.Example) error
-	stages func(*pipeline.Graph, Ports) error
-}
-
-// says tells, in comments before its loss, what of a recipe's text a program has put something in the place of: nothing reads them but people.
-func (o own) says(text []byte) []byte {
-	var notes string
-	if o.row != nil {
-		notes += "# The program has changed rows (recipe.WithRow).\n"
-	}
-	if o.loss != nil {
-		is := strings.Join(strings.Fields(o.mark().Settings), " ")
-		notes += fmt.Sprintf("# The program's own loss has trained (recipe.WithLoss): %s. What follows says what rows must have.\n", is)
-	}
-	const key = "\nloss:"
-	return bytes.Replace(text, []byte(key), []byte("\n"+notes+key[1:]), 1)
-}
-
-// ownRows changes a chunk's rows, and what their texts are known by.
-func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
-	for i := range c.Examples {
-		e := &c.Examples[i]
-		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err) }
-		if e.IDs != nil {
-			return nil, where(fmt.Errorf("the row comes as token ids, whose texts can't be changed: data.train[%d].ids: false takes its texts", c.Source))
-		}
-		row, n := e.Row, len(e.Texts)
-		if err := x.own.row(e); err != nil {
-			return c.Unusable(t, where(err))
-		}
-		if e.Row != row || len(e.Texts) != n {
-			return nil, where(fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts)))
-		}
-		e.Hashes = make([]dataset.Hash128, n)
-		for k, text := range e.Texts {
-			e.Hashes[k] = dataset.HashText(text)
-		}
-	}
-	return c, nil
-}
 
 // Train runs the recipe. The run's folder then holds metrics.jsonl, recipe.yaml, run.json, model/ and, if
 // asked for, trace.json. A Run trains once: what it holds then is the trained model.
@@ -713,7 +649,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), x.own.says(text)); err != nil {
 		return nil, err
 	}
-	if err := x.writeSkipped(filepath.Join(dir, "skipped.jsonl")); err != nil {
+	if err := writeSkipped(filepath.Join(dir, skippedFile), x.skipped); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, "metrics.jsonl")
@@ -721,36 +657,4 @@ func (x *Run) begin(dir string) (*os.File, error) {
 		return nil, err
 	}
 	return os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
-}
-
-// SkippedRow is a line of skipped.jsonl.
-type SkippedRow struct {
-	File     string `json:"file"`
-	RowGroup *int   `json:"row_group,omitempty"` // parquet
-	Row      int64  `json:"row"`                 // of the file, from 0
-	Line     int64  `json:"line,omitempty"`      // JSON lines, from 1
-	Column   string `json:"column,omitempty"`
-	Reason   string `json:"reason"`
-}
-
-// writeSkipped lists the rows that can't be used; without any there is no file.
-func (x *Run) writeSkipped(path string) error {
-	if len(x.skipped) == 0 {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	for _, s := range x.skipped {
-		row := SkippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Column: s.Column, Reason: s.Reason}
-		if s.Location.RowGroup >= 0 {
-			row.RowGroup = &s.Location.RowGroup
-		}
-		if err := enc.Encode(row); err != nil {
-			return err
-		}
-	}
-	return atomicfile.WriteFile(path, b.Bytes())
 }

@@ -258,6 +258,9 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 				examples[e].Row += offset
 			}
 			c := &stages.Chunk{Source: k, Data: data, Offset: offset, Examples: examples, EndsBatch: true, EndsStep: b+1 == accumulate}
+			if n := x.Recipe.lossOf(k).inBatch(); n != 0 {
+				c.InBatch = &stages.InBatch{N: n, Seed: x.Recipe.Train.Seed} // of which rows, slice says
+			}
 			if x.own.row != nil {
 				if c, err = x.ownRows(nil, c); err != nil {
 					return nil, err
@@ -615,7 +618,12 @@ func (v *verifier) slice(ranks *stages.Replicas) []*stages.Chunk {
 	for _, c := range v.chunks {
 		mine := *c
 		lo, hi := stages.Slice(len(c.Examples), ranks.Rank(), ranks.Size())
-		mine.Examples, mine.First, mine.Total = c.Examples[lo:hi], lo, len(c.Examples)
+		mine.First, mine.Total = lo, len(c.Examples)
+		if draws := c.InBatch; draws != nil {
+			mine.InBatch = &stages.InBatch{N: draws.N, Lo: lo, Hi: hi, Seed: draws.Seed, Epoch: draws.Epoch}
+		} else {
+			mine.Examples = c.Examples[lo:hi]
+		}
 		out = append(out, &mine)
 	}
 	return out

@@ -313,8 +313,26 @@ func TestHeldOutLoss(t *testing.T) {
 		if want = strings.ReplaceAll(want, "RUN", r.Name); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
-		if p := page(t, dir); strings.Contains(p, "<dt>held-out loss</dt><dd>2.5 ") != strings.Contains(lines, "2.5") || strings.Count(p, "<dt>loss</dt>") != 1 {
+		if p := page(t, dir); strings.Contains(p, "<dt>held-out loss</dt><dd>2.5 ") != strings.Contains(lines, "2.5") || strings.Count(p, "<dt>loss</dt>") != 1 || strings.Count(p, "<dt>held-out loss</dt>") != min(1, strings.Count(lines, "2.5")) {
 			t.Errorf("%s", lines)
+		}
+	}
+}
+
+// Where tasks decide which step's model is the best, the loss on held-out rows is that model's, beside what it was at last.
+func TestHeldOutLossOfBest(t *testing.T) {
+	const evals = `{"step":1,"metric":"map","value":0.4,"loss":3}` + "\n" + `{"step":2,"metric":"map","value":0.2,"loss":2}` + "\n"
+	for record, want := range map[string]string{
+		`"best":0.4,"best_step":1`: "<dt>held-out loss</dt><dd>3 <small>at step 1; last 2</small></dd>",
+		`"best":0.2,"best_step":2`: "<dt>held-out loss</dt><dd>2</dd>",
+		`"best":0.5,"best_step":9`: "<dt>held-out loss</dt><dd>2</dd>", // which is not among them
+		`"steps":2`:                "<dt>held-out loss</dt><dd>2</dd>",
+	} {
+		dir := t.TempDir()
+		write(t, dir, "metrics.jsonl", `{"step":1,"loss":2,"grad_norm":1,"pairs":2}`+"\n"+evals)
+		write(t, dir, "run.json", "{"+record+"}")
+		if p := page(t, dir); strings.Count(p, want) != 1 || strings.Count(p, "<dt>held-out loss</dt>") != 1 {
+			t.Errorf("%s: want %s in\n%s", record, want, p)
 		}
 	}
 }

@@ -155,6 +155,24 @@ func (r *Run) metric() (m measure) {
 	return m
 }
 
+// besides is the evaluation whose figures are those of the model: the best one, where that is kept, and otherwise the last.
+func (r *Run) besides() (e Eval, note string) {
+	if len(r.Evals) == 0 {
+		return e, ""
+	}
+	e = r.Evals[len(r.Evals)-1]
+	best := r.metric().at
+	i := slices.IndexFunc(r.Evals, func(e Eval) bool { return e.Step == best && e.Loss != nil })
+	if best == 0 || best == e.Step || i < 0 {
+		return e, ""
+	}
+	note = fmt.Sprintf("at step %s", grouped(int64(best)))
+	if e.Loss != nil {
+		note += "; last " + short(*e.Loss)
+	}
+	return r.Evals[i], note
+}
+
 // note says what else there is to know of a measure.
 func (m measure) note(r *Run) string {
 	var parts []string
@@ -234,8 +252,8 @@ func facts(b *strings.Builder, r *Run) {
 	if m := r.metric(); m.n > 0 {
 		fact(b, m.name, short(m.value), m.note(r))
 	}
-	if n := len(r.Evals); n > 0 && r.Evals[n-1].Loss != nil && !r.Evals[n-1].byLoss() {
-		fact(b, heldOut, short(*r.Evals[n-1].Loss), "")
+	if e, note := r.besides(); e.Loss != nil && !e.byLoss() {
+		fact(b, heldOut, short(*e.Loss), note)
 	}
 	if v := r.rate(); finite(v) {
 		fact(b, "pairs per second", short(v), "")

@@ -253,3 +253,122 @@ func TestLayerWiseHeads(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An adapter of a layer-wise reranker scores by each layer as the model does that it is merged into, in f64 and outside of this program's merging; what it
+// has of layers above and of other layers' heads changes nothing. Of a layer that the model does not have it is an error.
+func TestLayerWiseAdapter(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	folder, merged, adapter := layerWiseFolder(t, "minicpm-train"), layerWiseFolder(t, "minicpm-train"), t.TempDir()
+	f, err := safetensors.Open(filepath.Join(folder, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var tensors, factors []safetensors.Tensor
+	const rank, scale = 2, 2.0
+	draw := func(rows, cols, seed int) []float32 {
+		x := make([]float32, rows*cols)
+		for i := range x {
+			x[i] = float32(math.Sin(float64(seed*131+i*7))) / 4
+		}
+		return x
+	}
+	tensor := func(name string, shape []int, v []float32) safetensors.Tensor {
+		t.Helper()
+		x, err := safetensors.FromFloat32s(name, shape, v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	layers, last := 0, ""
+	for i, name := range f.Names() {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := make([]float32, x.Len())
+		if err := x.Float32s(w); err != nil {
+			t.Fatal(err)
+		}
+		module, linear := strings.CutSuffix(name, ".weight")
+		switch {
+		case strings.HasPrefix(name, "lm_head."): // as a whole
+			for k, v := range draw(1, len(w), i) {
+				w[k] += v
+			}
+			factors = append(factors, tensor("base_model.model."+name, x.Shape, w))
+		case linear && strings.HasSuffix(module, "_proj"):
+			rows, cols := x.Shape[0], x.Shape[1]
+			a, b := draw(rank, cols, i), draw(rows, rank, 100+i)
+			for r := range rows {
+				for c := range cols {
+					sum := 0.0
+					for k := range rank {
+						sum += float64(b[r*rank+k]) * float64(a[k*cols+c])
+					}
+					w[r*cols+c] = float32(float64(w[r*cols+c]) + scale*sum)
+				}
+			}
+			factors = append(factors, tensor("base_model.model."+module+".lora_A.weight", []int{rank, cols}, a), tensor("base_model.model."+module+".lora_B.weight", []int{rows, rank}, b))
+			layers, last = layers+1, module
+		}
+		tensors = append(tensors, tensor(name, x.Shape, w))
+	}
+	if layers < 4 || len(factors) == 2*layers {
+		t.Fatalf("%d layers of %d tensors", layers, len(factors))
+	}
+	write := func(path string, all []safetensors.Tensor) {
+		t.Helper()
+		if err := safetensors.Write(path, all, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(filepath.Join(merged, "model.safetensors"), tensors)
+	write(filepath.Join(adapter, "adapter_model.safetensors"), factors)
+	config := fmt.Sprintf(`{"peft_type": "LORA", "base_model_name_or_path": %q, "r": %d, "lora_alpha": %g, "target_modules": ["q_proj"]}`, folder, rank, scale*rank)
+	if err := os.WriteFile(filepath.Join(adapter, "adapter_config.json"), []byte(config), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	scores := func(dir string, layer int) ([]float32, error) {
+		r, err := Load(dir, OnDevice(d), CutoffLayer(layer))
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		return r.Score(t.Context(), "a b", []string{"c", "b c a"})
+	}
+	n := int(configOf(t, folder)["num_hidden_layers"].(float64))
+	first := int(configOf(t, folder)["start_layer"].(float64))
+	var before []float32
+	for layer := first; layer <= n; layer++ {
+		want, err := scores(merged, layer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := scores(adapter, layer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range want {
+			if math.Abs(float64(got[i]-want[i])) > 64*0x1p-24*max(1, math.Abs(float64(want[i]))) {
+				t.Errorf("layer %d: %v, merged %v", layer, got, want)
+			}
+		}
+		if slices.Equal(got, before) {
+			t.Errorf("layer %d scores as the one before: %v", layer, got)
+		}
+		before = got
+	}
+	for i := range factors {
+		factors[i].Name = strings.Replace(factors[i].Name, last, strings.Replace(last, fmt.Sprintf("layers.%d.", n-1), fmt.Sprintf("layers.%d.", n), 1), 1)
+	}
+	write(filepath.Join(adapter, "adapter_model.safetensors"), factors)
+	if _, err := scores(adapter, first); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("layers.%d.", n)) || !strings.Contains(err.Error(), "which the base model does not have") {
+		t.Errorf("of a layer beyond the last: %v", err)
+	}
+}

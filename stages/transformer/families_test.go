@@ -598,10 +598,8 @@ func TestDefaults(t *testing.T) {
 			base["use_sliding_window"], base["sliding_window"] = true, 8.0
 			delete(base, "layer_types")
 		}
-		if _, ok := base["_sliding_window_pattern"]; ok { // it makes layer_types
-			delete(base, "_sliding_window_pattern")
-		}
-		if _, ok := base["use_task_id"]; ok { // without, the number of tasks has no consequence
+		delete(base, "_sliding_window_pattern") // it makes layer_types
+		if _, ok := base["use_task_id"]; ok {   // without, the number of tasks has no consequence
 			base["use_task_id"] = true
 		}
 		if _, ok := base["relative_attention"]; ok { // without, distances have no consequence

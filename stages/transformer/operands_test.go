@@ -51,7 +51,7 @@ func TestOperandsInBF16(t *testing.T) {
 		}
 	}
 	models["mpnet, heads of 64"] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream) { return headsOf(t, "mpnet", 2, 64, d, o) }
-	fused, copies := onhost.Open(t, onhost.Plain), fastDevice(t)
+	fused, copies := onhost.OpenUnchecked(t, onhost.Plain), fastDevice(t)
 	separate := fused.As(onhost.Plain)
 	separate.Separate = true
 	rows := Rows{IDs: make([]int32, 75), Cu: []int32{0, 3, 4, 75}, Keys: []uint64{1, 2, 3}}
@@ -136,7 +136,7 @@ func TestOperandsInBF16(t *testing.T) {
 // Where one of a layer's projections has LoRA's factors and another has none, only some halves of layers keep a copy of their output; what the others
 // write is not in its place.
 func TestSomeFactors(t *testing.T) {
-	kernels, copies := onhost.Open(t, onhost.Plain), fastDevice(t)
+	kernels, copies := onhost.OpenUnchecked(t, onhost.Plain), fastDevice(t)
 	rows, random := Rows{IDs: make([]int32, 37), Cu: []int32{0, 3, 4, 37}, Keys: []uint64{1, 2, 3}}, rand.New(rand.NewPCG(8, 8))
 	for i := range rows.IDs {
 		rows.IDs[i] = 5 + random.Int32N(30)
@@ -186,7 +186,7 @@ func withOperands(t *testing.T, d gpustage.Device) map[string]func(Options) (*Mo
 // Where operands are of bf16, kept, lean and replayed passes and those that keep nothing give the same bits, embeddings and gradients, in the memory
 // that is predicted: of all families, with layers frozen, checkpointed or with LoRA. In these, what a layer takes is made in several ways.
 func TestLeanOperands(t *testing.T) {
-	d := onhost.Open(t, onhost.Plain)
+	d := onhost.OpenUnchecked(t, onhost.Plain)
 	models := withOperands(t, d)
 	models["bert, heads of 64"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "bert", 2, 64, d, o) }
 	models["mpnet, 3 heads of 7"] = func(o Options) (*Model, gpustage.Stream) { return headsOf(t, "mpnet", 3, 7, d, o) }
@@ -297,7 +297,7 @@ func testLean(t *testing.T, d *onhost.Device, m *Model, s gpustage.Stream) {
 // A pass that keeps nothing asks the library for the products of one that goes backward: where they were others, as those that add a residual are, a
 // GPU may round them otherwise, which the products here do not.
 func TestSameProducts(t *testing.T) {
-	d := onhost.Open(t, onhost.Plain)
+	d := onhost.OpenUnchecked(t, onhost.Plain)
 	for name, load := range withOperands(t, d) {
 		for _, bf16 := range []bool{false, true} {
 			m, s := load(Options{BF16: bf16})
@@ -327,7 +327,7 @@ func TestSameProducts(t *testing.T) {
 
 // What a device keeps of parameters in bf16, weights and biases, is made anew after an update.
 func TestFormsAfterUpdate(t *testing.T) {
-	d := onhost.Open(t, onhost.Plain)
+	d := onhost.OpenUnchecked(t, onhost.Plain)
 	for name, tuning := range map[string]Tuning{"all": {}, "biases beside LoRA": {LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: []string{"output.dense"}, Save: []string{"intermediate.dense"}}}} {
 		embed := func(before bool) []float64 { // by parameters that change after a pass, or before any
 			m, s := headsOf(t, "bert", 1, 32, d, Options{BF16: true, Tuning: tuning})
@@ -360,7 +360,7 @@ func distance(got, want []float64) float64 {
 // back; biases of products whose result is an operand are rounded once after each update. Norms' backward passes leave what products read, and its sums, with dropout or
 // without. Other gradients are summed beside products, by a library that may.
 func TestPassesThatRound(t *testing.T) {
-	d := onhost.Open(t, onhost.Plain)
+	d := onhost.OpenUnchecked(t, onhost.Plain)
 	m, s := loadGolden(t, "minilm-tiny", d, Head{Normalize: true}, Options{BF16: true})
 	grads, err := m.NewGradients()
 	if err != nil {

@@ -57,18 +57,21 @@ for i in range(STEPS * BATCH):
         "query": texts[i % len(texts)][0], "docs": docs, "even": even,
         "graded": torch.randint(0, 3, (n + 1,), generator=generator).tolist(), "taught": (torch.randn(4, generator=generator) * 2).tolist(),
         "label": float(torch.rand(1, generator=generator) > 0.5),
+        "own": texts[i][1:],  # which no other row has
+        "shared": [bodies[int(k)] for k in torch.randint(0, 9, (2,), generator=generator)],
+        "shared query": bodies[int(torch.randint(0, 12, (1,), generator=generator))],
     })  # fmt: skip
 
 
-def table(docs, scores=None, label=None):
+def table(docs, scores=None, label=None, query="query"):
     """Rows as contraflow reads them, the first document and the others; and as sentence-transformers' losses do."""
-    columns = {"query": [r["query"] for r in rows], "positive": [r[docs][0] for r in rows], "negatives": [r[docs][1:] for r in rows]}
+    columns = {"query": [r[query] for r in rows], "positive": [r[docs][0] for r in rows], "negatives": [r[docs][1:] for r in rows]}
     if scores:
         columns["scores"] = [[float(x) for x in r[scores]] for r in rows]
     source = {"path": str(work / "train.parquet"), "query": "query", "positive": "positive"}
     columns["docs"] = [r[docs] for r in rows]
-    if docs == "even":
-        columns |= {f"d{k}": [r[docs][k] for r in rows] for k in range(4)}
+    if docs != "docs":
+        columns |= {f"d{k}": [r[docs][k] for r in rows] for k in range(len(rows[0][docs]))}
     if label:
         del columns["negatives"]
         columns["label"] = [r["label"] for r in rows]
@@ -172,6 +175,32 @@ def flag(first, taught):
     return step
 
 
+def in_batch(cls, columns, **more):
+    """The peer's loss where each row is compared with all of its batch's others, which leaves nothing to chance; no text is in two rows."""
+
+    def step(encoder):
+        loss = cls(encoder, num_negatives=None, **more)
+        return lambda part: loss([[r["query"] for r in part], *[[r["own"][k] for r in part] for k in range(columns)]], None)
+
+    return step
+
+
+def distinct(encoder):
+    """The same by hand where rows share queries and documents: none is a negative of a row that it is right for, nor twice a negative of one."""
+
+    def compute(part):
+        losses = []
+        for r in part:
+            right = {x["shared"][0] for x in part if x["shared query"] == r["shared query"]}
+            others = {d: None for x in part if x is not r for d in x["shared"]}  # in their order
+            group = r["shared"] + [d for d in others if d not in right and d not in r["shared"] and d != r["shared query"]]
+            logits = encoder(encoder.preprocess([(r["shared query"], d) for d in group]))["scores"].view(1, -1)
+            losses.append(F.cross_entropy(10 * torch.sigmoid(logits), torch.zeros(1, dtype=torch.long)))
+        return torch.stack(losses).mean()
+
+    return compute
+
+
 LISTS = ["query", "docs", "scores"]
 CASES = {  # with options of loss; or the peer's loss, with its columns
     "cross_entropy": ({}, lambda: table("even"), flag(True, False), None),
@@ -186,6 +215,13 @@ CASES = {  # with options of loss; or the peer's loss, with its columns
     "lambda, k": ({"name": "LambdaLoss", "k": 2}, lambda: table("docs", "graded"), listwise(L.LambdaLoss, k=2), LISTS),
     "bce": ("BinaryCrossEntropyLoss", lambda: table("docs", label=True), pointwise(L.BinaryCrossEntropyLoss), ["query", "positive", "label"]),
     "mse": ("MSELoss", lambda: table("docs", label=True), pointwise(L.MSELoss), ["query", "positive", "label"]),
+    "mnrl, pairs": (
+        {"name": "MultipleNegativesRankingLoss", "num_negatives": 7, "scale": 2.0, "activation_fn": "torch.nn.modules.linear.Identity"}, lambda: table("own"),
+        in_batch(L.MultipleNegativesRankingLoss, 1, scale=2.0, activation_fn=torch.nn.Identity()), ["query", "d0"]),
+    "mnrl, hard negatives": (
+        {"name": "CachedMultipleNegativesRankingLoss", "num_negatives": None, "mini_batch_size": 70}, lambda: table("own"),
+        in_batch(L.CachedMultipleNegativesRankingLoss, 2, mini_batch_size=70), ["query", "d0", "d1"]),
+    "mnrl, shared texts": ({"name": "mnrl", "num_negatives": "all"}, lambda: table("shared", query="shared query"), distinct, None),
     "margin_mse": ("MarginMSELoss", lambda: table("even", "taught"), margins, ["query", "d0", "d1", "d2", "d3", "scores"]),
 }
 print("loss | first step | last step | largest relative error")

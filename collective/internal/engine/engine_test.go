@@ -9,6 +9,7 @@ import (
 	"contraflow/collective/internal/engine"
 	"contraflow/collective/local"
 	"contraflow/gpustage"
+	"contraflow/gpustage/devicetest"
 	"contraflow/gpustage/ref"
 )
 
@@ -156,4 +157,106 @@ func TestFate(t *testing.T) {
 		t.Error(err)
 	}
 	<-g.Done()
+}
+
+// Scratch is on the device of the call's stream: a group that another device's tensors go through next gives the first one's back.
+func TestTwoDevices(t *testing.T) {
+	err := local.Run(2, func(w collective.World) error {
+		a, b := &devicetest.Counted{Device: ref.New()}, &devicetest.Counted{Device: ref.New()}
+		for i, d := range []*devicetest.Counted{a, b, a} {
+			s := ref.NewStream(d)
+			x, err := gpustage.NewTensor(d, gpustage.F32, 1, 1000)
+			if err != nil {
+				return err
+			}
+			before := d.Held()
+			w.AllReduce(s, x, gpustage.BF16)
+			if err := s.Sync(); err != nil {
+				return err
+			}
+			if took := d.Held() - before; took < 2*1000 {
+				t.Errorf("call %d: %d bytes of scratch on its device", i, took)
+			}
+			if err := x.Mem.Free(); err != nil {
+				return err
+			}
+			other := b
+			if d == b {
+				other = a
+			}
+			if n := other.Held(); n > 0 {
+				t.Errorf("call %d: %d bytes of scratch on the other device", i, n)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Scratch that grows is given back only when the stream is done with what it was told before.
+func TestRoomWaits(t *testing.T) {
+	err := local.Run(2, func(w collective.World) error {
+		d := &watched{Counted: &devicetest.Counted{Device: ref.New()}}
+		s := &watchedStream{ref.NewStream(d), d}
+		for _, n := range []int{100, 3000, 50, 9000} {
+			x, err := gpustage.NewTensor(d.Counted, gpustage.F32, 1, n)
+			if err != nil {
+				return err
+			}
+			w.AllReduce(s, x, gpustage.BF16)
+		}
+		if d.early > 0 || d.grown < 4 {
+			t.Errorf("scratch was given back %d times, %d of them before the stream was done", d.grown, d.early)
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// watched is a device that counts allocations behind memory that was given back, and those of them where its stream was last told of something else than to
+// be done.
+type watched struct {
+	*devicetest.Counted
+	last         string // what the stream was told
+	held         int    // bytes, then
+	grown, early int
+}
+
+func (d *watched) Alloc(bytes int) (gpustage.Memory, error) {
+	if d.Held() < d.held {
+		d.grown++
+		if d.last != "sync" {
+			d.early++
+		}
+	}
+	defer d.note("alloc")
+	return d.Counted.Alloc(bytes)
+}
+
+func (d *watched) note(op string) { d.last, d.held = op, d.Held() }
+
+type watchedStream struct {
+	gpustage.Stream
+	d *watched
+}
+
+func (s *watchedStream) Device() gpustage.Device { return s.d }
+
+func (s *watchedStream) Copy(dst, src gpustage.Tensor) {
+	s.Stream.Copy(dst, src)
+	s.d.note("copy")
+}
+
+func (s *watchedStream) Add(dst, a, b gpustage.Tensor) {
+	s.Stream.Add(dst, a, b)
+	s.d.note("add")
+}
+
+func (s *watchedStream) Sync() error {
+	defer s.d.note("sync")
+	return s.Stream.Sync()
 }

@@ -3,7 +3,7 @@
 // The sources travel inside the program and are compiled by NVRTC when a device is opened, for the very GPU at hand, and the result is kept
 // on disk. The alternative, PTX embedded at build time, would need NVIDIA's compiler wherever contraflow is built, a file to keep
 // current by hand, and the driver's own compiler at the start; NVRTC is one library, which comes with PyTorch, and a kernel that
-// does not compile is found by CI, which compiles all of them for three generations of GPUs and holds their registers and spills
+// does not compile is found by CI, which compiles all of them for three generations of GPUs, and some for more, and holds their registers and spills
 // against resources.txt.
 //
 // No header of the CUDA toolkit is needed. With host_cuda.h instead of the GPU's own, the same files compile for the

@@ -41,7 +41,7 @@ type Driver interface {
 	Launch(kernel string, grid, block [3]int, shared int, words []uint64, at []int32) error
 	// Fuses tells whether Multiply takes a product with its epilogue, or its bias. It is asked between any two other calls.
 	Fuses(p Product) (bool, error)
-	// Multiply is what p says.
+	// Multiply is what p says. Its error wraps ErrRefused if the library does not have the epilogue or the bias after all.
 	Multiply(p Product) error
 	// Address is where memory begins on the device.
 	Address(m gpustage.Memory) uintptr
@@ -117,6 +117,7 @@ type Stream struct {
 	driver Driver
 	err    error
 	op     pool        // scratch memory of the running op
+	spare  pool        // and of a product that has been refused
 	words  [512]uint64 // of a launch's arguments: 4 KB is the most that every driver takes
 	at     [48]int32   // where they begin
 
@@ -154,7 +155,7 @@ func (s *Stream) Err() error { return s.err }
 // Free gives scratch memory and recordings back.
 func (s *Stream) Free() (err error) {
 	err = s.repeats.free()
-	for _, r := range []*pool{&s.op, &s.sums.pool} {
+	for _, r := range []*pool{&s.op, &s.spare, &s.sums.pool} {
 		for _, m := range r.chunks {
 			if e := m.Free(); err == nil {
 				err = e
@@ -267,6 +268,12 @@ func (s *Stream) launch(kernel string, grid, block [3]int, shared int, args ...a
 			number(v.Stride)
 		case flat:
 			box(uint64(s.address(tensor(v))))
+		case Matrix:
+			box(uint64(v.At))
+			if v.Rows <= 1 {
+				v.Stride = 0
+			}
+			number(v.Stride)
 		case int:
 			number(v)
 		case uint32:

@@ -162,7 +162,7 @@ func (s *Stream) start(kernel string, grid, block [3]int, shared int, words []ui
 // product multiplies, or holds the product back.
 func (s *Stream) product(p Product) error {
 	if !s.repeats.holding {
-		return s.driver.Multiply(p)
+		return s.multiplied(p)
 	}
 	s.repeats.held.multiply(p)
 	return nil
@@ -270,7 +270,7 @@ func (s *Stream) each(w *work) error {
 	sizes, words, products := w.sizes, w.words, w.products
 	for len(sizes) > 0 {
 		if sizes[0] < 0 {
-			if err := s.driver.Multiply(products[0]); err != nil {
+			if err := s.multiplied(products[0]); err != nil {
 				return products[0].failed(err)
 			}
 			sizes, products = sizes[1:], products[1:]

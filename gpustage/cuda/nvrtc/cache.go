@@ -31,6 +31,9 @@ type Cache struct {
 	Driver  int               // its CUDA version, 12090 for 12.9; 0: there is none
 	Sources map[string]Source // by name
 
+	// Sweep has folders beside Dir removed that are of other sources, other options or another CUDA, and that nobody has used for long (see sweep).
+	Sweep bool
+
 	mu       sync.Mutex
 	compiler *Compiler // once code is read, and nil as long as none is found
 	code     map[string][]byte
@@ -94,6 +97,9 @@ func (c *Cache) read() {
 		if code := c.kept(n); code != nil {
 			c.code[n] = code
 		}
+	}
+	if c.Sweep && len(c.code) > 0 {
+		use(c.Dir)
 	}
 }
 
@@ -180,7 +186,11 @@ func (c *Cache) compile() (err error) {
 	var errs []error
 	for n, source := range missing {
 		wait.Go(func() {
-			code, _, err := c.compiler.Compile(n, source.Text, source.Arch, false)
+			var code []byte
+			arch, err := c.compiler.target(source.Arch)
+			if err == nil {
+				code, _, err = c.compiler.Compile(n, source.Text, arch, false)
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -194,5 +204,8 @@ func (c *Cache) compile() (err error) {
 		})
 	}
 	wait.Wait()
+	if c.Sweep && len(errs) == 0 && c.unkept == nil {
+		sweep(c.Dir)
+	}
 	return errors.Join(errs...)
 }

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -91,6 +93,40 @@ func (c *Compiler) Architectures() (all []string, err error) {
 		all = append(all, fmt.Sprintf("sm_%d", a))
 	}
 	return all, nil
+}
+
+// target is what Compile makes code for that a GPU of some architecture runs: that one, if the library knows it, or the nearest older one of its
+// generation (CUDA C++ programming guide, "Binary Compatibility"). An older generation's code it does not run, and PTX is not made.
+func (c *Compiler) target(arch string) (string, error) {
+	known, err := c.Architectures()
+	if err != nil {
+		return "", err
+	}
+	if t := nearest(known, arch); t != "" {
+		return t, nil
+	}
+	return "", fmt.Errorf("NVRTC %s (%s) does not know %s, it compiles for %s; a newer one does: %s", c.version(), c.Path, arch, strings.Join(known, ", "), Mend)
+}
+
+// nearest is that of the known architectures; "" if there is none. Features of one architecture alone, sm_90a's, no other has.
+func nearest(known []string, arch string) string {
+	if slices.Contains(known, strings.TrimSuffix(arch, "a")) {
+		return arch
+	}
+	number := func(arch string) int {
+		n, _ := strconv.Atoi(strings.TrimPrefix(arch, "sm_"))
+		return n
+	}
+	best, want := 0, number(arch)
+	for _, k := range known {
+		if n := number(k); n/10 == want/10 && n < want {
+			best = max(best, n)
+		}
+	}
+	if best == 0 {
+		return ""
+	}
+	return fmt.Sprint("sm_", best)
 }
 
 // call calls a function. Pointers converted to uintptr in its arguments stay valid until it returns.

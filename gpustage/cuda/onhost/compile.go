@@ -3,13 +3,16 @@
 package onhost
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -24,10 +27,17 @@ type library struct {
 	launch, memory, count, traffic uintptr
 }
 
-// compile and compileRounding compile all kernels and load them.
+// These compile all kernels, or find them compiled, and load them.
 var (
-	compile         = sync.OnceValues(func() (*library, error) { return compileAll() })
-	compileRounding = sync.OnceValues(func() (*library, error) { return compileAll(rounding...) })
+	compile          = sync.OnceValues(func() (*library, error) { return compileAll(checked...) })
+	compileRounding  = sync.OnceValues(func() (*library, error) { return compileAll(append(slices.Clone(checked), rounding...)...) })
+	compileUnchecked = sync.OnceValues(func() (*library, error) { return compileAll(unchecked...) })
+)
+
+// Of checked kernels the compiler instruments what they read and write; host_main.h has what is called then.
+var (
+	checked   = []string{"-O1", "-fsanitize=thread"}
+	unchecked = []string{"-O2", "-DHOST_UNCHECKED"}
 )
 
 // rounding are options for numbers that are as far off as a GPU's may be (kernels/host_rounding.h). gcc only adds products without rounding them
@@ -35,13 +45,9 @@ var (
 var rounding = []string{"-DHOST_ROUNDING", "-ffp-contract=fast", "-fexpensive-optimizations"}
 
 func compileAll(options ...string) (*library, error) {
-	dir, err := os.MkdirTemp("", "contraflow-kernels-")
+	modules := allModules()
+	object, err := compiled(modules, options)
 	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir) // what is loaded stays
-	object, modules := filepath.Join(dir, "kernels.so"), allModules()
-	if err := build(object, modules, options...); err != nil {
 		return nil, err
 	}
 	l, err := load(object)
@@ -52,6 +58,89 @@ func compileAll(options ...string) (*library, error) {
 		l.names = append(l.names, m.names...)
 	}
 	return l, nil
+}
+
+// unused is how long kernels are kept that nobody has loaded since.
+const unused = 14 * 24 * time.Hour
+
+// compiled is a library of the user's cache, named by a hash of all that makes it: several packages load it, and it takes half a minute to compile.
+func compiled(modules []module, options []string) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	key, err := fingerprint(options)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "contraflow", "onhost")
+	object := filepath.Join(dir, key+".so")
+	now := time.Now()
+	if os.Chtimes(object, now, now) == nil {
+		return object, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	old, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, f := range old {
+		if i, err := f.Info(); err == nil && now.Sub(i.ModTime()) > unused {
+			os.RemoveAll(filepath.Join(dir, f.Name()))
+		}
+	}
+	work, err := os.MkdirTemp(dir, "compiling-") // where others, who do the same, may be
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(work)
+	made := filepath.Join(work, "kernels.so")
+	if err := build(made, modules, options...); err != nil {
+		return "", err
+	}
+	return object, os.Rename(made, object)
+}
+
+// fingerprint is a hash of the kernels' sources and headers, of how they are compiled, and of the compiler and the processor.
+func fingerprint(options []string) (string, error) {
+	folder, err := kernelFolder()
+	if err != nil {
+		return "", err
+	}
+	cxx, err := compiler()
+	if err != nil {
+		return "", err
+	}
+	version, err := exec.Command(cxx, "--version").Output()
+	if err != nil {
+		return "", err
+	}
+	processor, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%q\n%s\n", version, options, regexp.MustCompile(`(?m)^flags.*$`).Find(processor))
+	files, err := os.ReadDir(folder)
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		if strings.HasSuffix(f.Name(), ".go") || f.IsDir() {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(folder, f.Name()))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%s %d\n%s", f.Name(), len(text), text)
+	}
+	// And what is beside them: the list of kernels, and the calls that are made for them.
+	text, err := os.ReadFile(filepath.Join(folder, "..", "onhost", "compile.go"))
+	fmt.Fprintf(h, "%q\n%s", allModules(), text)
+	return fmt.Sprintf("%x", h.Sum(nil)[:12]), err
 }
 
 // module is a file and its kernels' names.
@@ -67,9 +156,9 @@ func allModules() (modules []module) {
 	return modules
 }
 
-// build compiles modules with the host's compiler. It instruments what kernels read and write; host_main.h has what is called then.
+// build compiles modules with the host's compiler.
 func build(object string, modules []module, options ...string) error {
-	compiled, err := objects(object, modules, append([]string{"-O1", "-fsanitize=thread"}, options...)...)
+	compiled, err := objects(object, modules, options...)
 	if err != nil {
 		return err
 	}
@@ -100,7 +189,7 @@ func Driver(dir string) error {
 		return err
 	}
 	defer os.RemoveAll(work)
-	compiled, err := objects(filepath.Join(work, "kernels"), allModules(), "-O2", "-DHOST_UNCHECKED")
+	compiled, err := objects(filepath.Join(work, "kernels"), allModules(), unchecked...)
 	if err != nil {
 		return err
 	}
@@ -121,11 +210,6 @@ func objects(name string, modules []module, how ...string) ([]string, error) {
 	folder, err := kernelFolder()
 	if err != nil {
 		return nil, err
-	}
-	for _, header := range []string{"host_cuda.h", "host_rounding.h", "host_main.h"} { // files that go test should know of: its cache has results
-		if _, err := os.ReadFile(filepath.Join(folder, header)); err != nil {
-			return nil, err
-		}
 	}
 	var main strings.Builder
 	main.WriteString("#define HOST_CUDA\n")
@@ -151,13 +235,18 @@ func objects(name string, modules []module, how ...string) ([]string, error) {
 	)
 }
 
+func compiler() (string, error) {
+	if cxx, err := exec.LookPath("g++"); err == nil {
+		return cxx, nil
+	}
+	return exec.LookPath("clang++")
+}
+
 // run calls the host's compiler.
 func run(calls ...[]string) error {
-	cxx, err := exec.LookPath("g++")
+	cxx, err := compiler()
 	if err != nil {
-		if cxx, err = exec.LookPath("clang++"); err != nil {
-			return err
-		}
+		return err
 	}
 	for _, args := range calls {
 		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {

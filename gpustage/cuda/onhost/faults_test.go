@@ -122,7 +122,7 @@ func TestFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	object := filepath.Join(t.TempDir(), "faults.so")
-	err = build(object, []module{{path, names}})
+	err = build(object, []module{{path, names}}, checked...)
 	if errors.Is(err, exec.ErrNotFound) {
 		harness.Missing(t, "no g++ or clang++: %v", err)
 	}

@@ -32,6 +32,7 @@ type Device struct {
 	ref.Device
 
 	NoEpilogues     bool           // products have none
+	Refuses         bool           // products with an epilogue or a bias are refused when they are to multiply
 	NoSums          bool           // products do not sum columns, as where CONTRAFLOW_CUDA_SUMS is not on
 	Separate        bool           // of streams that are opened: what could be fused with products is not
 	Apart           bool           // of streams that are opened: a kernel that leaves a tensor of scratch memory is reported, and what it takes is NaNs
@@ -62,6 +63,13 @@ type counts struct{ allocs, started, products, recorded, replayed atomic.Int64 }
 func Open(t testing.TB, mode Mode) *Device {
 	t.Helper()
 	return open(t, mode, compile, false)
+}
+
+// OpenUnchecked opens one that does not look at what kernels touch, which takes half of their time and more: for tests of models, of whose kernels
+// the conformance suite has seen that.
+func OpenUnchecked(t testing.TB, mode Mode) *Device {
+	t.Helper()
+	return open(t, mode, compileUnchecked, false)
 }
 
 // OpenRounding opens one whose numbers are as far off as a GPU's may be.
@@ -251,6 +259,9 @@ func (s *Stream) Fuses(p launch.Product) (bool, error) {
 func (s *Stream) Multiply(p launch.Product) error {
 	if s.device.Asked != nil {
 		s.device.Asked(p)
+	}
+	if s.device.Refuses && (p.Epilogue != launch.NoEpilogue || p.Bias != 0) {
+		return fmt.Errorf("%w: %+v", launch.ErrRefused, p)
 	}
 	if s.recording != nil {
 		s.recording.add(func() error { return multiply(p, s.device.rounding) })

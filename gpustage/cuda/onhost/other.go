@@ -23,6 +23,7 @@ type Device struct {
 	Apart           bool
 	Piece           int
 	Multiprocessors int
+	Refuses         bool
 	NoSums          bool
 	Asked           func(Product)
 	Launched        map[string]int
@@ -33,6 +34,9 @@ func Open(t testing.TB, _ Mode) *Device {
 	t.Skip("the kernels run on the processor of x86-64 Linux alone")
 	return nil
 }
+
+// OpenUnchecked skips the test.
+func OpenUnchecked(t testing.TB, m Mode) *Device { return Open(t, m) }
 
 // OpenRounding skips the test.
 func OpenRounding(t testing.TB, m Mode) *Device { return Open(t, m) }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/cpu"
@@ -25,7 +26,7 @@ func TestRounding(t *testing.T) {
 		t.Fatal(err)
 	}
 	object := filepath.Join(t.TempDir(), "rounding.so")
-	err = build(object, []module{{path, names}}, rounding...)
+	err = build(object, []module{{path, names}}, append(slices.Clone(checked), rounding...)...)
 	if errors.Is(err, exec.ErrNotFound) {
 		harness.Missing(t, "no g++ or clang++: %v", err)
 	}

@@ -27,7 +27,7 @@ typedef struct {
 } Preference;
 
 int lt_refuse; // 1: the heuristic has no algorithm for epilogues with aux or sums; 2: it gives one, and says that it is none;
-               // 3: the first of two is refused when it is to multiply; 4: both are
+               // 3: the first of two is refused when it is to multiply; 4: both are; 5: what has an epilogue is
 int lt_alive;  // what was made and not destroyed
 
 CUresult __attribute__((weak)) CUDAAPI cuCtxSetCurrent(CUcontext c) { return CUDA_SUCCESS; } // where there is no driver
@@ -143,7 +143,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 	out[0].algo.data[4] = alignment(d->bias);
 	out[0].algo.data[5] = alignment(d->aux);
 	*n = 1;
-	if (lt_refuse >= 3) {
+	if (lt_refuse == 5) out[0].algo.data[6] = d->epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+	else if (lt_refuse >= 3) {
 		out[1] = out[0];
 		out[0].algo.data[6] = 1, out[1].algo.data[6] = lt_refuse == 4;
 		*n = 2;

@@ -8,7 +8,7 @@
 //
 // It is as strict as NVIDIA's documentation of the driver's interface, or stricter: contexts must be current, handles alive and of the
 // current context, copies and kernels within memory that is allocated (what has been freed and what lies beyond an allocation cannot be
-// touched), more than 48 KB of shared memory allowed before, and a stream that captures takes launches and nothing else, while its
+// touched), more than 48 KB of shared memory, declared and dynamic together, allowed before, and a stream that captures takes launches and nothing else, while its
 // context may not be synchronized, and the host waits only for events for which it sleeps. What a kernel is given of memory is its GPU's. What is left of a context when it is given back is told on standard error.
 //
 // CONTRAFLOW_DRIVER_GPUS is how many GPUs there are (1), CONTRAFLOW_DRIVER_ARCH their generation (90), CONTRAFLOW_DRIVER_MEMORY the
@@ -102,7 +102,7 @@ struct Module {
 struct Function {
 	Context *context;
 	const Entry *entry;
-	int shared; // dynamic, that it may have
+	int declared, shared; // memory that its code has, and that it may have besides
 };
 
 struct Graph {
@@ -481,16 +481,45 @@ CUresult cuModuleUnload(CUmodule m) {
 	return CUDA_SUCCESS;
 }
 
+} // extern "C"
+
+// declared is how many bytes of shared memory a kernel's code has: a section's, less what compilers for sm_90 and later say of the system's there.
+static int declared(const std::string &code, const char *kernel) {
+	auto elf = (const Elf64_Ehdr *)code.data();
+	auto sections = (const Elf64_Shdr *)(code.data() + elf->e_shoff);
+	const char *names = code.data() + sections[elf->e_shstrndx].sh_offset;
+	int bytes = 0, systems = 0;
+	for (int i = 0; i < elf->e_shnum; i++) {
+		const char *name = names + sections[i].sh_name;
+		if (name == std::string(".nv.shared.") + kernel) bytes = sections[i].sh_size;
+		if (!strcmp(name, ".nv.shared.reserved.0")) systems = 1024;
+	}
+	return std::max(0, bytes - systems);
+}
+
+extern "C" {
+
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
 	WHOLE;
 	if (!modules.count(m) || modules[m]->context != current) return CUDA_ERROR_INVALID_HANDLE;
 	if (modules[m]->code.find(std::string(".text.") + name + '\0') == std::string::npos) return CUDA_ERROR_NOT_FOUND;
 	auto &function = modules[m]->functions[name];
 	for (const Entry *e = host_entries; e->name && !function; e++)
-		if (!strcmp(e->name, name)) function.reset(new Function{current, e, 48 << 10});
+		if (!strcmp(e->name, name)) {
+			const int has = declared(modules[m]->code, name);
+			function.reset(new Function{current, e, has, (48 << 10) - has});
+		}
 	if (!function) return CUDA_ERROR_NOT_FOUND;
 	functions.insert(function.get());
 	return *f = (CUfunction)function.get(), CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetAttribute(int *v, CUfunction_attribute a, CUfunction f) {
+	CURRENT;
+	auto mine = (Function *)f;
+	if (!functions.count(mine)) return CUDA_ERROR_INVALID_HANDLE;
+	if (a != CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
+	return *v = mine->declared, CUDA_SUCCESS;
 }
 
 CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) {
@@ -498,7 +527,7 @@ CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) {
 	auto mine = (Function *)f;
 	if (!functions.count(mine)) return CUDA_ERROR_INVALID_HANDLE;
 	const int most = 99 << 10; // of all GPUs from sm_80 on
-	if (a != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || v < 0 || v > most) return CUDA_ERROR_INVALID_VALUE;
+	if (a != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || v < 0 || mine->declared + v > most) return CUDA_ERROR_INVALID_VALUE;
 	return mine->shared = v, CUDA_SUCCESS;
 }
 

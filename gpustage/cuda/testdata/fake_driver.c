@@ -1,5 +1,6 @@
 // What tests need of CUDA's driver, writing down each call. FAKE_END is what ending a capture answers, FAKE_LOAD what loading a module does, which with
-// FAKE_SLOW takes until an event has been made, or 20 s, and FAKE_MEMORY what asking for the memory does, of which nothing is left. FAKE_ARCH is the GPU's.
+// FAKE_SLOW takes until an event has been made, or 20 s, and FAKE_MEMORY what asking for the memory does, of which nothing is left. FAKE_ARCH is the GPU's, and FAKE_SHARED
+// what shared memory a kernel's code declares.
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -37,6 +38,11 @@ int cuModuleLoadData(void **module, const void *image) {
 	return answer ? atoi(answer) : 0;
 }
 int cuModuleGetFunction(void **f, void *module, const char *name) { return *f = (void *)0x30, SAY("function %s", name); }
+int cuFuncGetAttribute(int *v, int what, void *f) {
+	const char *answer = getenv("FAKE_SHARED");
+	return *v = answer ? atoi(answer) : 0, 0;
+}
+int cuFuncSetAttribute(void *f, int what, int v) { return SAY("shared %d", v); }
 int cuStreamBeginCapture_v2(void *stream, int mode) { return SAY("begin in mode %d", mode); }
 int cuStreamEndCapture(void *stream, void **graph) {
 	const char *answer = getenv("FAKE_END");

@@ -1,8 +1,10 @@
 package imports
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -17,6 +19,8 @@ var crossEncoders = map[string]peer{
 	"ListNetLoss":            {name: "list_net", inputs: "query docs scores", lists: true},
 	"ListMLELoss":            {name: "list_mle", inputs: "query docs scores", lists: true},
 	"PListMLELoss":           {name: "p_list_mle", inputs: "query docs scores", lists: true},
+
+	"MultipleNegativesRankingLoss": {name: "mnrl"}, "CachedMultipleNegativesRankingLoss": {name: "mnrl"},
 }
 
 // ofCrossEncoders tells a loss that CrossEncoders alone have.
@@ -77,15 +81,7 @@ func (r *recipe) pairLoss() {
 	}
 	ours := crossEncoders[name].name
 	if ours == "" {
-		why := noCounterpart[name]
-		switch name {
-		case "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss":
-			why = "it takes other rows' documents for negatives, which a reranker's groups do not see here. cross_entropy takes each row's own, which contraflow mine finds"
-		}
-		if why == "" {
-			why = "it is not one of a CrossEncoder"
-		}
-		r.choose(name, why, "reranker")
+		r.choose(name, cmp.Or(noCounterpart[name], "it is not one of a CrossEncoder"), "reranker")
 		for _, option := range []string{"num_negatives", "scale", "activation_fn", "alpha", "mini_batch_size"} {
 			r.has(option)
 		}
@@ -102,6 +98,10 @@ func (r *recipe) pairLoss() {
 		}
 	}
 	r.keys["loss.name"] = ours
+	if ours == "mnrl" {
+		r.pairsInBatch()
+		return
+	}
 	for _, option := range []string{"pos_weight", "k", "sigma"} {
 		if v, ok := r.number(option); ok {
 			r.keys["loss."+option] = num(v)
@@ -125,6 +125,43 @@ func (r *recipe) pairLoss() {
 	if v, ok := r.word("activation_fn"); ok && !strings.Contains(v, "Identity") {
 		r.without("activation_fn", "%s; scores go into the loss as they are", v)
 	}
+}
+
+// pairsInBatch sets a reranker's mnrl. Defaults are those of both losses there.
+func (r *recipe) pairsInBatch() {
+	given := func(option string) (v any, ok bool) { // None says something, too
+		v, ok = r.settings[option]
+		r.has(option)
+		return v, ok
+	}
+	if v, ok := given("num_negatives"); ok && v == nil {
+		r.keys["loss.num_negatives"] = "all"
+	} else if n, ok := r.whole("num_negatives"); ok && n < 1 {
+		r.fail("num_negatives: want a number of 1 or more, or None for all, got %d", n)
+	} else if ok {
+		r.set("loss.num_negatives", fmt.Sprint(n), "4")
+	}
+	if v, ok := given("scale"); ok && v == nil {
+		r.keys["loss.scale"] = "1"
+	} else if f, ok := r.number("scale"); ok && f == 0 { // which scales by nothing there
+		r.keys["loss.scale"] = "1"
+	} else if ok {
+		r.set("loss.scale", num(f), "10")
+	}
+	if v, ok := given("activation_fn"); ok {
+		switch name, _ := r.word("activation_fn"); {
+		case v == nil || strings.Contains(name, "Identity"):
+			r.keys["loss.activation"] = "identity"
+		case !strings.Contains(name, "Sigmoid"):
+			r.without("activation_fn", "%s; there are sigmoid and identity, and the recipe has the first", name)
+		}
+	}
+	r.assume("documents of other rows are no negatives where their text is a row's own, its query or the positive of a row with the same query, and one that several rows have is one, which it is not there")
+}
+
+// drawsInBatch tells whether rerankers' rows get documents of other rows, by the recipe's loss or a dataset's own.
+func (r *recipe) drawsInBatch() bool {
+	return r.pairs && slices.ContainsFunc(append([]*recipe{r}, r.ownRecipes()...), func(of *recipe) bool { return of.peer().name == "mnrl" })
 }
 
 // called is a scheme with its one option, as Python has it.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
 	"contraflow/stages/recipe"
 	"contraflow/stages/recipe/imports"
 )
@@ -29,6 +30,8 @@ func TestCrossEncoder(t *testing.T) {
 		{imports.Settings{"loss": "LambdaLoss", "weighting_scheme": nil, "columns": list("q", "docs", "labels"), "reduction_log": "natural", "eps": 1e-10}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "rank_net"}, "reduction_log: natural; logarithms are of base 2"},
 		{imports.Settings{"loss": "PListMLELoss", "lambda_weight": "PListMLELambdaWeight", "respect_input_order": true, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "p_list_mle"}, ""},
 		{imports.Settings{"arguments": class, "loss": "ListMLELoss", "respect_input_order": false, "columns": list("q", "docs", "labels"), "prompts": "query: "}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}, Prompts: &recipe.Prompts{Query: "query: "}}, recipe.Loss{Name: "list_mle", ByLabel: true}, ""},
+		{imports.Settings{"arguments": class, "loss": map[string]any{"name": "CachedMultipleNegativesRankingLoss", "num_negatives": nil, "scale": 5.0, "activation_fn": "torch.nn.modules.linear.Identity"}, "mini_batch_size": 16.0, "columns": list("q", "p", "n1", "n2")}, recipe.Source{Query: "q", Positive: "p", Negatives: []string{"n1", "n2"}}, recipe.Loss{Name: "mnrl", NumNegatives: dataset.AllNegatives, Scale: 5, Activation: "identity"}, "documents of other rows are no negatives where"},
+		{imports.Settings{"num_labels": 1.0, "loss": "MultipleNegativesRankingLoss", "num_negatives": 4.0, "scale": 10.0, "activation_fn": "torch.nn.modules.activation.Sigmoid", "columns": list("q", "p")}, recipe.Source{Query: "q", Positive: "p"}, recipe.Loss{Name: "mnrl", NumNegatives: 4, Scale: 10, Activation: "sigmoid"}, "documents of other rows are no negatives where"},
 		{imports.Settings{"num_labels": 3.0, "loss": "BinaryCrossEntropyLoss", "columns": list("q", "a", "l")}, recipe.Source{Query: "q", Positive: "a", Label: "l"}, recipe.Loss{Name: "bce"}, "num_labels: 3: a reranker gives one score"},
 	} {
 		for k, v := range (imports.Settings{"model": "m", "train_dataset": "d.parquet", "learning_rate": 3e-5, "per_device_train_batch_size": 16.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "max_steps": 50.0, "save_steps": 20.0, "max_length": 256.0, "bf16": true}) {
@@ -45,7 +48,7 @@ func TestCrossEncoder(t *testing.T) {
 		if d.Query != c.want.Query || d.Positive != c.want.Positive || d.Label != c.want.Label || d.Documents != c.want.Documents || !slices.Equal(d.Negatives, c.want.Negatives) || !slices.Equal(d.Scores, c.want.Scores) || *d.Prompts != *c.want.Prompts {
 			t.Errorf("%v: data is %+v in\n%s", c.s, d, res.Recipe)
 		}
-		if l.Name != c.loss.Name || l.PosWeight != c.loss.PosWeight || l.Weighting != c.loss.Weighting || l.K != c.loss.K || l.Sigma != c.loss.Sigma || l.ByLabel != c.loss.ByLabel {
+		if l.Name != c.loss.Name || l.PosWeight != c.loss.PosWeight || l.Weighting != c.loss.Weighting || l.K != c.loss.K || l.Sigma != c.loss.Sigma || l.ByLabel != c.loss.ByLabel || l.NumNegatives != c.loss.NumNegatives || l.Scale != c.loss.Scale || l.Activation != c.loss.Activation {
 			t.Errorf("%v: the loss is %+v in\n%s", c.s, l, res.Recipe)
 		}
 		said := slices.Concat(res.Assumed, res.Without, res.Unknown)
@@ -62,7 +65,6 @@ func TestCrossEncoderWithout(t *testing.T) {
 		s    imports.Settings
 		said string
 	}{
-		{imports.Settings{"arguments": class, "loss": "CachedMultipleNegativesRankingLoss", "num_negatives": 4.0, "scale": 10.0, "mini_batch_size": 16.0}, "it takes other rows' documents for negatives"},
 		{imports.Settings{"loss": "CrossEntropyLoss", "num_labels": 3.0}, "it trains a classifier of pairs; a reranker gives one score"},
 		{imports.Settings{"num_labels": 3.0}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"}, // get_default_loss
 		{imports.Settings{"arguments": class, "num_labels": "2", "columns": list("q", "a", "label")}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"},
@@ -106,6 +108,39 @@ func TestCrossEncoderWithout(t *testing.T) {
 	a, b := r.Data.Train[0], r.Data.Train[1]
 	if a.Loss.Name != "bce" || a.Label != "label" || a.Prompts.Query != "x: " || a.Prompts.Document != "" || b.Loss.Name != "lambda" || b.Documents != "docs" || b.Prompts.Query != "" {
 		t.Errorf("%s", res.Recipe)
+	}
+}
+
+// Of mnrl what is not the same there is said: another activation, and where documents of other rows come from on several devices, each dataset's own loss
+// among them.
+func TestCrossEncoderInBatch(t *testing.T) {
+	const class = "CrossEncoderTrainingArguments"
+	mnrl := func(options ...any) imports.Settings {
+		s := imports.Settings{"arguments": class, "loss": "MultipleNegativesRankingLoss"}
+		for i := 0; i < len(options); i += 2 {
+			s[options[i].(string)] = options[i+1]
+		}
+		return s
+	}
+	_, res := convert(t, imports.SentenceTransformers, mnrl("activation_fn", "torch.nn.modules.activation.Tanh"), 1)
+	if len(res.Without) != 1 || !strings.Contains(res.Without[0], "Tanh; there are sigmoid and identity") {
+		t.Errorf("%q", res.Without)
+	}
+	r, _ := convert(t, imports.SentenceTransformers, mnrl("activation_fn", nil, "scale", nil, "batch_sampler", "BatchSamplers.NO_DUPLICATES"), 1)
+	if r.Loss.Activation != "identity" || r.Loss.Scale != 1 || !r.Batch.NoDuplicates {
+		t.Errorf("%+v, %+v", r.Loss, r.Batch)
+	}
+	if r, _ := convert(t, imports.SentenceTransformers, mnrl(), 1); r.Batch.NoDuplicates || r.Loss.NumNegatives != 4 {
+		t.Errorf("%+v, %+v", r.Loss, r.Batch)
+	}
+	if _, err := imports.Convert(imports.SentenceTransformers, mnrl("num_negatives", 0.0), 1); err == nil || !strings.Contains(err.Error(), "num_negatives: want a number of 1 or more, or None for all, got 0") {
+		t.Error(err)
+	}
+	for _, s := range []imports.Settings{mnrl(), {"arguments": class, "train_dataset": map[string]any{"a": "a.parquet", "b": "b.parquet"}, "loss": map[string]any{"a": "BinaryCrossEntropyLoss", "b": "CachedMultipleNegativesRankingLoss"}}} {
+		r, res := convert(t, imports.SentenceTransformers, s, 2)
+		if !strings.Contains(strings.Join(res.Assumed, "\n"), "a row gets documents of rows on all of them, and there of those on its own") || r.Batch.GlobalSize != 16 || r.Mesh.Replicate != 0 {
+			t.Errorf("%q\n%s", res.Assumed, res.Recipe)
+		}
 	}
 }
 

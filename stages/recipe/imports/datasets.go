@@ -37,20 +37,9 @@ func (r *recipe) separate() {
 	r.settings = maps.Clone(r.settings)
 	named := false // by a mapping
 	for _, key := range dataSettings {
-		v, ok := r.has(key)
-		if m, mapped := v.(map[string]any); mapped && m["path"] == nil {
-			named = true
-			for _, name := range slices.Sorted(maps.Keys(m)) {
-				r.parts = append(r.parts, r.part(key, name, m[name]))
-			}
-			continue
-		}
-		if all, list := v.([]any); list {
-			for _, v := range all {
-				r.parts = append(r.parts, r.part(key, "", v))
-			}
-		} else if ok {
-			r.parts = append(r.parts, r.part(key, "", v))
+		if v, ok := r.has(key); ok {
+			parts, mapped := r.readParts(key, v)
+			r.parts, named = append(r.parts, parts...), named || mapped
 		}
 	}
 	seen := map[string]bool{}

@@ -1,6 +1,7 @@
 package imports_test
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -54,6 +55,32 @@ func TestDatasets(t *testing.T) {
 	for _, data := range []string{`{"name": "all-nli", "path": "nli.parquet"}`, `[{"name": "all-nli", "path": "nli.parquet"}]`, `{"all-nli": {"path": "nli.parquet"}}`, `["nli.parquet"]`} {
 		if r, res := mapping(t, `{"train_dataset": `+data+`}`); len(r.Data.Train) != 1 || r.Data.Train[0].Path[0] != "nli.parquet" || len(res.Without)+len(res.Unknown) > 0 {
 			t.Errorf("%s:\n%s", data, res.Recipe)
+		}
+	}
+}
+
+// Datasets stand as a mapping has them, in JSON and in YAML, wherever in a file it stands; a list of files is one dataset, and one of the hub's names several.
+func TestDatasetsOrder(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"train_dataset": {"sts": "s", "nli": ["n", "m"], "a": "b"}}`:                        "[s] [n m] [b]",
+		`{"x": [1, {"train_dataset": 2}], "args": {"train_dataset": {"sts": "s", "a": "b"}}}`: "[s] [b]",
+		"train_dataset:\n  sts: s\n  nli: [n, m]\n  a: b\n":                                   "[s] [n m] [b]",
+		"args: {deep: {train_dataset: {sts: s, a: b}}}":                                       "[s] [b]",
+		`{"train_dataset": ["n.parquet", "m.parquet"]}`:                                       "[n.parquet m.parquet]",
+		`{"train_dataset": ["org/a", "org/b"]}`:                                               "[hf://datasets/org/a] [hf://datasets/org/b]",
+		`{"train_dataset": [{"path": "n"}, "m"]}`:                                             "[n] [m]",
+	} {
+		s, err := imports.ReadMapping("args", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, res := convert(t, imports.SentenceTransformers, s, 1)
+		var got []string
+		for _, d := range r.Data.Train {
+			got = append(got, fmt.Sprint(d.Path))
+		}
+		if strings.Join(got, " ") != want || strings.Contains(text, "n.parquet") != strings.Contains(res.Recipe, "the files of train_dataset are one dataset") {
+			t.Errorf("%s: %s, want %s\n%s", text, got, want, res.Recipe)
 		}
 	}
 }

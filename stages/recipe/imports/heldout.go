@@ -2,7 +2,6 @@ package imports
 
 import (
 	"cmp"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,14 +18,7 @@ func (r *recipe) heldOut() {
 	if !ok || off(v) {
 		return
 	}
-	var parts []part
-	if m, mapped := v.(map[string]any); mapped && m["path"] == nil {
-		for _, name := range slices.Sorted(maps.Keys(m)) {
-			parts = append(parts, r.part(key, name, m[name]))
-		}
-	} else {
-		parts = []part{r.part(key, "", v)}
-	}
+	parts, _ := r.readParts(key, v)
 	first := r.parts[0]
 	one := !slices.ContainsFunc(r.parts, func(p part) bool {
 		return !slices.Equal(p.columns, first.columns) || !reflect.DeepEqual(p.prompts, first.prompts) || len(r.parts) > 1 && p.loss != nil

@@ -22,7 +22,10 @@ func TestHeldOut(t *testing.T) {
 		`{"train_dataset": "n", "eval_dataset": {"nli": "x"}}`:                                                              {"nli [x] anchor positive []  {   } the recipe's"},
 		`{"train_dataset": ["n", "m"], "columns": ["a", "b", "c"], "prompts": "p: ", "eval_dataset": {"path": ["x", "y"]}}`: {" [x y] a b [c]  {p:  p:   } the recipe's"},
 		`{"train_dataset": {"nli": "n", "sts": "s"}, "columns": {"nli": ["a", "b"]}, "loss": {"nli": "MultipleNegativesRankingLoss", "sts": "CoSENTLoss"}, "eval_dataset": {"sts": "x", "nli": "y"}}`: {
-			"nli [y] a b []  {   } mnrl", "sts [x] sentence1 sentence2 [] label {   } cosent"},
+			"sts [x] sentence1 sentence2 [] label {   } cosent", "nli [y] a b []  {   } mnrl"},
+		// Files in a list are one dataset; a list with mappings has several.
+		`{"train_dataset": "n", "eval_dataset": ["x", "y"]}`:                                                                                                       {" [x y] anchor positive []  {   } the recipe's"},
+		`{"train_dataset": "n", "eval_dataset": [{"name": "b", "path": "x"}, {"name": "a", "path": ["y", "z"]}]}`:                                                  {"b [x] anchor positive []  {   } the recipe's", "a [y z] anchor positive []  {   } the recipe's"},
 		`{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": {"name": "GISTEmbedLoss", "guide": "g"}, "sts": "CoSENTLoss"}, "eval_dataset": {"nli": "y"}}`: {"nli [y] anchor positive []  {   } the recipe's"},
 	} {
 		r, res := mapping(t, text)
@@ -49,7 +52,31 @@ func TestHeldOut(t *testing.T) {
 	if _, res := mapping(t, `{"eval_dataset": "x", "per_device_eval_batch_size": 4}`); !strings.Contains(res.Recipe, "per_device_eval_batch_size is 4: the loss is measured in batches of batch.global_size, 8") {
 		t.Error(res.Recipe)
 	}
-	if r, res := mapping(t, `{"eval_dataset": null}`); len(r.Eval.Loss) > 0 {
+	for _, none := range []string{"null", "{}", "[]"} {
+		if r, res := mapping(t, `{"eval_dataset": `+none+`}`); len(r.Eval.Loss) > 0 || len(res.Without)+len(res.Unknown) > 0 {
+			t.Error(res.Recipe)
+		}
+	}
+	// One without a name is no more like one of those without a name that train than like the others.
+	const nameless = `{"train_dataset": [{"name": "nli", "path": "n"}, {"path": "m"}], "columns": {"nli": ["a", "b"]}, "eval_dataset": "x"}`
+	if r, res := mapping(t, nameless); len(r.Eval.Loss) > 0 || len(res.Without) != 1 || !strings.HasPrefix(res.Without[0], "eval_dataset: x: datasets that train have different columns") {
 		t.Error(res.Recipe)
+	}
+}
+
+// Which way is better is fixed here: a setting that has it the other way is told of, and one that has it this way is not.
+func TestGreaterIsBetter(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"eval_dataset": "x", "metric_for_best_model": "eval_loss", "greater_is_better": true}`:  "greater_is_better: true, of eval_loss: the best is the evaluation with the lowest one here",
+		`{"eval_dataset": "x", "metric_for_best_model": "eval_loss", "greater_is_better": false}`: "",
+		`{"eval_dataset": "x", "greater_is_better": true}`:                                        "greater_is_better: true, of loss: the best is the evaluation with the lowest one here",
+		`{"metric_for_best_model": "eval_cosine_ndcg@10", "greater_is_better": false}`:            "greater_is_better: false, of eval_cosine_ndcg@10: the best is the evaluation with the highest one here",
+		`{"metric_for_best_model": "eval_cosine_ndcg@10", "greater_is_better": true}`:             "",
+		`{"metric_for_best_model": "eval_cosine_ndcg@10", "greater_is_better": null}`:             "",
+		`{"greater_is_better": true}`: "",
+	} {
+		if _, res := mapping(t, text); strings.Join(res.Without, "; ") != want {
+			t.Errorf("%s: %q, want %q", text, res.Without, want)
+		}
 	}
 }

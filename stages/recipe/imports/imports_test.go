@@ -375,6 +375,14 @@ func TestSchedules(t *testing.T) {
 		{imports.Settings{"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": map[string]any{"num_decay_steps": 5.0, "decay_type": "linear", "num_cycles": 2.0}}, "{name: linear, decay_steps: 5}", ""},
 		{imports.Settings{"lr_scheduler_type": "greedy", "lr_scheduler_kwargs": map[string]any{"patience": 2.0}}, "linear", "lr_scheduler_kwargs: they are greedy's"},
 		{imports.Settings{"lr_scheduler_type": "sawtooth"}, "linear", "sawtooth, which transformers does not have"},
+		// One that never falls: transformers' polynomial refuses it, and its cosine is constant at the learning rate itself and rises to what is above.
+		{imports.Settings{"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": map[string]any{"lr_end": 1.0, "power": 2.0}}, "constant", "# without counterpart: lr_scheduler_kwargs: lr_end: 1 is not less than learning_rate, 5e-05, which transformers refuses: here it stays"},
+		{imports.Settings{"learning_rate": 1e-8, "lr_scheduler_type": "polynomial"}, "constant", "lr_end: 1e-07 is not less than learning_rate, 1e-08"},
+		{imports.Settings{"learning_rate": 5e-5, "lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": map[string]any{"lr_end": 5e-5}}, "constant", "which transformers refuses"},
+		{imports.Settings{"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 1e-3, "num_cycles": 2.0}}, "constant", "# without counterpart: lr_scheduler_kwargs: min_lr: 0.001 is not less than learning_rate, 5e-05, which rises to it there"},
+		{imports.Settings{"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 5e-5}}, "constant", "# assumed: min_lr of lr_scheduler_kwargs is the learning rate itself"},
+		{imports.Settings{"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr_rate": 1.0}}, "constant", "# assumed: min_lr_rate of lr_scheduler_kwargs is the learning rate itself"},
+		{imports.Settings{"lr_scheduler_type": "cosine_warmup_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 1e-3, "warmup_lr_rate": 0.5}}, "{name: constant, warmup_from: 0.5, ahead: true}", "which rises to it there"},
 	} {
 		r, res := convert(t, imports.SentenceTransformers, c.settings, 1)
 		want, err := recipe.Parse("want", []byte(res.Recipe), []string{"optimizer.schedule=" + c.schedule})
@@ -386,11 +394,8 @@ func TestSchedules(t *testing.T) {
 		}
 	}
 	for want, s := range map[string]imports.Settings{
-		"lr_scheduler_kwargs: want a mapping":                                          {"lr_scheduler_kwargs": "num_cycles=2"},
-		"lr_scheduler_kwargs: num_cycles: want a number":                               {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": map[string]any{"num_cycles": "two"}},
-		"lr_scheduler_kwargs: lr_end: is 1, want less than learning_rate, 5e-05":       {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": map[string]any{"lr_end": 1.0}},
-		"lr_scheduler_kwargs: min_lr: is 0.001, want less than learning_rate, 0.0005":  {"learning_rate": 5e-4, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 1e-3}},
-		"lr_scheduler_kwargs: min_lr: is 0.0005, want less than learning_rate, 0.0005": {"learning_rate": 5e-4, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": map[string]any{"min_lr": 5e-4}},
+		"lr_scheduler_kwargs: want a mapping":            {"lr_scheduler_kwargs": "num_cycles=2"},
+		"lr_scheduler_kwargs: num_cycles: want a number": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": map[string]any{"num_cycles": "two"}},
 	} {
 		if _, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

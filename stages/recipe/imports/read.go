@@ -1,6 +1,7 @@
 package imports
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,9 +38,14 @@ func IsPython(name string, text []byte) bool {
 	return strings.HasSuffix(name, ".py") || strings.HasSuffix(name, ".ipynb") || python.Match(text)
 }
 
+// ofDatasets tells settings that name datasets.
+func ofDatasets(name string) bool {
+	return name == heldOutSetting || slices.Contains(dataSettings, name)
+}
+
 // whole tells settings that are mappings themselves.
 func whole(name string) bool {
-	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "loss" || name == "inner_loss" || name == heldOutSetting || slices.Contains(dataSettings, name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "loss" || name == "inner_loss" || ofDatasets(name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
 		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
 }
 
@@ -50,7 +56,10 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 		return nil, fmt.Errorf("%s is a Python script, and settings are read here, not scripts: %s", name, FromPython)
 	}
 	var m map[string]any
-	if err := json.Unmarshal(text, &m); err != nil {
+	orders := keyOrders{}
+	if err := json.Unmarshal(text, &m); err == nil {
+		orders.ofJSON(json.NewDecoder(bytes.NewReader(text)), "")
+	} else {
 		m = nil
 		if yamlErr := yaml.Unmarshal(text, &m); yamlErr != nil || m == nil {
 			if strings.HasSuffix(name, ".json") {
@@ -58,9 +67,14 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 			}
 			return nil, fmt.Errorf("%s: %w", name, errors.Join(yamlErr, errors.New("want a mapping of settings to values")))
 		}
+		var all any
+		if err := yaml.UnmarshalWithOptions(text, &all, yaml.UseOrderedMap()); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		orders.ofYAML(all, "")
 	}
 	s, from := Settings{}, map[string]string{}
-	var add func(at string, m map[string]any) error
+	var add func(at, path string, m map[string]any) error
 	put := func(at, k string, v any) error {
 		if was, ok := s[k]; ok && !reflect.DeepEqual(was, v) {
 			return fmt.Errorf("%s: %s is %s%s and %s%s: leave one of them", name, k, show(was), from[k], show(v), at)
@@ -68,11 +82,13 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 		s[k], from[k] = v, at
 		return nil
 	}
-	add = func(at string, m map[string]any) error {
+	add = func(at, path string, m map[string]any) error {
 		for _, k := range slices.Sorted(maps.Keys(m)) {
 			inner, ok := m[k].(map[string]any)
 			var err error
 			switch kind, named := inner["name"]; {
+			case ok && ofDatasets(k) && inner["path"] == nil:
+				err = put(at, k, inOrder(inner, orders[below(path, k)]))
 			case !ok || whole(k):
 				err = put(at, k, m[k])
 			case named: // {model: {name: ..., max_seq_length: ...}}
@@ -83,7 +99,7 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 				}
 				fallthrough
 			default:
-				err = add(" in "+k, inner)
+				err = add(" in "+k, below(path, k), inner)
 			}
 			if err != nil {
 				return err
@@ -91,7 +107,7 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 		}
 		return nil
 	}
-	return s, add("", m)
+	return s, add("", "", m)
 }
 
 var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
@@ -105,7 +121,7 @@ var launched = []string{"nproc_per_node", "num_gpus", "num_processes", "nnodes",
 
 // ReadCommand reads a command line, as it stands in a shell script: words, quotes, lines that end in a backslash, comments, and variables that
 // the script itself sets. Of a script's commands it is the one that trains. It returns the settings after the program's name, and how many
-// processes it is told to start, on all machines: where that is no number, an ErrProcesses comes with the settings.
+// processes torchrun, deepspeed, accelerate, mpirun or srun is told to start, on all machines: where that is no number, an ErrProcesses comes with the settings.
 func ReadCommand(text string) (Settings, int, error) {
 	sh := newShell()
 	if err := sh.run(text, 0); err != nil {
@@ -155,6 +171,9 @@ func ReadCommand(text string) (Settings, int, error) {
 	devices := 1
 	for _, n := range counts {
 		devices *= n
+	}
+	if n, err := launchedBy(words[:start], text); n > 0 || err != nil {
+		devices, notTold = n, err
 	}
 	if said := counts["num_gpus"] + counts["num_processes"]; launcher != "" && said == 0 && notTold == nil {
 		notTold = fmt.Errorf("%s: %w: what it starts depends on the machine, and --devices N says it here", launcher, ErrProcesses)

@@ -59,6 +59,11 @@ func TestProcesses(t *testing.T) {
 		"torchrun --nnodes 2 --nproc_per_node 8": 16, "torchrun --nproc-per-node=8 --nnodes=3": 24, "torchrun --nnodes=2": 2, "python -m torch.distributed.run --nnodes 2 --nproc_per_node 4": 8,
 		"deepspeed --num_gpus 4 --num_nodes 2": 8, "deepspeed --num_gpus=4": 4, "accelerate launch --num_machines 2 --num_processes 16": 16, "python": 1, "torchrun": 1,
 		"torchrun --nnodes 1:4 --nproc_per_node 8": 0, "torchrun --nproc_per_node gpu --nnodes 2": 0, "deepspeed": 0, "deepspeed --num_nodes 2": 0, "accelerate launch --mixed_precision bf16": 0,
+		"mpirun -np 4 -H a:2,b:2 python": 4, "mpirun --allow-run-as-root -n 4 -x A=1 python3": 4, "/usr/bin/mpiexec -n4 python": 4, "mpirun -N 4 python": 0, "mpirun -np all python": 0,
+		"srun -N 2 --ntasks-per-node=4 python": 8, "srun --ntasks 6 python": 6, "srun -n6 -N3 python": 6, "srun --nodes=3 python": 3, "srun python": 0, "srun -n $TASKS python": 0,
+		"#SBATCH --nodes=2 # of eight\n#SBATCH --ntasks-per-node 4\nsrun python": 8, "#SBATCH --ntasks=8\nsrun --ntasks=2 python": 2, "#SBATCH -n 8\nsrun --ntasks-per-node=3 -N2 python": 6,
+		"#SBATCH --nodes=2\nsrun torchrun --nnodes 2 --nproc_per_node 4": 8, "mpirun -np 2 accelerate launch --num_processes 6": 6, "srun -N 2 python -m torch.distributed.run --nnodes 2 --nproc_per_node 4": 8,
+		"#SBATCH --nodes=2\npython": 1,
 	} {
 		s, n, err := imports.ReadCommand(launcher + program)
 		if n != want || errors.Is(err, imports.ErrProcesses) != (want == 0) || s["per_device_train_batch_size"] != "4" {

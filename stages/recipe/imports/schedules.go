@@ -56,9 +56,16 @@ func (r *recipe) schedule(lr float64) (steady bool) {
 			options[theirs.options[k]] = num(v)
 		}
 	}
-	atLeast := func(option string, v float64) { // a part of the learning rate
-		if !(v < lr) {
-			kwargs.fail("%s: is %s, want less than learning_rate, %s", option, num(v), num(lr))
+	const rises = "which rises to it there"
+	level := false                                            // it never falls
+	atLeast := func(option string, v float64, there string) { // a part of the learning rate
+		switch level = !(v < lr); {
+		case v == lr && there == rises:
+			r.assume("%s of lr_scheduler_kwargs is the learning rate itself, which stays as it is after the warm-up", option)
+			return
+		case level:
+			r.without("lr_scheduler_kwargs", "%s: %s is not less than learning_rate, %s, %s: here it stays as it is after the warm-up", option, num(v), num(lr), there)
+			return
 		}
 		options["min_ratio"] = strconv.FormatFloat(v/lr, 'g', 15, 64) // 0.01, and not a bit less
 	}
@@ -67,19 +74,17 @@ func (r *recipe) schedule(lr float64) (steady bool) {
 		end, ok := kwargs.number("lr_end")
 		if !ok {
 			end = 1e-7 // its default
-			if end >= lr {
-				kwargs.fail("have no lr_end, which is 1e-07 then: want less than learning_rate, %s", num(lr))
-				break
-			}
 		}
-		atLeast("lr_end", end)
+		atLeast("lr_end", end, "which transformers refuses")
 	case "cosine_with_min_lr", "cosine_warmup_with_min_lr":
 		if v, ok := kwargs.number("min_lr"); ok {
 			if _, both := options["min_ratio"]; both {
 				r.assume("lr_scheduler_kwargs have min_lr and min_lr_rate, which transformers refuses: min_lr is taken")
 			}
-			atLeast("min_lr", v)
-		} else if _, ok := options["min_ratio"]; !ok {
+			atLeast("min_lr", v, rises)
+		} else if rate, ok := kwargs.number("min_lr_rate"); ok && rate >= 1 {
+			atLeast("min_lr_rate", rate*lr, rises)
+		} else if !ok {
 			r.assume("lr_scheduler_type is %s, and lr_scheduler_kwargs have neither min_lr nor min_lr_rate, without which transformers refuses it: the learning rate falls to 0", kind)
 		}
 		if kind == "cosine_warmup_with_min_lr" {
@@ -110,6 +115,12 @@ func (r *recipe) schedule(lr float64) (steady bool) {
 		}
 		if name != "cosine" {
 			delete(options, "waves")
+		}
+	}
+	if level {
+		name = "constant"
+		for _, k := range []string{"waves", "power", "min_ratio"} {
+			delete(options, k)
 		}
 	}
 	for k, theirs := range map[string]string{"waves": "0.5", "cycles": "1", "power": "1", "min_ratio": "0", "warmup_from": "0"} {

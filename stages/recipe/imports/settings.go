@@ -1,6 +1,7 @@
 package imports
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -187,6 +188,8 @@ func (r *recipe) batch() {
 	of := fmt.Sprintf("batch.global_size is %d rows on each of %d devices", size, r.devices)
 	switch {
 	case r.devices == 1:
+	case r.drawsInBatch():
+		r.assume("%s; a row gets documents of rows on all of them, and there of those on its own", of)
 	case r.reranks():
 		r.assume("batch.global_size is %d groups on each of %d devices", size, r.devices)
 	case gathered:
@@ -215,6 +218,8 @@ func (r *recipe) batch() {
 	sampler, _ := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
+	case strings.HasPrefix(sampler, "no_duplicates") && r.drawsInBatch():
+		r.keys["batch.no_duplicates"] = "true"
 	case sampler == "no_duplicates" || sampler == "no_duplicates_hashed" || r.reranks(): // groups don't see each other
 	case sampler == "group_by_label":
 		r.without("batch_sampler", "group_by_label puts rows of equal labels side by side; batches here are in random order")
@@ -459,6 +464,7 @@ func (r *recipe) rest() {
 	} else if r.measuresLoss() && r.keys["save.best"] != "" {
 		r.keys["eval.metric"] = "loss" // transformers' default
 	}
+	r.direction()
 	patience, stops := r.whole("early_stopping_patience")
 	delta, hasDelta := r.number("early_stopping_threshold")
 	if !stops {
@@ -500,6 +506,19 @@ func (r *recipe) metric(name string) {
 		}
 	default:
 		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts or a reranker's eval.rerank measures", name)
+	}
+}
+
+// direction says which way is better, where the settings have it the other way: here that is fixed, of a loss lower and of any metric higher.
+func (r *recipe) direction() {
+	const key = "greater_is_better"
+	greater, ok := r.yes(key)
+	metric, named := r.word("metric_for_best_model")
+	if !ok || !named && !r.measuresLoss() {
+		return
+	}
+	if loss := !named || strings.HasSuffix(metric, "loss"); greater == loss {
+		r.without(key, "%t, of %s: the best is the evaluation with the %s one here", greater, cmp.Or(metric, "loss"), map[bool]string{true: "lowest", false: "highest"}[loss])
 	}
 }
 
@@ -630,6 +649,8 @@ func off(v any) bool {
 	case float64:
 		return v == 0
 	case []any:
+		return len(v) == 0
+	case Datasets:
 		return len(v) == 0
 	case map[string]any: // FSDP's is never empty
 		for _, inner := range v {

@@ -42,7 +42,7 @@ class Stream:
         return p
 
 
-BLOCKS, WINDOW, CHOICES = 1, 2, 3
+BLOCKS, WINDOW, CHOICES, OTHERS = 1, 2, 3, 7
 
 
 def order(rows, sizes, seed, epoch, window_rows, window_bytes):
@@ -63,15 +63,29 @@ def order(rows, sizes, seed, epoch, window_rows, window_bytes):
     return out + shuffle(cur, w)
 
 
+def some(s, a, k):
+    """k of a list, in random order."""
+    a = list(a)
+    for i in range(k):
+        j = i + s.below(len(a) - i)
+        a[i], a[j] = a[j], a[i]
+    return a[:k]
+
+
 def choose(seed, epoch, row, column, n, k):
     if n == 1:
         return [0] * k
-    s = Stream(seed, CHOICES, epoch, row, column)
-    a = list(range(n))
-    for i in range(min(k, n)):
-        j = i + s.below(n - i)
-        a[i], a[j] = a[j], a[i]
-    return [a[i % n] for i in range(k)]
+    picked = some(Stream(seed, CHOICES, epoch, row, column), range(n), min(k, n))
+    return [picked[i % n] for i in range(k)]
+
+
+def others(seed, epoch, first, texts, at, k):
+    """Documents of other rows for row first + at: texts are of each row its query, its positive, and negatives."""
+    own = texts[at]
+    candidates = dict.fromkeys(d for t in texts for d in t[1:])
+    not_these = {*own, *(t[1] for t in texts if t[0] == own[0])}
+    candidates = [d for d in candidates if d not in not_these]
+    return candidates if k >= len(candidates) else some(Stream(seed, OTHERS, epoch, first + at), candidates, k)
 
 
 def batches(ids, texts, size, drop_last):
@@ -102,7 +116,7 @@ def batches(ids, texts, size, drop_last):
 
 
 s = Stream(1, 2, 3)
-out = {"stream": [s.next() for _ in range(5)], "below": [], "orders": [], "choices": [], "samplers": []}
+out = {"stream": [s.next() for _ in range(5)], "below": [], "orders": [], "choices": [], "others": [], "samplers": []}
 s = Stream(7)
 out["below"] = [s.below(n) for n in (1, 2, 3, 10, 1000, 1 << 40)]
 for rows, sizes, seed, epoch, wr, wb in [
@@ -116,6 +130,10 @@ for rows, sizes, seed, epoch, wr, wb in [
                           "ids": order(rows, sizes, seed, epoch, wr, wb)})
 for seed, epoch, row, column, n, k in [(1, 0, 0, 1, 1, 3), (1, 0, 0, 1, 5, 1), (1, 0, 1, 1, 5, 5), (1, 1, 1, 2, 5, 12), (9, 3, 1 << 40, 2, 1000, 7)]:
     out["choices"].append({"args": [seed, epoch, row, column, n, k], "picks": choose(seed, epoch, row, column, n, k)})
+for seed, epoch, first, rows, kinds, k in [(1, 0, 0, 6, 100, 3), (1, 1, 0, 6, 100, 3), (2, 0, 40, 9, 12, 4), (1 << 63, 5, 1 << 40, 30, 20, 6), (3, 0, 0, 4, 6, 50)]:
+    t = Stream(rows, kinds)
+    texts = [[t.below(kinds) for _ in range(2 + t.below(3))] for _ in range(rows)]
+    out["others"].append({"seed": seed, "epoch": epoch, "first": first, "texts": texts, "n": k, "drawn": [others(seed, epoch, first, texts, i, k) for i in range(rows)]})
 for n, texts, size, drop in [(60, 40, 4, True), (60, 40, 4, False), (60, 7, 3, False), (60, 7, 3, True), (90, 300, 10, True), (40, 1000, 7, False)]:
     # Row i has three texts out of a few: which ones is a stream's business too.
     t = Stream(texts, size)

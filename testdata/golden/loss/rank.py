@@ -112,4 +112,19 @@ taught = lambda s, l: -(torch.log_softmax(s, -1) * torch.softmax(l, -1)).sum()
 case("cross_entropy", {"Name": "cross_entropy"}, by_hand(first, teacher), teacher, SIZES)
 case("kl", {"Name": "kl"}, by_hand(taught, teacher), teacher, SIZES)
 case("distill", {"Name": "distill"}, by_hand(lambda s, l: first(s, l) + taught(s, l), teacher), teacher, SIZES)
+
+
+def among_own(**options):
+    """Of a batch of one row the loss has no other rows' documents, and the groups may be of any sizes."""
+    held = scores.clone().requires_grad_()
+    with families.in_double():
+        made = L.MultipleNegativesRankingLoss(Fake(held), num_negatives=None, **options)
+        value = torch.stack([made([["q"], *[[str(int(i))] for i in group]], None) for group in torch.arange(len(scores)).split(SIZES)]).mean()
+        value.backward()
+    return value.detach(), held.grad
+
+
+case("mnrl", {"Name": "mnrl"}, among_own(), teacher, SIZES)
+case("mnrl scaled", {"Name": "mnrl", "Scale": 3.5, "Activation": "sigmoid"}, among_own(scale=3.5), teacher, SIZES)
+case("mnrl of scores", {"Name": "mnrl", "Scale": 0.7, "Activation": "identity"}, among_own(scale=0.7, activation_fn=None), teacher, SIZES)
 save("loss/rank", arrays, {"about": "scores of groups, one after the other", "cases": cases}, __file__, SEED, ["sentence_transformers"])

@@ -1,0 +1,72 @@
+package dataset
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// What a column of JSON lines is, most of its values say, whichever comes first. A row with another value is one that can't be used, and named; a column that is
+// not what it has to be is named with a line of it.
+func TestJSONLKinds(t *testing.T) {
+	const two = `"a"|"a"`
+	for _, c := range []struct {
+		src    Source
+		values string // of column v, by row
+		bad    string // "": every row can be used
+		open   bool   // it is an error of the whole
+	}{
+		{Source{Label: "v"}, `1|0.5|-2|1e3`, "", false},
+		{Source{Label: "v"}, `null|1|2`, `1: it is null, want a number`, false},
+		{Source{Label: "v"}, `"x"|1|2`, `1: it is a string, want a number`, false},
+		{Source{Label: "v"}, `1|2|"0.5"`, `3: it is a string, want a number`, false},
+		{Source{Label: "v"}, `true|0.5|1`, "", false},
+		{Source{Label: "v"}, `"1"|"2"|3`, `:1: column "v" is a string, want a number`, true},
+		{Source{Weight: "v"}, `true|1|2`, `1: it is true or false, want a number`, false},
+		{Source{Weight: "v"}, `1|true|false`, `:2: column "v" is true or false, want a number`, true},
+		{Source{Positive: "v"}, `2024|"a"|"b"`, `1: it is a number, want a string`, false},
+		{Source{Positive: "v"}, two + `|2024`, `3: it is a number, want a string`, false},
+		{Source{Positive: "v"}, `null|"a"|1|2|3`, `:3: column "v" is a number, want string or list<string>`, true},
+		{Source{Positive: "v"}, `"a"|["a"]|["b"]`, `1: it is a string, want a list of strings`, false},
+		{Source{Positive: "v"}, `["a"]|` + two, `1: it is a list, want a string`, false},
+		{Source{Positive: "v"}, `["a"]|"a"`, `2: it is a string, want a list of strings`, false},
+		{Source{Positive: "v"}, `{"x": 1}|` + two, `1: it is an object, want a string`, false},
+		{Source{Positive: "v"}, `null|null`, `1: the text is null`, false},
+		{Source{Positive: "v"}, `[]|["a"]|["b"]`, `1: the list is null or empty`, false},
+		{Source{Negatives: []string{"n"}, Scores: []string{"v"}}, `1|[1, 2]|[3, 4]`, `1: it is a number, want a list of numbers`, false},
+	} {
+		var lines []string
+		for i, v := range strings.Split(c.values, "|") {
+			lines = append(lines, fmt.Sprintf(`{"q": "q %d", "p": "p", "n": "n", "v": %s}`, i, v))
+		}
+		dir := write(t, map[string]string{"a.jsonl": strings.Join(lines, "\n") + "\n"})
+		src := c.src
+		src.Paths, src.Query = []string{dir + "/a.jsonl"}, "q"
+		if src.Positive == "" {
+			src.Positive = "p"
+		}
+		d, err := Open(t.Context(), src)
+		if c.open {
+			if !errors.Is(err, ErrColumnType) || !strings.HasSuffix(err.Error(), "a.jsonl"+c.bad) {
+				t.Errorf("%s: %v, want %s", c.values, err, c.bad)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.values, err)
+			continue
+		}
+		x, err := d.Index(t.Context(), IndexConfig{SkipBad: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if bad := x.Bad(); len(bad) > 0 {
+			got = fmt.Sprintf("%d: %s", bad[0].Location.Line, bad[0].Reason)
+		}
+		if got != c.bad {
+			t.Errorf("%s: %q, want %q", c.values, got, c.bad)
+		}
+	}
+}

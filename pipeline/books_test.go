@@ -1,0 +1,140 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Of several batches that a run is to end before, the first counts, in whatever order tasks say so.
+func TestEndBeforeFirst(t *testing.T) {
+	p := trainingGraph(t, 2)
+	var split *Stage
+	for _, s := range p.stages {
+		if s.name == "split" {
+			split = s
+		}
+	}
+	for _, order := range [][]Index{{batchIndex(2, 0), batchIndex(1, 1), batchIndex(3, 0)}, {batchIndex(1, 1), batchIndex(1, 2)}, {batchIndex(2, 0), batchIndex(1, 2), batchIndex(1, 1)}} {
+		c := newCore(p, 0)
+		for _, idx := range order {
+			if !c.endBefore(taskID{stage: split, index: idx}) {
+				t.Errorf("before %v there is no end", idx)
+			}
+		}
+		if want := batchIndex(1, 1); c.cut == nil || *c.cut != want {
+			t.Errorf("told of %v: it ends before %v, want %v", order, c.cut, want)
+		}
+	}
+}
+
+// A stage of steps that needs nothing of their batches runs once in each, before them, however many they are.
+func TestPrologueOnce(t *testing.T) {
+	for _, perStep := range []int{1, 2, 3} {
+		g := New("prologue")
+		next := 0
+		rows := Source(g, "rows", func(context.Context) (int, error) {
+			if next++; next > 3*perStep {
+				return 0, io.EOF
+			}
+			return next, nil
+		})
+		bat := g.Stage("batch")
+		row := In(bat, "row", rows)
+		batches := Batches[int](bat, "batches")
+		bat.Do(func(t *Task) error {
+			if !t.Ended() {
+				batches.Put(t, row.Get(t), row.Get(t)%perStep == 0)
+			}
+			return nil
+		})
+		weights := Later[int](g, "weights", "call Bind")
+		var log []string // of one lane
+		say := func(t *Task) { log = append(log, fmt.Sprintf("%s %d", t.Stage(), t.Index.Step)) }
+		begin := g.Stage("begin", At(Step), On(0, Compute))
+		Loop(begin, "weights", weights, 0)
+		ready := Out[int](begin, "ready")
+		begin.Do(func(t *Task) error { say(t); ready.Put(t, 0); return nil })
+		work := g.Stage("work", On(0, Compute))
+		In(work, "batch", batches.Port)
+		In(work, "ready", ready.Port)
+		done := Out[int](work, "done")
+		work.Do(func(t *Task) error { say(t); done.Put(t, 0); return nil })
+		update := g.Stage("update", At(Step), On(0, Compute))
+		Collect(update, "done", done.Port)
+		out := Out[int](update, "weights")
+		update.Do(func(t *Task) error { say(t); out.Put(t, 0); return nil })
+		Bind(weights, out)
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		for step := range 3 {
+			want = append(want, fmt.Sprintf("begin %d", step))
+			for range perStep {
+				want = append(want, fmt.Sprintf("work %d", step))
+			}
+			want = append(want, fmt.Sprintf("update %d", step))
+		}
+		if !slices.Equal(log, want) {
+			t.Errorf("%d batches in a step: %v, want %v", perStep, log, want)
+		}
+	}
+}
+
+// What a step's last task leaves out, and another stage reads, ends the run with an error that names both, also in a run's last step and in one that ends before
+// a batch: nothing is left undone in silence.
+func TestStuck(t *testing.T) {
+	enough := errors.New("enough")
+	for _, how := range []string{"the data ends", "a step is the last", "before a batch"} {
+		g := New("stuck")
+		next := 0
+		rows := Source(g, "rows", func(context.Context) (int, error) {
+			if next++; next > 2 && how == "the data ends" {
+				return 0, io.EOF
+			}
+			return next, nil
+		})
+		bat := g.Stage("batch")
+		row := In(bat, "row", rows)
+		batches := Batches[int](bat, "batches")
+		bat.Do(func(t *Task) error {
+			switch {
+			case t.Ended():
+			case how == "before a batch" && row.Get(t) == 3:
+				t.EndBefore(enough)
+			default:
+				batches.Put(t, row.Get(t), true)
+			}
+			return nil
+		})
+		work := g.Stage("work", On(0, Compute))
+		batch := In(work, "batch", batches.Port)
+		done := Final[int](work, "done")
+		work.Do(func(t *Task) error {
+			if t.Index.Step == 1 && how == "a step is the last" {
+				t.EndRun(enough)
+			}
+			if batch.Get(t) != 2 {
+				done.Put(t, 0)
+			}
+			return nil
+		})
+		Sink(g, "record", done.Port, func(*Task, int) error { return nil }, On(0, Compute))
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), `graph "stuck": nothing can run: `) || !strings.Contains(err.Error(), `waits for "done" of stage "work"`) {
+			t.Errorf("%s: %v", how, err)
+		}
+	}
+}

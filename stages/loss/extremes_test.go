@@ -1,0 +1,160 @@
+package loss
+
+import (
+	"math"
+	"testing"
+
+	"contraflow/gpustage"
+	"contraflow/gpustage/ref"
+)
+
+// The weights of a long list, whose powers of two no float64 has, are those that sum to 1: computed here as parts of the first one's.
+func TestPListMLELong(t *testing.T) {
+	for _, n := range []int{3, 126, 127, 128, 200, 1100, 1500} {
+		s, l, d := make([]float64, n), make([]float64, n), make([]float64, n)
+		for i := range s {
+			s[i] = math.Sin(float64(3 * i))
+		}
+		got, weight := Groups{Name: GroupPListMLE}.ofGroup(s, l, d)
+		total, want := 0.0, 0.0
+		share := func(i int) float64 { return math.Exp2(float64(-i-1)) - math.Exp2(float64(-n)) } // (2^(n-i-1) - 1) / 2^n
+		for i := range s {
+			total += share(i)
+		}
+		for i := range s {
+			rest := 0.0
+			for _, v := range s[i:] {
+				rest += math.Exp(v)
+			}
+			want -= share(i) / total * (s[i] - math.Log(rest))
+		}
+		sum := 0.0
+		for _, v := range d {
+			sum += v
+		}
+		// The peer divides by the sum of weights and 1e-10: of a list of 3 that is 2.5e-11 of it.
+		if !(math.Abs(got-want) <= 1e-10*want) || weight != 1 || !(math.Abs(sum) < 1e-12) {
+			t.Errorf("%d documents: the loss is %v, want %v; its derivatives' sum is %g", n, got, want, sum)
+		}
+	}
+}
+
+// Documents without any gain, labels of 0 and below, make a loss of 0 and no NaN, whichever pairs it takes.
+func TestLambdaWithoutGain(t *testing.T) {
+	for _, labels := range [][]float64{{0, 0, 0}, {-1, -2, 0}, {-3, -1, -2}} {
+		for _, scheme := range append([]Scheme{""}, Schemes...) {
+			s, d := []float64{0.5, -1, 2}, make([]float64, 3)
+			sum, pairs := Groups{Name: GroupLambda, Scheme: scheme}.ofGroup(s, labels, d)
+			if sum != 0 || d[0] != 0 || d[1] != 0 || d[2] != 0 || math.IsNaN(pairs) {
+				t.Errorf("labels %v, %s: the loss is %v of %v pairs, its gradient %v", labels, scheme, sum, pairs, d)
+			}
+		}
+	}
+}
+
+// Distances of near texts, which are computed anew from differences, have the gradient that the loss has there: once, whichever mode meets them, as positives
+// and as negatives.
+func TestNearTriplets(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	x := []float64{
+		1, 0.2, -0.3, 1.02, 0.23, -0.33, // alike, and near
+		-0.5, 1, 0.4, 1.03, 0.15, -0.28, // alike; the second is near those before
+		0.1, -0.9, 0.7,
+	}
+	for _, mode := range []BatchMode{Hard, SoftMargin, SemiHard, All} {
+		b := &Batch{Rows: 5, Embeddings: tensor(t, s, gpustage.F64, 5, 3, x), Gradient: tensor(t, s, gpustage.F64, 5, 3, make([]float64, 15)), Texts: make([]TextID, 5), Labels: []float64{0, 0, 1, 1, 1}}
+		checkGradient(t, s, BatchTriplet{Mode: mode, Margin: 1}, b, 1e-7)
+	}
+}
+
+// With a teacher's embeddings each number of dimensions learns from as many of the teacher's features of its own row.
+func TestMatryoshkaTeacher(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const rows, e = 3, 4
+	x, teacher := make([]float64, rows*e), make([]float32, rows*e)
+	for i := range x {
+		x[i], teacher[i] = math.Sin(float64(7*i+1)), float32(math.Cos(float64(5*i)))
+	}
+	l, err := Matryoshka(TeacherEmbedding{}, []int{4, 2, 3}, []float64{1, 0.5, 2}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Batch{Rows: rows, Embeddings: tensor(t, s, gpustage.F64, rows, e, x), Gradient: tensor(t, s, gpustage.F64, rows, e, make([]float64, rows*e)), Texts: make([]TextID, rows), Teacher: teacher}
+	want := 0.0
+	for dim, w := range map[int]float64{4: 1, 2: 0.5, 3: 2} {
+		for i := range rows {
+			norm := 0.0
+			for _, v := range x[i*e : i*e+dim] {
+				norm += v * v
+			}
+			for k := range dim {
+				d := x[i*e+k]/math.Sqrt(norm) - float64(teacher[i*e+k])
+				want += w * d * d / float64(dim) / rows
+			}
+		}
+	}
+	if got, _ := compute(t, s, l, b); !(math.Abs(got-want) <= 1e-12*want) {
+		t.Errorf("the loss is %v, want %v", got, want)
+	}
+	s.Fill(b.Gradient, 0)
+	checkGradient(t, s, l, b, 1e-8)
+}
+
+// What Matryoshka takes besides the loss in it is what it says.
+func TestMatryoshkaMemory(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const n, e = 40, 64
+	l, err := Matryoshka(nothing{}, []int{e, e / 2}, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Batch{Rows: n / 2, Embeddings: tensor(t, s, gpustage.F64, n, e, make([]float64, n*e)), Gradient: tensor(t, s, gpustage.F64, n, e, make([]float64, n*e)), Texts: make([]TextID, n)}
+	a := newArena(t, s, 1<<20)
+	if _, err := l.Compute(s, a, b); err != nil {
+		t.Fatal(err)
+	}
+	if said := l.Memory(b.Size()); a.Peak() > said || said > a.Peak()+3*64 {
+		t.Errorf("it takes %d bytes, and says %d", a.Peak(), said)
+	}
+}
+
+// nothing is a loss of 0 that takes no memory.
+type nothing struct{}
+
+func (nothing) Compute(_ gpustage.Stream, _ *gpustage.Arena, b *Batch) (Result, error) {
+	return Result{Weight: float64(b.Rows)}, nil
+}
+
+func (nothing) Memory(Size) int { return 0 }
+
+// More pairs than are compared at once are all compared, and have their gradients, in the memory of as many as are.
+func TestManyPairs(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const rows, e = 2*chunk + 3, 2
+	x, labels := make([]float64, 2*rows*e), make([]float64, rows)
+	for i := range x {
+		x[i] = math.Sin(float64(3*i + 1))
+	}
+	want, slope := 0.0, make([]float64, len(x)) // of (|x - y|^2 of a pair alike, 0 of one that is not, as these are far) / 2, the mean
+	for i := range rows {
+		labels[i] = float64(i % 2)
+		for k := range e {
+			q, p := i*e+k, (rows+i)*e+k
+			d := x[q] - x[p] + 1e-6 // PyTorch's pairwise_distance
+			want += labels[i] * d * d / 2 / rows
+			slope[q], slope[p] = labels[i]*d/rows, -labels[i]*d/rows
+		}
+	}
+	l := Contrastive{Metric: Euclidean, Margin: 1e-9}
+	b := &Batch{Rows: rows, Embeddings: tensor(t, s, gpustage.F64, 2*rows, e, x), Gradient: tensor(t, s, gpustage.F64, 2*rows, e, make([]float64, len(x))), Texts: make([]TextID, 2*rows), Labels: labels}
+	a := newArena(t, s, l.Memory(b.Size()))
+	r, err := l.Compute(s, a, b)
+	if err != nil || !(math.Abs(r.Mean()-want) <= 1e-12*want) {
+		t.Fatalf("the loss is %v, want %v; %v", r.Mean(), want, err)
+	}
+	for i, g := range gpustage.Slice[float64](b.Gradient) {
+		if !(math.Abs(g/r.Weight-slope[i]) <= 1e-15) {
+			t.Fatalf("element %d: gradient %v, want %v", i, g/r.Weight, slope[i])
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package recipe
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"contraflow/io/atomicfile"
+	"contraflow/io/dataset"
+)
+
+// LeftOutError says that too few rows are left to train, because others can't be used.
+type LeftOutError struct {
+	err  error
+	rows []*dataset.RowError
+}
+
+func (e *LeftOutError) Error() string { return e.err.Error() }
+func (e *LeftOutError) Unwrap() error { return e.err }
+
+// List writes which rows those are, and why, into a run's folder, which it makes: skipped.jsonl, as a run that trains does, or skipped.jsonl.failed where
+// the folder has a run already. It returns the file's path.
+func (e *LeftOutError) List(dir string) (string, error) {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, skippedFile)
+	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml")); err == nil {
+		path += ".failed"
+	}
+	return path, writeSkipped(path, e.rows)
+}
+
+// leftOut goes on from an error about data that is too small: with how many rows of it can't be used, and why the first of them can't, for what is left
+// tells nothing of it. of is what the mixer has said.
+func (x *Run) leftOut(err, of error) error {
+	bad := x.skipped
+	var part *dataset.PartError
+	if errors.As(of, &part) {
+		from := 0
+		for _, rows := range x.skips[:part.Part] {
+			from += len(rows)
+		}
+		bad = bad[from : from+len(x.skips[part.Part])]
+	}
+	if len(bad) == 0 || !errors.Is(of, dataset.ErrBatchTooLarge) && !errors.Is(of, dataset.ErrBadRow) {
+		return err
+	}
+	rows := fmt.Sprintf("%d rows", len(bad))
+	if len(bad) == 1 {
+		rows = "1 row"
+	}
+	return &LeftOutError{fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, rows, bad[0]), x.skipped}
+}
+
+// SkippedRow is a line of skipped.jsonl.
+type SkippedRow struct {
+	File     string `json:"file"`
+	RowGroup *int   `json:"row_group,omitempty"` // parquet
+	Row      int64  `json:"row"`                 // of the file, from 0
+	Line     int64  `json:"line,omitempty"`      // JSON lines, from 1
+	Column   string `json:"column,omitempty"`
+	Reason   string `json:"reason"`
+}
+
+// skippedFile is where in save.dir they are.
+const skippedFile = "skipped.jsonl"
+
+// writeSkipped lists the rows that can't be used; without any there is no file.
+func writeSkipped(path string, rows []*dataset.RowError) error {
+	if len(rows) == 0 {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	for _, s := range rows {
+		row := SkippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Column: s.Column, Reason: s.Reason}
+		if s.Location.RowGroup >= 0 {
+			row.RowGroup = &s.Location.RowGroup
+		}
+		if err := enc.Encode(row); err != nil {
+			return err
+		}
+	}
+	return atomicfile.WriteFile(path, b.Bytes())
+}

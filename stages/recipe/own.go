@@ -1,0 +1,124 @@
+package recipe
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
+
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/loss"
+)
+
+// What a program puts in the place of a recipe's, or adds to it.
+
+// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have; where it has a method CheckLabel or CheckScore (func(float64) error), as
+// those of package loss that not all numbers will do for, a row that it refuses ends the run before its step. All ranks are given the same, and a run
+// that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
+// of their own, too, and its gradient is verified by Verify.
+func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
+
+// WithRow calls f with each row before it becomes tokens: it may change the texts, not their number, and the weight, label and scores. f is
+// called by one goroutine of each rank at a time. Rows of evaluations stay as they are. So that a run goes on as if nothing had happened, what it does
+// must follow from the row alone. With a reranker's mnrl each rank calls f with all rows of each batch, and other rows get the documents that f has left.
+func WithRow(f func(*dataset.Example) error) TrainOption {
+	return func(o *trainOptions) { o.own.row = f }
+}
+
+// WithStages has add put stages of one's own into the graph that trains: what looks at batches, results or gradients, or measures something else, of
+// this rank. A graph is built anew after a step that is rolled back (train.on_nan), and add called again. Stages that change what is trained are
+// WithRow's and WithLoss's matter, of which checkpoints know.
+func WithStages(add func(g *pipeline.Graph, p Ports) error) TrainOption {
+	return func(o *trainOptions) { o.own.stages = add }
+}
+
+// own is what a program puts in the place of a recipe's, or adds to it.
+type own struct {
+	loss   loss.Loss
+	row    func(*dataset.Example) error
+	stages func(*pipeline.Graph, Ports) error
+}
+
+// says tells, in comments before its loss, what of a recipe's text a program has put something in the place of: nothing reads them but people.
+func (o own) says(text []byte) []byte {
+	var notes string
+	if o.row != nil {
+		notes += "# The program has changed rows (recipe.WithRow).\n"
+	}
+	if o.loss != nil {
+		is := strings.Join(strings.Fields(o.mark().Settings), " ")
+		if f := reflect.ValueOf(o.loss); f.Kind() == reflect.Func { // whose type says nothing
+			is += " (" + runtime.FuncForPC(f.Pointer()).Name() + ")"
+		}
+		notes += fmt.Sprintf("# The program's own loss has trained (recipe.WithLoss): %s. What follows says what rows must have.\n", is)
+	}
+	const key = "\nloss:"
+	return bytes.Replace(text, []byte(key), []byte("\n"+notes+key[1:]), 1)
+}
+
+// checks tells whether the program's own loss says which labels or scores it takes.
+func (o own) checks() bool {
+	_, labels := o.loss.(interface{ CheckLabel(float64) error })
+	_, scores := o.loss.(interface{ CheckScore(float64) error })
+	return labels || scores
+}
+
+// check finds a row's label or score that the program's own loss does not take.
+func (o own) check(e *dataset.Example, data stages.Rows) error {
+	if l, ok := o.loss.(interface{ CheckLabel(float64) error }); ok && data.HasLabels() {
+		if err := l.CheckLabel(float64(e.Label)); err != nil {
+			return fmt.Errorf("the label is %v: %w", e.Label, err)
+		}
+	}
+	if l, ok := o.loss.(interface{ CheckScore(float64) error }); ok && data.HasScores() {
+		for k, s := range e.Scores {
+			if err := l.CheckScore(float64(s)); err != nil {
+				return fmt.Errorf("score %d is %v: %w", k, s, err)
+			}
+		}
+	}
+	return nil
+}
+
+// ownRows changes a chunk's rows, and what their texts are known by, and finds those that the program's own loss does not take.
+func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
+	for i := range c.Examples {
+		e := &c.Examples[i]
+		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err) }
+		if x.own.row != nil {
+			refused, err := x.ownRow(e, c.Source)
+			if err != nil {
+				return nil, where(err)
+			}
+			if refused != nil {
+				return c.Unusable(t, where(refused))
+			}
+		}
+		if err := x.own.check(e, c.Data); err != nil {
+			return c.Unusable(t, where(err))
+		}
+	}
+	return c, nil
+}
+
+// ownRow changes a row. The program may refuse it; err is about what it has done.
+func (x *Run) ownRow(e *dataset.Example, source int) (refused, err error) {
+	if e.IDs != nil {
+		return nil, fmt.Errorf("the row comes as token ids, whose texts can't be changed: data.train[%d].ids: false takes its texts", source)
+	}
+	row, n := e.Row, len(e.Texts)
+	if refused := x.own.row(e); refused != nil {
+		return refused, nil
+	}
+	if e.Row != row || len(e.Texts) != n {
+		return nil, fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts))
+	}
+	e.Hashes = make([]dataset.Hash128, n)
+	for k, text := range e.Texts {
+		e.Hashes[k] = dataset.HashText(text)
+	}
+	return nil, nil
+}
