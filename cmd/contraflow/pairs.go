@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -180,22 +177,19 @@ func (b *badRows) say(u *ui) {
 }
 
 // asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.
-func asParquet(output string) error {
-	if err := noFolder("--output", output, "out.parquet"); err != nil {
-		return err
-	}
-	if !strings.EqualFold(filepath.Ext(output), ".parquet") {
-		return usageError{fmt.Errorf("--output %s: what is written is parquet, and nothing reads it as that by this name: give %s.parquet", output, strings.TrimSuffix(output, filepath.Ext(output)))}
-	}
-	return nil
-}
+func asParquet(output string) error { return ofFlag("--output", dataset.CheckOutput(output)) }
 
 // noFolder refuses an output, which a flag names, that is a folder.
 func noFolder(flag, output, name string) error {
-	if info, err := os.Stat(output); err == nil && info.IsDir() {
-		return usageError{fmt.Errorf("%s %s is a folder: give a file in it, such as %s", flag, output, filepath.Join(output, name))}
+	return ofFlag(flag, dataset.CheckNoFolder(output, name))
+}
+
+// ofFlag makes what is wrong with a file, which a flag names, a mistake in the command line.
+func ofFlag(flag string, err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	return usageError{fmt.Errorf("%s %w", flag, err)}
 }
 
 // writeText replaces a file by a text.
@@ -208,22 +202,7 @@ func writeText(file, text string) error {
 
 // separate finds an output, which a flag names, that is one of the files that are read: it would take their place.
 func separate(flag, output string, inputs ...string) error {
-	out, err := os.Stat(output)
-	if err != nil {
-		return nil // a new file
-	}
-	for _, pattern := range inputs {
-		files := []string{pattern}
-		if dataset.IsGlob(pattern) {
-			files, _ = filepath.Glob(pattern) // what is no glob, or a URL, opening it says
-		}
-		for _, f := range files {
-			if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
-				return usageError{fmt.Errorf("%s %s is a file that is read: it would be replaced; give another", flag, output)}
-			}
-		}
-	}
-	return nil
+	return ofFlag(flag, dataset.CheckApart(output, inputs...))
 }
 
 // inPlace is what the help of commands says that write a table with [besides].
@@ -247,10 +226,5 @@ func besides(ctx context.Context, open func(context.Context, []string) (*dataset
 
 // mayReplace refuses an output that is no parquet, or that is one of the inputs but for the one parquet file that may be both.
 func mayReplace(input []string, output string) error {
-	if len(input) != 1 || !strings.EqualFold(filepath.Ext(input[0]), ".parquet") || dataset.IsGlob(input[0]) {
-		if err := separate("--output", output, input...); err != nil {
-			return err
-		}
-	}
-	return asParquet(output)
+	return ofFlag("--output", dataset.CheckBeside(output, input...))
 }

@@ -645,6 +645,9 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		return nil, t.differ
 	}
 	for _, m := range more {
+		if m.Name == "" {
+			return nil, fail(ErrColumnType, "%s: the new column needs a name (--output-column)", path)
+		}
 		for _, name := range t.names {
 			if m.Name == name {
 				return nil, fail(ErrColumnType, "%s already has a column %q: the new one needs another name (--output-column)", t.path(0), name)

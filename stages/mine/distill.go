@@ -20,7 +20,7 @@ type Teacher interface {
 // them, the scores of each row's documents in their order.
 type Distillation struct {
 	Source dataset.Source // Paths, Query, and Positive with Negatives, or Documents; of lists each text is scored
-	Output string         // may be the one parquet file of Source, which then gets the column in place
+	Output string         // a parquet file; without Bad it may be the one parquet file of Source, which then gets the column in place
 	Column string         // a name that the input has no column of
 
 	// Bad is told of each row that can't be used. nil leaves the row out, any other error ends the run; without Bad the row's does.
@@ -44,6 +44,9 @@ const distillRows = 1024
 
 // Run scores all rows. What it writes is there when it is complete, or not at all.
 func (x Distillation) Run(ctx context.Context, t Teacher) (out Distilled, err error) {
+	if err := x.check(); err != nil {
+		return out, err
+	}
 	x.Source.Raw, x.Source.InOrder = true, true
 	d, err := dataset.Open(ctx, x.Source)
 	if err != nil {
@@ -107,6 +110,20 @@ func (x Distillation) Run(ctx context.Context, t Teacher) (out Distilled, err er
 		return out, ErrNoRow
 	}
 	return out, w.Close()
+}
+
+// check finds what can't be meant, before anything is read.
+func (x Distillation) check() error {
+	if x.Source.Positive == "" && x.Source.Documents == "" {
+		return errors.New("a distillation scores documents: Source needs a column of them, Positive or Documents")
+	}
+	if err := dataset.CheckBeside(x.Output, x.Source.Paths...); err != nil {
+		return fmt.Errorf("the distillation's Output %w", err)
+	}
+	if x.Bad != nil && dataset.IsInput(x.Output, x.Source.Paths...) {
+		return fmt.Errorf("the distillation's Output %s is its Source, which would lose the rows that Bad leaves out: give another, or no Bad", x.Output)
+	}
+	return nil
 }
 
 // scoredRows are the rows of a chunk that a teacher scores, and all their documents, one after the other, each with its query.

@@ -130,3 +130,88 @@ func TestDistillation(t *testing.T) {
 		t.Errorf("no row that can be used: %v", err)
 	}
 }
+
+// teacherOf is a teacher made of a function.
+type teacherOf func(queries, documents []string) []float32
+
+func (t teacherOf) ScorePairs(_ context.Context, queries, documents []string) ([]float32, int, error) {
+	return t(queries, documents), 0, nil
+}
+
+// What can't be meant ends a distillation before a text is scored, and the files are as they were. A teacher that gives fewer or more scores than there are
+// documents ends it too.
+func TestDistillationRefuses(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	const text = `{"query": "a", "positive": "x"}` + "\n" + `{"query": "b", "positive": "y"}` + "\n"
+	for _, name := range []string{"a.jsonl", "b.jsonl"} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(at("a.jsonl"), at("link.parquet")); err != nil {
+		t.Fatal(err)
+	}
+	source := dataset.Source{Paths: []string{at("a.jsonl")}, Query: "query", Positive: "positive"}
+	// A parquet file with its texts, which may get a column in place.
+	if _, err := (mine.Distillation{Source: source, Output: at("own.parquet"), Column: "scores"}).Run(t.Context(), lengths{}); err != nil {
+		t.Fatal(err)
+	}
+	content := func(name string) string {
+		t.Helper()
+		b, err := os.ReadFile(at(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	own := content("own.parquet")
+	of := func(edit func(x *mine.Distillation)) mine.Distillation {
+		x := mine.Distillation{Source: source, Output: at("out.parquet"), Column: "teacher"}
+		edit(&x)
+		return x
+	}
+	scored := 0
+	teacher := teacherOf(func(queries, _ []string) []float32 { scored++; return make([]float32, len(queries)) })
+	for want, x := range map[string]mine.Distillation{
+		"link.parquet is a file that is read: it would be replaced": of(func(x *mine.Distillation) { x.Output = at("link.parquet") }),
+		"b.jsonl is a file that is read":                            of(func(x *mine.Distillation) { x.Output, x.Source.Paths = at("b.jsonl"), []string{at("*.jsonl")} }),
+		"own.parquet is a file that is read": of(func(x *mine.Distillation) {
+			x.Output, x.Source.Paths = at("own.parquet"), []string{at("own.parquet"), at("own.parquet")}
+		}),
+		"own.parquet is its Source, which would lose the rows that Bad leaves out": of(func(x *mine.Distillation) {
+			x.Output, x.Source.Paths, x.Bad = at("own.parquet"), []string{at("own.parquet")}, func(error) error { return nil }
+		}),
+		"out.jsonl: what is written is parquet":                of(func(x *mine.Distillation) { x.Output = at("out.jsonl") }),
+		filepath.Base(dir) + " is a folder":                    of(func(x *mine.Distillation) { x.Output = dir }),
+		"Source needs a column of them, Positive or Documents": of(func(x *mine.Distillation) { x.Source.Positive = "" }),
+		"the new column needs a name":                          of(func(x *mine.Distillation) { x.Column = "" }),
+		"already has a column \"positive\"":                    of(func(x *mine.Distillation) { x.Column = "positive" }),
+	} {
+		if _, err := x.Run(t.Context(), teacher); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if scored > 0 {
+		t.Errorf("scored %d times", scored)
+	}
+	for _, c := range []struct {
+		more int
+		want string
+	}{{-1, "1 scores of 2"}, {1, "3 scores of 2"}} {
+		counts := teacherOf(func(queries, _ []string) []float32 { return make([]float32, len(queries)+c.more) })
+		x := of(func(*mine.Distillation) {})
+		if _, err := x.Run(t.Context(), counts); err == nil || !strings.Contains(err.Error(), "rows 0 to 1: the teacher has given "+c.want+" documents") {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	files, _ := filepath.Glob(at("*"))
+	if len(files) != 4 || content("a.jsonl") != text || content("b.jsonl") != text || content("own.parquet") != own {
+		t.Errorf("files %v, or what is in them, have changed", files)
+	}
+	// One parquet file may get its scores in place.
+	x := of(func(x *mine.Distillation) { x.Output, x.Source.Paths = at("own.parquet"), []string{at("own.parquet")} })
+	if got, err := x.Run(t.Context(), lengths{}); err != nil || got.Rows != 2 {
+		t.Errorf("in place: %+v, %v", got, err)
+	}
+}
