@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -116,6 +117,32 @@ func TestDistillDocuments(t *testing.T) {
 		r := contraflow(t, "", append([]string{"distill", "--model", cross, "--input", at("lists.jsonl"), "--output", at("x.parquet")}, more...)...)
 		if r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: exit code %d, want %q in\n%s", more, r.code, want, r.stderr)
+		}
+	}
+}
+
+// --dot has products of embeddings as embed prints them, and without it their cosines are the scores.
+func TestDistillDot(t *testing.T) {
+	dir, model := t.TempDir(), goldens.Path(t, "bert/odd-sizes") // whose embeddings are of any length
+	in, out := filepath.Join(dir, "pairs.jsonl"), filepath.Join(dir, "scored.parquet")
+	if err := os.WriteFile(in, []byte(`{"query": "a cat", "positive": "the river and the bird"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	printed := succeed(t, "embed", "--model", model, "--prompt-text", "", "--text", "a cat", "--text", "the river and the bird").stdout
+	x := numbersIn(t, strings.Split(strings.TrimSuffix(printed, "\n"), "\n")...)
+	var ab, aa, bb float64
+	for k := range x[0] {
+		ab, aa, bb = ab+x[0][k]*x[1][k], aa+x[0][k]*x[0][k], bb+x[1][k]*x[1][k]
+	}
+	size := math.Sqrt(aa * bb)
+	if size < 2 {
+		t.Fatalf("embeddings of length %v: products and cosines are alike", size)
+	}
+	for flag, want := range map[string]float64{"--dot=false": ab / size, "--dot": ab} {
+		succeed(t, "distill", "--model", model, "--input", in, "--output", out, "--query-prompt", "", "--document-prompt", "", flag)
+		got := floats(t, dataset.Source{Paths: []string{out}, Query: "query", Positive: "positive", Scores: []string{"scores"}})
+		if bound := 1e-5 * size; len(got) != 1 || math.Abs(float64(got[0])-want) > bound { // some epsilons of float32 of the largest product that there can be
+			t.Errorf("%s: %v, want %v", flag, got, want)
 		}
 	}
 }

@@ -116,7 +116,7 @@ func TestMineDocuments(t *testing.T) {
 		firsts += fmt.Sprintf("{\"query\": %q, \"positive\": %q}\n", query, docs[0])
 		others += fmt.Sprintf("{\"text\": %q}\n", docs[1])
 	}
-	put("lists.jsonl", strings.ReplaceAll(strings.ReplaceAll(lists, "true", "1"), "false", "0")+`{"query": "none", "docs": ["a house", "a wall"], "labels": [0, 0]}`+"\n")
+	put("lists.jsonl", strings.ReplaceAll(strings.ReplaceAll(lists, "true", "0.25"), "false", "-1")+`{"query": "none", "docs": ["a house", "a wall"], "labels": [0, 0]}`+"\n")
 	put("pairs.jsonl", pairs)
 	put("corpus.jsonl", corpus+`{"text": "a house"}`+"\n"+`{"text": "a wall"}`+"\n")
 	put("first.jsonl", first)

@@ -94,6 +94,18 @@ func TestRerankStreams(t *testing.T) {
 	if want := "standard input: element 3, column \"document\": "; !strings.Contains(printed.stderr, want) {
 		t.Errorf("says %s, want %q", printed.stderr, want)
 	}
+	// What --on-error skip does is to print null, or to leave rows out of a file, and so the error and the count of them say.
+	for output, of := range map[string]struct{ stop, skip string }{
+		"-": {"--on-error skip writes null for rows that can't be used", "1 rows of --input can't be used and are null (--on-error skip)"},
+		out: {"--on-error skip leaves out rows that can't be used", "1 rows of --input can't be used and are left out (--on-error skip)"},
+	} {
+		for policy, want := range map[string]string{"stop": of.stop, "skip": of.skip} {
+			r := contraflow(t, rows, "rerank", "--model", cross, "--input", "-", "--output", output, "--on-error", policy)
+			if (r.code == 0) != (policy == "skip") || !strings.Contains(r.stderr, want) {
+				t.Errorf("--output %s --on-error %s: exit code %d, want %q in\n%s", output, policy, r.code, want, r.stderr)
+			}
+		}
+	}
 }
 
 // What can't be read ends the command without a line, and what does not go together is a mistake in the command line.

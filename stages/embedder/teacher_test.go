@@ -69,3 +69,42 @@ func TestQueryLength(t *testing.T) {
 		}
 	}
 }
+
+// A teacher's scores are cosines, or with Dot the products of embeddings as the model gives them, which have no length of 1 here.
+func TestTeacherDot(t *testing.T) {
+	e, err := embedder.Load(goldens.Path(t, "bert/odd-sizes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	texts := []string{"a cat", "the river and the bird", "open the file"}
+	x, err := e.EmbedPrompt(t.Context(), "", texts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dot := range []bool{false, true} {
+		scores, _, err := (&embedder.Teacher{Embedder: e, Dot: dot}).ScorePairs(t.Context(), []string{texts[0], texts[1], texts[2]}, []string{texts[1], texts[2], texts[2]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, of := range [][2]int{{0, 1}, {1, 2}, {2, 2}} {
+			a, b := x[of[0]], x[of[1]]
+			var ab, aa, bb float64
+			for k := range a {
+				ab, aa, bb = ab+float64(a[k])*float64(b[k]), aa+float64(a[k])*float64(a[k]), bb+float64(b[k])*float64(b[k])
+			}
+			size := math.Sqrt(aa * bb)
+			want := ab
+			if !dot {
+				want /= size
+			}
+			if math.Abs(size-1) < 0.1 {
+				t.Fatalf("embeddings of length %v: products and cosines are alike", size)
+			}
+			// Some epsilons of float32 of the largest product that there can be: texts may stand in other passes.
+			if bound := 1e-5 * max(1, size); math.Abs(float64(scores[i])-want) > bound {
+				t.Errorf("dot %v, pair %v: %v, want %v", dot, of, scores[i], want)
+			}
+		}
+	}
+}
