@@ -120,6 +120,8 @@ func TestStreamErrors(t *testing.T) {
 		{1, `{"text": "a"}` + "\n" + `{"text": 5}`, []string{"--output", "-"}, `standard input:2, column "text": it is a number, want a string; --on-error skip writes null for rows`},
 		{1, "", []string{"--output", "-"}, "standard input: no rows"},
 		{1, `[{"text": "a"}`, []string{"--output", "-"}, "standard input ends after 1 elements of its JSON array"},
+		{1, "text,id\na,1\n", []string{"--output", "-", "--on-error", "skip"}, "standard input: none of 2 rows is an object of JSON; the first line looks like CSV or TSV, where JSON lines are read"},
+		{1, "\x1f\x8b\x08", []string{"--output", "-"}, "standard input is compressed, by gzip, where JSON lines are read: unpack it first (gzip -dc)"},
 		{1, `{"txt": "a"}`, []string{"--output", "-"}, `standard input has no column "text" (did you mean "txt"?)`},
 		{2, "", []string{"--output", "-", "--input", "a.jsonl"}, "--input - is standard input, and the only input"},
 		{2, "", []string{"--output", "-", "--output-column", "x"}, "--output-column is for files: --output - writes lines to standard output"},

@@ -16,6 +16,7 @@ import (
 type elements struct {
 	path string
 	in   *bufio.Reader
+	most int64 // bytes of an element
 
 	state   elementState
 	depth   int  // of brackets in the element
@@ -54,7 +55,7 @@ func newElements(path string, content *bufio.Reader) (*elements, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &elements{path: path, in: in}, nil
+	return &elements{path: path, in: in, most: maxLine}, nil
 }
 
 func (e *elements) Read(p []byte) (int, error) {
@@ -141,8 +142,8 @@ func (e *elements) inside(c byte, space bool) error {
 		e.end()
 		return e.take(c)
 	}
-	if e.size++; e.size > maxLine {
-		return fail(ErrCorrupt, "%s: element %d of its JSON array is longer than %d MiB: is each element a row?", e.path, e.count, maxLine>>20)
+	if e.size++; e.size > e.most {
+		return fail(ErrCorrupt, "%s: element %d of its JSON array is longer than %d MiB: is each element a row?", e.path, e.count, e.most>>20)
 	}
 	switch {
 	case c == '\n' && e.quoted:

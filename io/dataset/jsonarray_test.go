@@ -1,15 +1,18 @@
 package dataset
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/klauspost/compress/gzip"
 )
@@ -129,8 +132,8 @@ break"}, {"q": "e"}, truex]`)
 	if !reflect.DeepEqual(good, []string{"a", "b", "e"}) {
 		t.Errorf("rows %q", good)
 	}
-	want := []string{"element 2: not JSON at byte 1: '1' where an object", "element 4: not JSON at byte 6: ", "element 5: not JSON at byte 1", "element 6: ", "element 7: ", `element 8, column "q": it is a number, want a string`,
-		"element 9: not JSON at byte 12: a control character in a string", "element 11: "}
+	want := []string{"element 2: it is a number, where an object", "element 4: not JSON at byte 6: ", "element 5: it is null, where", "element 6: it is a string, where", "element 7: it is a list, where an object { } should be", `element 8, column "q": it is a number, want a string`,
+		"element 9: not JSON at byte 12: a control character in a string", "element 11: not JSON at byte 1: 't' where an object"}
 	if len(bad) != len(want) {
 		t.Fatalf("bad rows %q", bad)
 	}
@@ -150,7 +153,7 @@ break"}, {"q": "e"}, truex]`)
 		`[{"q": "a"} {"q": "b"}]`:     "after element 1 of its JSON array comes '{', where a comma or ] should be",
 		`[{"q": "a"}] x`:              "after element 1 of its JSON array comes 'x', where nothing should be",
 		"[{\"q\": \"a\"}]\n[1]":       "another JSON array after the first, which has 1 elements",
-		`[1, 2]`:                      "a.json: element 1: not JSON at byte 1",
+		`[1, 2]`:                      "a.json: element 1: it is a number, where an object { } should be",
 		"{\"q\": \"a\"}\n[1]\n[2, 3]": "", // lines, of which two are none
 	} {
 		d, err := open(text)
@@ -164,5 +167,82 @@ break"}, {"q": "e"}, truex]`)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
+	}
+}
+
+// An element is as long as a line may be and no longer, and the error comes before more is read of it; what reading a file ends with is the error, and names
+// the element.
+func TestJSONArrayEnds(t *testing.T) {
+	const most = 3 << 20
+	row := func(bytes int) string { return `{"q": "` + strings.Repeat("a", bytes-len(`{"q": ""}`)) + `"}` }
+	read := func(in io.Reader) (int, error) {
+		e, err := newElements("a.json", bufio.NewReader(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.most != maxLine {
+			t.Errorf("an element has at most %d bytes, and a line %d", e.most, maxLine)
+		}
+		e.most = most
+		b, err := io.ReadAll(e)
+		return len(b), err
+	}
+	fits := `[{"q": "b"}, ` + row(most)
+	if n, err := read(strings.NewReader(fits + "]")); err != nil || n != len(fits)-len("[, ")+len("\n\n") {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	lost := errors.New("the disk is gone")
+	if _, err := read(io.MultiReader(strings.NewReader(`[{"q": "b"}, `+row(most+1)), iotest.ErrReader(lost))); err == nil || !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.json: element 2 of its JSON array is longer than 3 MiB") {
+		t.Errorf("%.200v", err)
+	}
+	for text, element := range map[string]string{`[{"q": "b"}, {"q`: "element 2", `[{"q": "b"}, `: "element 1", `[{"q": "b"}]`: "element 1"} {
+		if _, err := read(io.MultiReader(strings.NewReader(text), iotest.ErrReader(lost))); !errors.Is(err, lost) || !strings.Contains(err.Error(), "a.json: in "+element+": ") {
+			t.Errorf("%s: %v, want %v in %s", text, err, lost, element)
+		}
+	}
+	// A compressed file that has not come whole.
+	var packed bytes.Buffer
+	gz := gzip.NewWriter(&packed)
+	gz.Write([]byte(fits[:1000]))
+	gz.Close()
+	path := filepath.Join(t.TempDir(), "a.json.gz")
+	if err := os.WriteFile(path, packed.Bytes()[:packed.Len()-9], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Raw: true}); !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), path+": in element 2") {
+		t.Errorf("a file that is cut off: %v", err)
+	}
+}
+
+// A file with one object that has lists of objects is told how to become rows, by the first of those lists.
+func TestObjectOfRows(t *testing.T) {
+	const hint = "its one row has a list of objects: jq -c "
+	path := filepath.Join(t.TempDir(), "a.json")
+	for text, want := range map[string]string{
+		`{"version": 1, "data": [{"q": "a"}, {"q": "b"}]}`:              hint + `'.data[]' `,
+		`{"a b": [{"q": "a"}], "data": [{"q": "b"}], "no": ["a", "b"]}`: hint + `'.["a b"][]' `,
+		`{"a": {"b": [{"q": "a"}]}}`:                                    hint + `'.a.b[]' `,
+		`{"data": ["a", "b"]}`:                                          "",
+		`{"data": []}`:                                                  "",
+		`{"data": [{"q": "a"}]}` + "\n" + `{"data": [{"q": "a"}]}`:      "",
+		`[{"data": [{"q": "a"}]}]`:                                      "",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(t.Context(), Source{Paths: []string{path}, Query: "text", Raw: true})
+		if !errors.Is(err, ErrMissingColumn) || strings.Contains(err.Error(), "jq") != (want != "") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+		table, err := OpenTable(t.Context(), []string{path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range table.Chunks(t.Context(), "text", 10) {
+			if !errors.Is(err, ErrMissingColumn) || strings.Contains(err.Error(), "jq") != (want != "") || !strings.Contains(err.Error(), want) {
+				t.Errorf("a table of %s: %v, want %q", text, err, want)
+			}
+		}
+		table.Close()
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
@@ -258,10 +259,50 @@ func (j *jsonlFile) line(row int64) int64 {
 func (j *jsonlFile) missing(name string, have []string) error {
 	err := missingColumn(j.path, name, have)
 	if j.text {
-		err = fmt.Errorf("%w (the first line has to name the columns)", err)
+		return fmt.Errorf("%w (the first line has to name the columns)", err)
+	}
+	if list := j.listOfRows(); list != "" {
+		err = fmt.Errorf("%w; its one row has a list of objects: jq -c '%s' makes a row of each", err, list)
 	}
 	return err
 }
+
+// listOfRows is the first list of objects in the one object that a file has, as jq writes its items, .data[]; "" if there is none, or more rows.
+func (j *jsonlFile) listOfRows() (found string) {
+	if j.rows != 1 || j.array || j.text {
+		return ""
+	}
+	buf, err := j.read(j.blocks[0], nil)
+	if err != nil {
+		return ""
+	}
+	lines(buf, func(from, to int) error {
+		r := jsonReader{b: buf[from:to]}
+		var object func(path string) error
+		object = func(path string) error {
+			return r.object(func(key []byte) error {
+				at := path + "." + string(key)
+				if !plainKey.Match(key) {
+					at = fmt.Sprintf("%s.[%q]", path, key)
+				}
+				switch r.peek() {
+				case '{':
+					return object(at)
+				case '[':
+					if next := (jsonReader{b: r.b, i: r.i + 1}); found == "" && next.peek() == '{' {
+						found = at + "[]"
+					}
+				}
+				return r.skip()
+			})
+		}
+		return object("")
+	})
+	return found
+}
+
+// plainKey is a key that jq takes without quotes.
+var plainKey = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // read returns the bytes of a block in buf's memory.
 func (j *jsonlFile) read(b jsonlBlock, buf []byte) ([]byte, error) {

@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"reflect"
@@ -45,8 +46,37 @@ func TestOpenTableFrom(t *testing.T) {
 			t.Errorf("%q: %v, want %q", content, err, want)
 		}
 	}
+	// What files are by their names a stream is not.
+	const csv = "; the first line looks like CSV or TSV, where JSON lines are read"
+	for content, want := range map[string]struct{ stop, skip string }{
+		"\x1f\x8b\x08\x00":               {"in is compressed, by gzip, where JSON lines are read: unpack it first (gzip -dc)", ""},
+		"\x28\xb5\x2f\xfd\x00":           {"in is compressed, by zstd", ""},
+		"PAR1\x15\x04":                   {"in is parquet, where JSON lines are read: a file of that is read by its name", ""},
+		"query,text\na,b\n":              {"in:1: not JSON at byte 1: 'q' where an object { } should be" + csv, "in: none of 2 rows is an object of JSON" + csv},
+		"\xef\xbb\xbf\"q\",\"t\"\n{\n":   {"in:1: not JSON at byte 1: '\"' where an object { } should be" + csv, "in: none of 2 rows is an object of JSON" + csv},
+		"q\tt\na\tb":                     {"in:1: not JSON at byte 1: 'q' where an object { } should be" + csv, "in: none of 2 rows is an object of JSON" + csv},
+		"query,text\n" + `{"text": "a"}`: {"in:1: not JSON at byte 1: 'q' where an object { } should be" + csv, "-"},
+		`"a, b"`:                         {"in:1: it is a string, where an object { } should be", "-"},
+		"text\na\n":                      {"in:1: not JSON at byte 1: 't' where an object { } should be", "-"},
+		`{"text": "a, b"` + "\n":         {"in:1: not JSON at byte 16: ", "-"},
+	} {
+		for withBad, want := range map[bool]string{false: want.stop, true: cmp.Or(want.skip, want.stop)} { // "-": a table
+			table, err := OpenTableFrom(t.Context(), "in", iotest.OneByteReader(strings.NewReader(content)), withBad)
+			if err == nil {
+				table.Close()
+			}
+			if (err == nil) != (want == "-") || err != nil && (!strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), csv) != strings.Contains(want, csv)) {
+				t.Errorf("%q, with bad rows %v: %v, want %q", content, withBad, err, want)
+			}
+			if err != nil && errors.Is(err, ErrBadRow) && strings.Contains(err.Error(), csv) {
+				t.Errorf("%q: %v is a row's fault", content, err)
+			}
+		}
+	}
 	lost := errors.New("the pipe is gone")
-	if _, err := OpenTableFrom(t.Context(), "in", io.MultiReader(strings.NewReader(lines), iotest.ErrReader(lost)), true); !errors.Is(err, lost) || !strings.Contains(err.Error(), "in: after ") {
-		t.Errorf("a stream that ends with an error: %v", err)
+	for content, want := range map[string]string{lines: "in: after ", "q,t\na,b\n": "in: after ", array[:30]: "in: in element 2: "} {
+		if _, err := OpenTableFrom(t.Context(), "in", io.MultiReader(strings.NewReader(content), iotest.ErrReader(lost)), true); !errors.Is(err, lost) || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("a stream that ends with an error: %v, want %q", err, want)
+		}
 	}
 }
