@@ -16,7 +16,9 @@ import (
 )
 
 func init() {
-	dataset.RegisterScheme("hf", func(ctx context.Context, url string) ([]string, error) { return Data(ctx, url, Options{}) })
+	dataset.RegisterScheme("hf", func(ctx context.Context, url string) ([]string, error) {
+		return Data(ctx, url, Options{Warn: dataset.Note(ctx)})
+	})
 }
 
 const dataPrefix = "hf://datasets/"
@@ -25,12 +27,17 @@ const dataPrefix = "hf://datasets/"
 //
 //	hf://datasets/org/name                     the split train, of the default configuration
 //	hf://datasets/org/name?config=pair&split=dev
-//	hf://datasets/org/name@revision/data       the split train of the files in a folder (slashes of a revision as %2F)
+//	hf://datasets/org/name@revision/data       of that the files in a folder (slashes of a revision as %2F)
 //	hf://datasets/org/name/data/train-*.parquet
 //
 // Configurations and splits are what the dataset's card says, or else what its files' names say, as Python's datasets has it; files without a split's
-// word in their names are train. Of those the parquet files are taken, or where there are none those of JSON lines, or .csv. Where nothing says which
-// configuration is the default, or the split is not there, that is an error with those there are.
+// word in their names are train. Of the files of a split that names say, the parquet files are taken, or where there are none those of JSON, or those of
+// CSV and TSV; what is no data by its name, such as README.md or dataset_infos.json, never. Where nothing says which configuration is the default, or the
+// split is not there, or no file is what the card names, that is an error with those there are. [dataset.WithSplits] has a dataset without a split's name
+// stand for others than train; of what is to measure with, Options.Warn is told the split.
+//
+// Offline the same holds of what the cache has. It is an error where the files of a split are not all there, as far as the card or the count in their names
+// say, or where the card is not, and the names leave open what is meant.
 //
 // Everything that [Resolve] promises holds here too.
 func Data(ctx context.Context, ref string, o Options) (paths []string, err error) {
@@ -61,11 +68,11 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 	if _, err := path.Match(glob, ""); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
-	meant := meant{url: dataPrefix + strings.TrimRight(rest, "/"), glob: glob, part: p, given: given}
 	h, err := newHub(id, revision, o)
 	if err != nil {
 		return nil, err
 	}
+	meant := meant{whole: whole{url: dataPrefix + strings.TrimRight(rest, "/"), folder: glob, part: p, splits: dataset.SplitsOf(ctx), note: h.opts.Warn}, given: given}
 	h.kind = "datasets"
 	h.storage = filepath.Join(h.cache, "datasets--"+strings.ReplaceAll(id, "/", "--"))
 	if !h.opts.Offline {
@@ -78,8 +85,11 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 		}
 		cached, none := h.cachedData(meant)
 		var status *statusError
-		if none != nil || errors.As(err, &status) && status.code == "RevisionNotFound" {
+		if errors.Is(none, errNotCached) || errors.As(err, &status) && status.code == "RevisionNotFound" {
 			return nil, h.explain(err)
+		}
+		if none != nil {
+			return nil, fmt.Errorf("%w; and the cached files of %s can't be taken instead: %w", h.explain(err), ref, none)
 		}
 		h.opts.Warn(fmt.Sprintf("using the cached files of %s: %v", ref, h.explain(err)))
 		return cached, nil
@@ -90,37 +100,34 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 	return paths, nil
 }
 
-// meant is what of a dataset a URL means.
+// meant is what of a dataset a URL means: its folder may be a glob.
 type meant struct {
-	url   string // without config and split
-	glob  string // or a folder; "": the whole
-	part  part
+	whole
 	given bool // the URL names the part
 }
 
 const cardName = "README.md"
 
-// pick tells which of a dataset's files are meant. card reads the dataset's.
-func (m meant) pick(files []string, card func() ([]byte, error)) ([]string, error) {
-	found := slices.DeleteFunc(slices.Clone(files), func(name string) bool {
-		ok, _ := path.Match(m.glob, name)
-		return !ok
-	})
+// pick tells which of a dataset's files are meant. card reads the dataset's, which is nil where it has none.
+func (m meant) pick(files []string, card func() ([]byte, error)) (found []string, err error) {
+	matches := func(name string) bool {
+		ok, _ := path.Match(m.folder, name)
+		return ok && (name == m.folder || !dataset.NoData(name))
+	}
+	found = slices.DeleteFunc(slices.Clone(files), func(name string) bool { return !matches(name) })
 	switch {
 	case len(found) > 0 && m.given:
 		return nil, errors.New("config and split are of a dataset or a folder of it, and files are named here")
+	case len(found) > 0 && m.cached:
+		return found, whollyCached(found, matches)
 	case len(found) > 0:
 		return found, nil
-	case m.glob != "" && m.part.config != "":
-		return nil, fmt.Errorf("a configuration is of a whole dataset, as in %s?config=%s", strings.TrimSuffix(m.url, "/"+m.glob), m.part.config)
-	case m.glob != "" || !slices.Contains(files, cardName):
-		return pickPart(m.url, files, m.glob, nil, m.part)
 	}
-	text, err := card()
-	if err != nil {
+	m.files = files
+	if m.card, err = card(); err != nil {
 		return nil, err
 	}
-	return pickPart(m.url, files, "", text, m.part)
+	return m.whole.pick()
 }
 
 // data downloads what a listing has of it.
@@ -146,7 +153,11 @@ func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (p
 		return fmt.Errorf("download of %s: %w", ref, err)
 	}
 	var unread error // of the card
+	cardless := false
 	names, err := m.pick(repo.files, func() ([]byte, error) {
+		if cardless = !slices.Contains(repo.files, cardName); cardless {
+			return nil, nil
+		}
 		if unread = d.fetch(ctx, cardName); unread != nil {
 			return nil, unread
 		}
@@ -166,6 +177,15 @@ func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (p
 	if err := d.fetch(ctx, names...); err != nil {
 		return nil, wrap(err)
 	}
+	if cardless { // as Python's libraries remember it
+		folder := filepath.Join(absent, repo.commit)
+		if err := root.MkdirAll(folder, 0o777); err != nil {
+			return nil, err
+		}
+		if err := root.WriteFile(filepath.Join(folder, cardName), nil, 0o666); err != nil {
+			return nil, err
+		}
+	}
 	if err := h.writeRef(repo.commit); err != nil {
 		return nil, err
 	}
@@ -175,13 +195,19 @@ func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (p
 	return paths, nil
 }
 
+// absent is the folder of a cache with names of files that a commit has not.
+const absent = ".no_exist"
+
+// errNotCached is wrapped where nothing of a dataset is in the cache.
+var errNotCached = errors.New("not in the cache")
+
 // cachedData is what the cache has of it.
 func (h *hub) cachedData(m meant) (paths []string, err error) {
 	commit := h.revision
 	if !commitHash.MatchString(commit) {
 		ref, err := os.ReadFile(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
 		if err != nil {
-			return nil, fmt.Errorf("%v@%s is not in the cache %s", h, h.revision, h.cache)
+			return nil, fmt.Errorf("%v@%s is %w %s", h, h.revision, errNotCached, h.cache)
 		}
 		if commit = strings.TrimSpace(string(ref)); !commitHash.MatchString(commit) {
 			return nil, fmt.Errorf("the cache %s has no commit for %v@%s, but %q", h.cache, h, h.revision, short(ref))
@@ -196,9 +222,19 @@ func (h *hub) cachedData(m meant) (paths []string, err error) {
 		return err
 	})
 	if err != nil || len(names) == 0 {
-		return nil, fmt.Errorf("%v@%s is not in the cache %s", h, h.revision, h.cache)
+		return nil, fmt.Errorf("%v@%s is %w %s", h, h.revision, errNotCached, h.cache)
 	}
-	names, err = m.pick(names, func() ([]byte, error) { return os.ReadFile(filepath.Join(snapshot, cardName)) })
+	m.cached = true
+	var card []byte
+	if slices.Contains(names, cardName) {
+		if card, err = os.ReadFile(filepath.Join(snapshot, cardName)); err != nil {
+			return nil, err
+		}
+	} else {
+		_, err := os.Stat(filepath.Join(h.storage, absent, commit, cardName))
+		m.unknown = err != nil
+	}
+	names, err = m.pick(names, func() ([]byte, error) { return card, nil })
 	if err != nil {
 		return nil, fmt.Errorf("of what is in the cache %s: %w", h.cache, err)
 	}

@@ -1,9 +1,7 @@
 package hfmodel
 
 import (
-	"bytes"
 	"fmt"
-	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -12,8 +10,6 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/token"
-
-	"contraflow/io/dataset"
 )
 
 // A dataset on the hub has splits, train, validation and test, and may have configurations, each with splits of its own. Which files are which its card
@@ -66,19 +62,19 @@ func keywordPatterns(of string) (all []*regexp.Regexp) {
 }
 
 // splitsByName are the files of each split, as their names say it, seen from the folder that they are named from: data/train-00000-of-00002.parquet if one
-// is called so; or the folders, or else the files, with a split's word in their names; or, if there are none, all of them are train.
-func splitsByName(files []string) map[string][]string {
+// is called so; or the folders, or else the files, with a split's word in their names; or, if there are none, all of them are train, and said is false.
+func splitsByName(files []string) (splits map[string][]string, said bool) {
 	files = slices.DeleteFunc(slices.Clone(files), func(f string) bool {
 		return slices.ContainsFunc(strings.Split(f, "/"), hidden)
 	})
-	splits := map[string][]string{}
+	splits = map[string][]string{}
 	for _, f := range files {
 		if m := splitShard.FindStringSubmatch(f); m != nil {
 			splits[m[1]] = append(splits[m[1]], f)
 		}
 	}
 	if len(splits) > 0 {
-		return splits
+		return splits, true
 	}
 	byWords := func(patterns []*regexp.Regexp, names func(f string) []string) {
 		for i, k := range splitKeywords {
@@ -90,15 +86,15 @@ func splitsByName(files []string) map[string][]string {
 		}
 	}
 	if byWords(inDirName, func(f string) []string { return strings.Split(path.Dir(f), "/") }); len(splits) > 0 {
-		return splits
+		return splits, true
 	}
 	if byWords(inFileName, func(f string) []string { return []string{path.Base(f)} }); len(splits) > 0 {
-		return splits
+		return splits, true
 	}
 	if len(files) > 0 {
 		splits["train"] = files
 	}
-	return splits
+	return splits, false
 }
 
 // hidden tells a name that globs don't match unless they say it.
@@ -127,22 +123,59 @@ type cardConfig struct {
 	Default bool   `yaml:"default"`
 }
 
-// cardConfigs are those of a card, README.md, in its head of YAML. A card without such a head has none.
+// cardConfigs are those of a card, README.md, in its head of YAML, which is between two lines of three dashes. A card without such a head has none.
 func cardConfigs(card []byte) (configs []cardConfig, err error) {
-	card = bytes.ReplaceAll(card, []byte("\r\n"), []byte("\n"))
-	head, ok := bytes.CutPrefix(card, []byte("---\n"))
-	if !ok {
+	text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.TrimPrefix(string(card), "\ufeff"))
+	lines := strings.Split(text, "\n")
+	dashes := func(line string) bool { return strings.TrimRight(line, " \t") == "---" }
+	first := slices.IndexFunc(lines, func(line string) bool { return strings.TrimSpace(line) != "" })
+	if first < 0 || strings.TrimSpace(lines[first]) != "---" {
 		return nil, nil
 	}
-	head, _, _ = bytes.Cut(head, []byte("\n---"))
-	if err := checkYAML(string(head)); err != nil {
+	end := slices.IndexFunc(lines[first+1:], dashes)
+	if end < 0 {
+		return nil, nil
+	}
+	lines = lines[:first+1+end]
+	lines[first] = ""
+	if err := onlyConfigs(lines); err != nil {
+		return nil, err
+	}
+	head := strings.Join(lines, "\n") // with the lines before it, so that errors name the card's
+	if err := checkYAML(head); err != nil {
 		return nil, err
 	}
 	var c struct{ Configs []cardConfig }
-	if err := yaml.Unmarshal(head, &c); err != nil {
+	if err := yaml.Unmarshal([]byte(head), &c); err != nil {
 		return nil, fmt.Errorf("its card, README.md, can't be read: %w", err)
 	}
 	return c.Configs, nil
+}
+
+var configsLine = regexp.MustCompile(`^["']?configs["']?[ \t]*:`)
+
+// onlyConfigs empties the lines of a head that are not of its key configs: nothing else of it is read, whatever YAML it has. Keys of a head begin their
+// lines; what belongs to one is on lines that begin with spaces, dashes, closing brackets or comments. A head of another shape is left as it is.
+func onlyConfigs(lines []string) error {
+	shaped := slices.IndexFunc(lines, func(line string) bool { return strings.TrimSpace(line) != "" && line[0] != '#' })
+	if shaped < 0 || strings.ContainsRune(" \t-{", rune(lines[shaped][0])) {
+		return nil
+	}
+	inside, before := false, 0
+	for i, line := range lines {
+		if line != "" && !strings.ContainsRune(" \t-#]}", rune(line[0])) {
+			if inside = configsLine.MatchString(line); inside {
+				if before > 0 {
+					return fmt.Errorf("its card, README.md, has configs twice (lines %d and %d)", before, i+1)
+				}
+				before = i + 1
+			}
+		}
+		if !inside {
+			lines[i] = ""
+		}
+	}
+	return nil
 }
 
 // checkYAML refuses a head that takes far more memory than it is long.
@@ -155,31 +188,35 @@ func checkYAML(head string) error {
 	for _, t := range lexer.Tokenize(head) {
 		switch t.Type {
 		case token.AliasType, token.MergeKeyType:
-			return fmt.Errorf("its card, README.md, has an alias in its head (line %d), which is not read", 1+t.Position.Line)
+			return fmt.Errorf("its card, README.md, has an alias in its configs (line %d), which is not read", t.Position.Line)
 		case token.MappingStartType, token.SequenceStartType:
 			depth++
 		case token.MappingEndType, token.SequenceEndType:
 			depth--
 		}
 		if depth > deepest {
-			return fmt.Errorf("its card, README.md, has a head of more than %d levels (line %d)", deepest, 1+t.Position.Line)
+			return fmt.Errorf("its card, README.md, has configs of more than %d levels (line %d)", deepest, t.Position.Line)
 		}
 	}
 	return nil
 }
 
-// splits are the files of each of a configuration's splits.
-func (c cardConfig) splits(files []string) (map[string][]string, error) {
-	in := func(pattern string) (found []string) {
+// splits are the files of each of a configuration's splits, and missing what the card names of each that no file is.
+func (c cardConfig) splits(files []string) (splits, missing map[string][]string, err error) {
+	missing = map[string][]string{}
+	in := func(split, pattern string) (found []string) {
 		pattern = path.Join(c.Dir, pattern)
 		for _, f := range files {
 			if f == pattern || globMatch(strings.Split(pattern, "/"), strings.Split(f, "/")) {
 				found = append(found, f)
 			}
 		}
+		if len(found) == 0 {
+			missing[split] = append(missing[split], pattern)
+		}
 		return found
 	}
-	splits := map[string][]string{}
+	splits = map[string][]string{}
 	if c.Files == nil {
 		below, prefix := []string{}, strings.Trim(c.Dir, "/")+"/"
 		if c.Dir == "" {
@@ -190,37 +227,38 @@ func (c cardConfig) splits(files []string) (map[string][]string, error) {
 				below = append(below, rest)
 			}
 		}
-		for split, list := range splitsByName(below) {
+		byName, _ := splitsByName(below)
+		for split, list := range byName {
 			for _, f := range list {
 				splits[split] = append(splits[split], prefix+f)
 			}
 		}
-		return splits, nil
+		return splits, missing, nil
 	}
 	unknown := fmt.Errorf("its card, README.md, has data_files of the configuration %q that are no pattern, no list of patterns and no list of {split, path}", c.Name)
 	patterns, ok := texts(c.Files)
 	if ok {
 		for _, p := range patterns {
-			splits["train"] = append(splits["train"], in(p)...)
+			splits["train"] = append(splits["train"], in("train", p)...)
 		}
-		return splits, nil
+		return splits, missing, nil
 	}
 	list, _ := c.Files.([]any)
 	if len(list) == 0 {
-		return nil, unknown
+		return nil, nil, unknown
 	}
 	for _, entry := range list {
 		of, _ := entry.(map[string]any)
 		split, ok1 := of["split"].(string)
 		patterns, ok2 := texts(of["path"])
 		if !ok1 || !ok2 {
-			return nil, unknown
+			return nil, nil, unknown
 		}
 		for _, p := range patterns {
-			splits[split] = append(splits[split], in(p)...)
+			splits[split] = append(splits[split], in(split, p)...)
 		}
 	}
-	return splits, nil
+	return splits, missing, nil
 }
 
 // texts are a text, or a list of them.
@@ -237,70 +275,4 @@ func texts(v any) (out []string, ok bool) {
 		out = append(out, text)
 	}
 	return out, ok && len(list) > 0
-}
-
-// configOf chooses a configuration of a card that has some.
-func configOf(url string, configs []cardConfig, name string) (cardConfig, error) {
-	var names, defaults []string
-	for _, c := range configs {
-		if c.Name == name {
-			return c, nil
-		}
-		names = append(names, c.Name)
-		if len(configs) == 1 || c.Name == "default" || c.Default {
-			defaults = append(defaults, c.Name)
-		}
-	}
-	slices.Sort(names)
-	has, such := strings.Join(names, ", "), fmt.Sprintf("name one, as in %s?config=%s", url, names[0])
-	switch {
-	case name != "":
-		return cardConfig{}, fmt.Errorf("%w: it has no configuration %q, but %s", ErrNotFound, name, has)
-	case len(defaults) == 0:
-		return cardConfig{}, fmt.Errorf("it has the configurations %s, and none is the default: %s", has, such)
-	case len(defaults) > 1:
-		return cardConfig{}, fmt.Errorf("it has the configurations %s, and several are the default, %s: %s", has, strings.Join(defaults, ", "), such)
-	}
-	return configOf(url, configs, defaults[0])
-}
-
-// pickPart chooses among a dataset's files those of a configuration and split. folder is what of it the URL names, "" for the whole, of which card is the
-// README.md; nil if it has none.
-func pickPart(url string, files []string, folder string, card []byte, p part) ([]string, error) {
-	var splits map[string][]string
-	configs, err := cardConfigs(card)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("%w; files of it may be named, as in %s/data/train-*.parquet", err, url)
-	case len(configs) > 0:
-		c, err := configOf(url, configs, p.config)
-		if err != nil {
-			return nil, err
-		}
-		if splits, err = c.splits(files); err != nil {
-			return nil, err
-		}
-	case p.config != "":
-		return nil, fmt.Errorf("%w: it has no configuration %q: its card, README.md, names none; a folder of it is %s/FOLDER", ErrNotFound, p.config, url)
-	default:
-		splits, _ = cardConfig{Dir: folder}.splits(dataset.Pick(files, folder)) // what is read of it, of one kind
-	}
-	maps.DeleteFunc(splits, func(_ string, files []string) bool { return len(files) == 0 })
-	want := p.split
-	if want == "" {
-		want = "train"
-	}
-	if found := splits[want]; len(found) > 0 {
-		slices.Sort(found)
-		return slices.Compact(found), nil
-	}
-	if len(splits) == 0 {
-		return nil, fmt.Errorf("%w: it has %d files, such as %q, none of which is meant", ErrNotFound, len(files), files[:min(3, len(files))])
-	}
-	names := slices.Sorted(maps.Keys(splits))
-	with := "?"
-	if p.config != "" {
-		with = "?config=" + p.config + "&"
-	}
-	return nil, fmt.Errorf("%w: it has no split %q, but %s: name one, as in %s%ssplit=%s", ErrNotFound, want, strings.Join(names, ", "), url, with, names[0])
 }

@@ -32,7 +32,7 @@ func TestSplitsGolden(t *testing.T) {
 		for config, want := range c.Configs {
 			got := map[string][]string{}
 			for _, split := range []string{"train", "validation", "test", "dev", "weird_name"} {
-				files, err := pickPart("hf://datasets/org/name", c.Files, "", []byte(c.Card), part{config, split})
+				files, err := whole{url: "hf://datasets/org/name", files: c.Files, card: []byte(c.Card), part: part{config, split}}.pick()
 				if err == nil {
 					got[split] = files
 				}
@@ -43,7 +43,7 @@ func TestSplitsGolden(t *testing.T) {
 			checked++
 		}
 	}
-	if checked < 25 {
+	if checked < 34 {
 		t.Fatalf("%d cases", checked)
 	}
 }
@@ -92,7 +92,7 @@ func TestDataSplits(t *testing.T) {
 	fails(name+"?split=none", `it has no split "none", but test, train, validation: name one, as in hf://datasets/org/name?split=test`)
 	fails(name+"?config=a", `it has no configuration "a": its card, README.md, names none; a folder of it is hf://datasets/org/name/FOLDER`)
 	fails(name+"/sub", `it has no split "train", but test, validation: name one, as in hf://datasets/org/name/sub?split=test`)
-	fails(name+"/sub?config=a", "a configuration is of a whole dataset, as in hf://datasets/org/name?config=a")
+	fails(name+"/sub?config=a", `it has no configuration "a": its card, README.md, names none; a folder of it is hf://datasets/org/name/FOLDER`)
 	fails(name+"/*.jsonl?split=test", "config and split are of a dataset or a folder of it, and files are named here")
 	fails(name+"?split=", "want ?split=NAME")
 	fails(name+"?split=a&spilt=b", `what follows the question mark is "split=a&spilt=b": want ?split=NAME, ?config=NAME or`)
@@ -113,17 +113,21 @@ func TestDataSplits(t *testing.T) {
 	fails(name+"?config=pair&split=none", "of what is in the cache "+cache)
 
 	for card, want := range map[string]string{
-		"---\nconfigs: 5\n---\n":                                                   "its card, README.md, can't be read",
-		"---\nconfigs:\n- {config_name: a, data_files: 7}\n---\n":                  `data_files of the configuration "a" that are no pattern`,
-		"---\nconfigs:\n- {config_name: a, data_files: [{split: train}]}\n---\n":   `data_files of the configuration "a" that are no pattern`,
-		"---\na: &x [1]\nconfigs: *x\n---\n":                                       "has an alias in its head (line 3)",
-		"---\na: " + strings.Repeat("[", 200) + strings.Repeat("]", 200) + "\n---": "more than 100 levels (line 2)",
+		"---\nconfigs: 5\n---\n":                                                                       "its card, README.md, can't be read",
+		"---\nconfigs:\n- {config_name: a, data_files: 7}\n---\n":                                      `data_files of the configuration "a" that are no pattern`,
+		"---\nconfigs:\n- {config_name: a, data_files: [{split: train}]}\n---\n":                       `data_files of the configuration "a" that are no pattern`,
+		"---\na: &x [1]\nconfigs: *x\n---\n":                                                           "has an alias in its configs (line 3), which is not read; files of it may be named, as in hf://datasets/org/name/a.jsonl",
+		"\n---\na: &x 1\nconfigs:\n- " + strings.Repeat("[", 200) + strings.Repeat("]", 200) + "\n---": "more than 100 levels (line 5)",
+		"---\na: b\n# c\nconfigs:\n- {config_name: a, data_files: [*x]}\n---":                          "an alias in its configs (line 5)",
+		"---\na: b\nconfigs: 5\n---":                                                                   "[3:10]",
+		"---\nconfigs: []\na: 1\nconfigs: []\n---":                                                     "has configs twice (lines 2 and 4)",
+		"---\n{configs: &x [1], b: *x}\n---":                                                           "an alias in its configs (line 2)",
 	} {
-		if _, err := pickPart(name, []string{"a.jsonl"}, "", []byte(card), part{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := (whole{url: name, files: []string{"a.jsonl"}, card: []byte(card)}).pick(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %v, want %q", card, err, want)
 		}
 	}
-	if _, err := pickPart(name, []string{"a.parquet"}, "", nil, part{split: "test"}); !errors.Is(err, ErrNotFound) {
+	if _, err := (whole{url: name, files: []string{"a.parquet"}, part: part{split: "test"}}).pick(); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(cache, "*")); len(left) == 0 {

@@ -459,7 +459,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	}
 	files := src.files(r.lossOf(i), tokens)
 	files.CheckText = x.text.CheckText(i)
-	d, err := dataset.Open(ctx, files)
+	d, err := dataset.Open(x.noting(ctx, fmt.Sprintf("data.train[%d]", i)), files)
 	if err != nil {
 		return p, err
 	}

@@ -65,6 +65,14 @@ CASES = [
     {"files": ALL_OF_NLI, "card": "---\r\nconfigs:\r\n- config_name: a\r\n  default: true\r\n  data_files: pair/*\r\n- config_name: b\r\n  default: true\r\n  data_files: triplet/*\r\n---\r\n", "configs": [""]},
     {"files": ALL_OF_NLI, "card": "---\nlicense: mit\n---\n", "configs": [""]},
     {"files": ALL_OF_NLI, "card": "---\nconfigs:\n- config_name: a\n  data_files: [{split: train, path: 'nothing/*'}]\n---\n", "configs": [""]},
+    {"files": ["README.md", "LICENSE", "dataset_infos.json", "config.json", "a.jsonl", "sub/b.jsonl"], "card": "---\nconfigs:\n- config_name: star\n  data_files: '*'\n- config_name: deep\n  data_files: '**'\n---\n", "configs": ["star", "deep"]},
+    {"files": ["README.md", "LICENSE", "dataset_infos.json", "test.jsonl", "train.jsonl"], "card": "---\nconfigs:\n- config_name: bare\n---\n", "configs": [""]},
+    {"files": ["README.md", "LICENSE", "dataset_dict.json", "a.jsonl"], "card": "---\nconfigs:\n- config_name: bare\n---\n", "configs": [""]},
+    {"files": ["test.json", "train.json"], "card": "\n \n---\nconfigs:\n- config_name: a\n  data_files: test.json\n---\n", "configs": [""]},
+    {"files": ["test.json", "train.json"], "card": "---\nconfigs:\n- config_name: a\n  data_files: test.json\n", "configs": [""]},
+    {"files": ["test.tsv", "train.tsv", "train.tsv.gz"]},
+    {"files": ["a1.jsonl", "a2.jsonl", "!b.jsonl", "c1.jsonl"], "card": "---\nconfigs:\n- config_name: a\n  data_files: '[!a]*.jsonl'\n---\n", "configs": [""]},
+    {"files": ["test.jsonl", "train.jsonl"], "card": "---\nlicense: &l mit\nother: *l\nconfigs:\n- config_name: a\n  data_files: test.jsonl\n---\n", "configs": [""]},
 ]
 
 out = []
@@ -75,7 +83,7 @@ for case in CASES:
         for name in case["files"]:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"")
+            path.write_bytes(b"{}" if name.endswith(".json") else b"")
         if "card" in case:
             (folder / "README.md").write_bytes(case["card"].encode())
         of = {}
