@@ -122,6 +122,8 @@ func (m meant) pick(files []string, card func() ([]byte, error)) (found []string
 		return found, whollyCached(found, matches)
 	case len(found) > 0:
 		return found, nil
+	case strings.ContainsAny(m.folder, "*?["):
+		return nil, fmt.Errorf("%w: it has %d files, such as %q, none of which matches", ErrNotFound, len(files), files[:min(3, len(files))])
 	}
 	m.files = files
 	if m.card, err = card(); err != nil {

@@ -167,6 +167,9 @@ func TestDataNotes(t *testing.T) {
 	if err != nil || len(files) != 2 {
 		t.Errorf("a glob: %q, %v", files, err)
 	}
+	if _, err := Data(t.Context(), wholeName+"/q/*.jsonl", Options{}); err == nil || !strings.Contains(err.Error(), `it has 4 files, such as ["LICENSE" "README.md" "test.jsonl"], none of which matches`) {
+		t.Errorf("a glob of nothing: %v", err)
+	}
 	if files, err = Data(t.Context(), wholeName+"/LICENSE", Options{}); err != nil || len(files) != 1 {
 		t.Errorf("a name: %q, %v", files, err)
 	}
