@@ -52,6 +52,7 @@ func TestWhole(t *testing.T) {
 		{folded, fold, "", part{}, dataset.All, `has no/* for the split "none"`, ""},
 		{folded, "configs:\n- config_name: c\n  data_files: [data/a.jsonl, gone.jsonl]\n", "", part{}, dataset.Train, "has gone.jsonl for the split", ""},
 		{folded, "configs:\n- config_name: c\n  data_files: [data/a.jsonl, data/*.jsonl]\n", "", part{}, dataset.Train, "data/a.jsonl data/b.jsonl data/c.jsonl", ""}, // each once
+		{[]string{"train.jsonl", "validation.jsonl", "eval.jsonl"}, "", "", part{}, dataset.HeldOut, "eval.jsonl", noted + "test is"},
 		{[]string{"train.jsonl", "validation.jsonl", "dev-x.jsonl"}, "", "", part{}, dataset.HeldOut, "dev-x.jsonl validation.jsonl", noted + "validation is"},
 		{[]string{"data/a-00000-of-00001.jsonl", "data/b-00000-of-00001.jsonl"}, "", "", part{}, dataset.HeldOut, "neither the split test nor validation, but a, b: name one, as in hf://datasets/org/name?split=a", ""},
 		{[]string{"train.jsonl", "test.parquet", "train.csv", "dev.csv"}, "", "", part{}, dataset.Train, "train.jsonl", ""}, // the split before the kind

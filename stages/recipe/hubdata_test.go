@@ -46,8 +46,9 @@ func TestWholeDatasets(t *testing.T) {
 		t.Fatal(err)
 	}
 	train, test := bytes.Join(lines[:40], nil), bytes.Join(lines[40:60], nil)
-	card := "---\nconfigs:\n- config_name: default\n  data_files: [{split: train, path: train.jsonl}, {split: test, path: test.jsonl}]\n- config_name: sts\n  data_dir: sts\n---\n"
-	hubCache(t, map[string][]byte{"README.md": []byte(card), "train.jsonl": train, "test.jsonl": test, "sts/train.jsonl": []byte("{}\n"), "sts/test.jsonl": sts})
+	card := "---\nconfigs:\n- config_name: default\n  data_files: [{split: train, path: train.jsonl}, {split: test, path: test.jsonl}]\n- config_name: sts\n  data_dir: sts\n- config_name: queries\n  data_files: q.jsonl\n- config_name: corpus\n  data_files: c.jsonl\n- config_name: qrels\n  data_dir: qrels\n---\n"
+	hubCache(t, map[string][]byte{"README.md": []byte(card), "train.jsonl": train, "test.jsonl": test, "sts/train.jsonl": []byte("{}\n"), "sts/test.jsonl": sts,
+		"q.jsonl": []byte(`{"_id": "1", "text": "a"}`), "c.jsonl": []byte(`{"_id": "1", "text": "b"}`), "qrels/train.jsonl": []byte("{}\n"), "qrels/test.jsonl": []byte(`{"query-id": "1", "corpus-id": "1", "score": 1}`)})
 	const name = "hf://datasets/org/name"
 	if err := os.WriteFile(filepath.Join(j.dir, "test.jsonl"), test, 0o600); err != nil {
 		t.Fatal(err)
@@ -55,7 +56,8 @@ func TestWholeDatasets(t *testing.T) {
 	evaluated := func(out, path string) (map[int]float64, outcome) {
 		t.Helper()
 		o, err := j.run(t, out, nil, 0, false, "train.max_steps=1", "eval.at_start=true", "data.train.0.path="+name+"?split=train",
-			fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", path), fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", name+"?config=sts"))
+			fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", path), fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", name+"?config=sts"),
+			fmt.Sprintf("eval.retrieval={queries: %q, corpus: %q, qrels: %q}", name+"?config=queries", name+"?config=corpus", name+"?config=qrels"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +69,7 @@ func TestWholeDatasets(t *testing.T) {
 		t.Errorf("losses %v, of the split's file %v", got, want)
 	}
 	notes := strings.Join(o.notes, "\n")
-	for _, want := range []string{"eval.loss: " + name + ": its split test is what is measured with", "eval.sts: " + name + ": its split test is what"} {
+	for _, want := range []string{"eval.loss: " + name + ": its split test is what is measured with", "eval.sts: " + name + ": its split test is what", "eval.retrieval: " + name + ": its split test is what", "eval.retrieval: " + name + ": its split train is what is measured with, of train; ?config=corpus&split=NAME"} {
 		if !strings.Contains(notes, want) {
 			t.Errorf("notes %q, want %q", notes, want)
 		}
