@@ -45,7 +45,7 @@ func TestContaminationOfAllSplits(t *testing.T) {
 	const test = "these words are of a row to test with"
 	dir := t.TempDir()
 	dataset.RegisterScheme("whole", func(ctx context.Context, _ string) (files []string, err error) {
-		for name, text := range map[string]string{"train": "other words are of a row to train on", "test": test} {
+		for name, text := range map[string]string{"train": "nothing else is said by what one trains on", "test": test} {
 			file := filepath.Join(dir, name+".jsonl")
 			if name == "train" || dataset.SplitsOf(ctx) == dataset.All {
 				files = append(files, file)
