@@ -294,6 +294,9 @@ func TestTemplate(t *testing.T) {
 		if strings.HasPrefix(name, "beir:") { // which says what it needs
 			text = strings.Replace(text, "dev: 0 ", "dev: 0.1 ", 1)
 		}
+		if strings.HasPrefix(name, "documents:") { // in the place of the positive
+			text = regexp.MustCompile(`(?m)^ *positive: .*\n`).ReplaceAllString(text, "")
+		}
 		c, err := decoded(t, text)
 		if err != nil {
 			t.Errorf("with %s: %v", name, err)

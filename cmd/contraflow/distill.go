@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,7 +14,6 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
-	"contraflow/stages/evaluate"
 	"contraflow/stages/mine"
 	"contraflow/stages/reranker"
 )
@@ -33,7 +31,7 @@ type distillFlags struct {
 func newDistill() *cobra.Command {
 	var f distillFlags
 	cmd := &cobra.Command{
-		Use:   "distill --model DIR --input FILES --query NAME --positive NAME [--negatives NAME ...] --output FILE",
+		Use:   "distill --model DIR --input FILES --query NAME (--positive NAME [--negatives NAME ...] | --documents NAME) --output FILE",
 		Short: "Write a teacher's scores of training rows",
 		Long: `distill writes a parquet file with the input's columns and a column of lists beside them: the teacher's scores of each row's documents,
 the positive's first, then its negatives'. The column is scores, or as --output-column says, as it must where the input has one called so: what mine has
@@ -45,6 +43,10 @@ reranker's kl and distill); of the command below, as
 and of each run as it prints in the end. The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are
 cosines; its folder says which. For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.
 
+With --documents the rows have a list of all of their documents, and each is scored. A reranker learns from that as
+
+  {path: scored.parquet, query: query, documents: docs, scores: teacher}
+
 Rows that --on-error skip leaves out are not in the output; among them are lines that are no JSON.
 ` + inPlace + `
 With --on-error skip, which would lose rows, it may not.`,
@@ -54,7 +56,13 @@ With --on-error skip, which would lose rows, it may not.`,
 			if err := f.rows.bad.check(); err != nil {
 				return err
 			}
+			if err := f.rows.checkDocuments(cmd, "positive", "negatives"); err != nil {
+				return err
+			}
 			if err := f.rows.bad.apart(f.rows.output, f.rows.input, "the scores"); err != nil {
+				return err
+			}
+			if err := mayReplace(f.rows.input, f.rows.output); err != nil {
 				return err
 			}
 			t, err := f.teacher(cmd)
@@ -68,20 +76,30 @@ With --on-error skip, which would lose rows, it may not.`,
 	fl := cmd.Flags()
 	f.rows.add(cmd, "of a list, each is scored", "of an embedding model: ")
 	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column `NAME` with negatives, or lists of them (may be repeated)")
+	fl.StringVar(&f.rows.documents, "documents", "", "instead of --positive and --negatives: the column `NAME` with lists of all of a row's documents")
 	fl.StringVar(&f.outputColumn, "output-column", "scores", "the `NAME` of the column with the scores")
 	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines; those of a sparse encoder always are")
 	fl.StringVar(&f.template, "template", "", "of a reranker: "+templateFlag)
 	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: "+instructionFlag)
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: "+sigmoidFlag)
 	f.model.add(cmd, "texts, or a reranker's pairs,")
+	f.model.addQueryLength(cmd, "of an embedding model: ", "queries")
 	return cmd
 }
 
-// teacher scores pairs.
+// teacher scores pairs, until it is closed.
 type teacher interface {
-	// ScorePairs scores each document with the query of its place; cut is how many texts or pairs were too long.
-	ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error)
+	mine.Teacher
 	Close() error
+}
+
+// sigmoidTeacher gives a reranker's scores between 0 and 1.
+type sigmoidTeacher struct{ teacher }
+
+func (t sigmoidTeacher) ScorePairs(ctx context.Context, queries, documents []string) ([]float32, int, error) {
+	scores, cut, err := t.teacher.ScorePairs(ctx, queries, documents)
+	reranker.Sigmoid(scores)
+	return scores, cut, err
 }
 
 // teacher loads the model as what its folder says that it is.
@@ -101,7 +119,7 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 	if vectors {
 		return nil, usageError{fmt.Errorf("%s gives a vector for each token and no embeddings: a teacher is a reranker or an embedding model", f.model.path)}
 	}
-	of := map[bool][]string{true: {"template", "instruction", "sigmoid"}, false: {"query-prompt", "document-prompt", "dot"}}
+	of := map[bool][]string{true: {"template", "instruction", "sigmoid"}, false: {"query-prompt", "document-prompt", "dot", "query-max-length"}}
 	for _, flag := range of[!reranks] {
 		if cmd.Flags().Changed(flag) {
 			what := map[bool]string{true: "a reranker", false: "an embedding model"}
@@ -113,147 +131,58 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 		if err != nil {
 			return nil, err
 		}
+		if f.sigmoid {
+			return sigmoidTeacher{r}, nil
+		}
 		return r, nil
 	}
 	e, err := f.model.load(cmd)
 	if err != nil {
 		return nil, err
 	}
-	t := &cosines{Embedder: e, dot: f.dot || e.Sparse()} // as eval compares sparse embeddings
-	t.query, t.document = textPrompts(cmd, e, f.rows.queryPrompt, f.rows.documentPrompt)
+	t := &embedder.Teacher{Embedder: e, Dot: f.dot || e.Sparse()} // as eval compares sparse embeddings
+	t.Query, t.Document = textPrompts(cmd, e, f.rows.queryPrompt, f.rows.documentPrompt)
 	return t, nil
 }
 
-// cosines is an embedding model as a teacher.
-type cosines struct {
-	*embedder.Embedder
-	query, document string // prompts
-	dot             bool
-}
-
-func (t *cosines) ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error) {
-	place := map[string]int{} // a text is embedded once: queries come with each of their documents
-	var texts []string
-	number := func(prompt string, of []string) (places []int) {
-		for _, text := range of {
-			text = prompt + text
-			if _, ok := place[text]; !ok {
-				place[text] = len(texts)
-				texts = append(texts, text)
-			}
-			places = append(places, place[text])
-		}
-		return places
-	}
-	q, d := number(t.query, queries), number(t.document, documents)
-	x := make([]float32, len(texts)*t.Size())
-	if cut, err = t.EmbedInto(ctx, "", texts, x); err != nil && !errors.Is(err, embedder.ErrNotFinite) { // of a score that is not, run names the row
-		return nil, 0, err
-	}
-	if !t.dot {
-		evaluate.Normalize(x, t.Size())
-	}
-	for i := range q {
-		scores = append(scores, mine.Score(x, x, t.Size(), q[i], d[i]))
-	}
-	return scores, cut, nil
-}
-
 func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
-	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
-	d, err := dataset.Open(ctx, dataset.Source{Paths: f.rows.input, Query: f.rows.query, Positive: f.rows.positive, Negatives: f.negatives, Raw: true, InOrder: true})
-	if err != nil {
-		return err
+	u := newUI(cmd.ErrOrStderr(), false)
+	x := mine.Distillation{
+		Source: dataset.Source{Paths: f.rows.input, Query: f.rows.query, Positive: f.rows.positives(), Negatives: f.negatives, Documents: f.rows.documents},
+		Output: f.rows.output, Column: f.outputColumn,
+		Note: func(message string) { u.printf("%s\n", message) },
+		Progress: func(done, total int64) {
+			if u.due(done == total) {
+				u.printf("%d of %d rows\n", done, total)
+			}
+		},
 	}
-	defer d.Close()
-	u.notes(d)
-	table, w, done, err := besides(ctx, f.rows.bad.open, f.rows.input, f.rows.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.NumbersOut})
-	if err != nil {
-		return err
+	if f.rows.bad.skips() {
+		x.Bad = f.rows.bad.leave
 	}
-	defer done()
-	next, stop := iter.Pull2(rows(ctx, d))
-	defer stop()
-	total, long, written := 0, 0, 0
-	for c, err := range table.Chunks(ctx, "", distillRows) {
-		if err != nil {
-			return err
-		}
-		var queries, documents []string
-		var counts, out []int // the documents of each row that is scored, and the rows of the chunk that are not
-		var ids []int64       // of the former
-		for i := range c.Rows {
-			id := c.First + int64(i)
-			row, err, ok := next()
-			if !ok {
-				return fmt.Errorf("row %d: the file has changed while it was read", id)
-			}
-			if bad := c.Bad[i]; err == nil && bad != nil {
-				err = bad
-			}
-			if err != nil {
-				if err := f.rows.bad.leave(err); err != nil {
-					return err
-				}
-				out = append(out, i)
-				continue
-			}
-			var texts []string // the query, then its documents
-			for column := range 2 + len(f.negatives) {
-				texts = row.texts(texts, column)
-			}
-			for _, text := range texts[1:] {
-				queries, documents = append(queries, texts[0]), append(documents, text)
-			}
-			counts, ids = append(counts, len(texts)-1), append(ids, id)
-		}
-		last := c.First + int64(c.Rows) - 1
-		if c.Drop(out); c.Rows == 0 {
-			continue
-		}
-		scores, cut, err := t.ScorePairs(ctx, queries, documents)
-		if err != nil {
-			return fmt.Errorf("rows %d to %d: %w", c.First, last, err)
-		}
-		if f.sigmoid {
-			reranker.Sigmoid(scores)
-		}
-		total, long, written = total+len(scores), long+cut, written+c.Rows
-		lists := make([][]float32, c.Rows)
-		for i, n := range counts {
-			lists[i], scores = scores[:n], scores[n:]
-			for k, s := range lists[i] {
-				if !finite(s) {
-					return fmt.Errorf("row %d: the teacher's score of document %d is %v: its weights, or what it computes of them in --precision %s, are not finite", ids[i], k, s, f.model.precision)
-				}
-			}
-		}
-		if err := w.Write(c, lists); err != nil {
-			return err
-		}
-		if u.due(last+1 == table.Rows()) {
-			u.printf("%d of %d rows\n", last+1, table.Rows())
-		}
-	}
-	if written == 0 {
+	out, err := x.Run(cmd.Context(), t)
+	if errors.Is(err, mine.ErrNoRow) {
 		return f.rows.bad.none()
 	}
-	if err := w.Close(); err != nil {
-		return err
+	if err != nil {
+		return f.rows.bad.stopped(err)
 	}
-	u.printf("%d scores of %d rows written to %s, which data.train takes as %s\n", total, written, f.rows.output, f.entry(d.Lists()))
-	if len(f.negatives) == 0 {
+	u.printf("%d scores of %d rows written to %s, which data.train takes as %s\n", out.Scores, out.Rows, f.rows.output, f.entry(out.Lists))
+	if len(f.negatives) == 0 && f.rows.documents == "" {
 		u.printf("note: these are scores of positives alone: margin_mse, distill_kl and a reranker's kl and distill compare them with those of negatives, whose columns --negatives names\n")
 	}
 	f.rows.bad.say(u)
-	if long > 0 {
-		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", long)
+	if out.Cut > 0 {
+		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", out.Cut)
 	}
 	return nil
 }
 
 // entry is what data.train says to take the scores. lists tells which of query, positive and negatives are.
 func (f *distillFlags) entry(lists []bool) string {
+	if f.rows.documents != "" {
+		return fmt.Sprintf("{path: %s, query: %s, documents: %s, scores: %s}", inYAML(f.rows.output), inYAML(f.rows.query), inYAML(f.rows.documents), inYAML(f.outputColumn))
+	}
 	e := fmt.Sprintf("{path: %s, query: %s, positive: %s", inYAML(f.rows.output), inYAML(f.rows.query), inYAML(f.rows.positive))
 	var names []string
 	for _, n := range f.negatives {
@@ -278,6 +207,3 @@ func inYAML(s string) string {
 	}
 	return strconv.Quote(s)
 }
-
-// distillRows is how many rows are scored at a time: with their documents, sorted by length, they fill passes well.
-const distillRows = 1024

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
 	"contraflow/testdata/goldens"
 )
 
@@ -63,4 +65,102 @@ func TestDistillEntry(t *testing.T) {
 	if !strings.Contains(bare.stderr, alone) || strings.Contains(r.stderr, alone) {
 		t.Errorf("without negatives says %q, with them %q", bare.stderr, r.stderr)
 	}
+}
+
+// Of rows with lists of documents each document has the score that rerank gives the pair, and a reranker trains on the entry that distill prints.
+func TestDistillDocuments(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	cross := goldens.Path(t, "rerank/cross")
+	rows, pairs := "", ""
+	for i, docs := range [][]string{{"a bird of the river", "The cat sees a bird.", "open the file"}, {"a stone"}, {"the house of a dog", "fire and water"}} {
+		rows += fmt.Sprintf("{\"query\": \"find %d\", \"docs\": [\"%s\"], \"labels\": [%s]}\n", i, strings.Join(docs, `", "`), strings.Trim(strings.Repeat("1, ", len(docs)), ", "))
+		for _, d := range docs {
+			pairs += fmt.Sprintf("{\"query\": \"find %d\", \"document\": %q}\n", i, d)
+		}
+	}
+	for name, text := range map[string]string{"lists.jsonl": rows, "pairs.jsonl": pairs} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, more := range [][]string{nil, {"--sigmoid"}} {
+		said := succeed(t, append([]string{"distill", "--model", cross, "--input", at("lists.jsonl"), "--documents", "docs", "--output", at("scored.parquet")}, more...)...).stderr
+		succeed(t, append([]string{"rerank", "--model", cross, "--input", at("pairs.jsonl"), "--output", at("pairs.parquet")}, more...)...)
+		want := floats(t, dataset.Source{Paths: []string{at("pairs.parquet")}, Query: "query", Positive: "document", Scores: []string{"score"}})
+		got := floats(t, dataset.Source{Paths: []string{at("scored.parquet")}, Query: "query", Documents: "docs", Scores: []string{"scores"}})
+		if len(got) != 6 || len(want) != 6 {
+			t.Fatalf("%d scores, %d of pairs", len(got), len(want))
+		}
+		for i := range got {
+			if d := got[i] - want[i]; d > 1e-5 || d < -1e-5 { // the pairs may stand in other passes: a few epsilons of float32
+				t.Errorf("%v: document %d: %v, rerank %v", more, i, got[i], want[i])
+			}
+		}
+		entry := fmt.Sprintf("{path: %s, query: query, documents: docs, scores: scores}", inYAML(at("scored.parquet")))
+		if !strings.Contains(said, "6 scores of 3 rows written to "+at("scored.parquet")+", which data.train takes as "+entry+"\n") {
+			t.Errorf("distill says %q", said)
+		}
+		recipe := fmt.Sprintf("model: {path: %q, kind: reranker}\ndata: {train: [%s]}\nbatch: {global_size: 3}\nloss: {name: mse}\ntrain: {max_steps: 1}\nsave: {dir: %q}\n", cross, entry, at("run"))
+		if err := os.WriteFile(at("recipe.yaml"), []byte(recipe), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		os.RemoveAll(at("run"))
+		succeed(t, "train", "-c", at("recipe.yaml"), "--quiet")
+	}
+	for want, more := range map[string][]string{
+		"--positive is among --documents":                            {"--documents", "docs", "--positive", "p"},
+		"--negatives is among --documents":                           {"--documents", "docs", "--negatives", "n"},
+		`column "query" is string, want list<string>: documents are`: {"--documents", "query"},
+		`has no column "documents"; its columns are "query", "docs"`: {"--documents", "documents"},
+	} {
+		r := contraflow(t, "", append([]string{"distill", "--model", cross, "--input", at("lists.jsonl"), "--output", at("x.parquet")}, more...)...)
+		if r.code == 0 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%v: exit code %d, want %q in\n%s", more, r.code, want, r.stderr)
+		}
+	}
+}
+
+// --dot has products of embeddings as embed prints them, and without it their cosines are the scores.
+func TestDistillDot(t *testing.T) {
+	dir, model := t.TempDir(), goldens.Path(t, "bert/odd-sizes") // whose embeddings are of any length
+	in, out := filepath.Join(dir, "pairs.jsonl"), filepath.Join(dir, "scored.parquet")
+	if err := os.WriteFile(in, []byte(`{"query": "a cat", "positive": "the river and the bird"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	printed := succeed(t, "embed", "--model", model, "--prompt-text", "", "--text", "a cat", "--text", "the river and the bird").stdout
+	x := numbersIn(t, strings.Split(strings.TrimSuffix(printed, "\n"), "\n")...)
+	var ab, aa, bb float64
+	for k := range x[0] {
+		ab, aa, bb = ab+x[0][k]*x[1][k], aa+x[0][k]*x[0][k], bb+x[1][k]*x[1][k]
+	}
+	size := math.Sqrt(aa * bb)
+	if size < 2 {
+		t.Fatalf("embeddings of length %v: products and cosines are alike", size)
+	}
+	for flag, want := range map[string]float64{"--dot=false": ab / size, "--dot": ab} {
+		succeed(t, "distill", "--model", model, "--input", in, "--output", out, "--query-prompt", "", "--document-prompt", "", flag)
+		got := floats(t, dataset.Source{Paths: []string{out}, Query: "query", Positive: "positive", Scores: []string{"scores"}})
+		if bound := 1e-5 * size; len(got) != 1 || math.Abs(float64(got[0])-want) > bound { // some epsilons of float32 of the largest product that there can be
+			t.Errorf("%s: %v, want %v", flag, got, want)
+		}
+	}
+}
+
+// floats are all scores of a file, row after row.
+func floats(t *testing.T, src dataset.Source) (all []float32) {
+	t.Helper()
+	src.Raw, src.InOrder = true, true
+	d, err := dataset.Open(t.Context(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for row, err := range d.Each(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = row.Scores(all, row.Place)
+	}
+	return all
 }

@@ -22,7 +22,7 @@ import (
 type modelFlags struct {
 	path      string
 	maxLength int
-	queries   int // --query-max-length, of eval
+	queries   int // --query-max-length, of eval, mine and distill
 	cut       int
 	precision string
 	options   []embedder.Option // besides those of flags
@@ -39,6 +39,11 @@ func (f *modelFlags) add(cmd *cobra.Command, cut string) {
 // addCut is for commands whose model embeds.
 func (f *modelFlags) addCut(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.cut, "dimensions", 0, "cut embeddings to so many dimensions, as matryoshka training allows; they are not normalized again (default: what the model says)")
+}
+
+// addQueryLength is for commands that embed queries beside documents. of says whose it is, and queries what.
+func (f *modelFlags) addQueryLength(cmd *cobra.Command, of, queries string) {
+	cmd.Flags().IntVar(&f.queries, "query-max-length", 0, of+"cut "+queries+" to so many tokens, as training may have (default: as documents)")
 }
 
 func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
@@ -132,11 +137,14 @@ distill put before texts of themselves. They are what encode_query and encode_do
 Empty texts are embedded as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends embed before anything is embedded;
 --on-error skip leaves the row out of a parquet file, and in an .npy file, whose rows are the input's, makes it NaN.
 
+` + streamHelp("the embedding, as of --text,") + `
+
 Of a sparse encoder it writes lists, lexical_ids and lexical_weights: the features of each text that are not 0, which are ids of tokens, and their
 weights.`,
 		Example: `  contraflow embed --model q/model --input 'docs/*.parquet' --column text --prompt document --output docs.emb.parquet
   contraflow embed --model q/model --input docs.csv --prompt document --output docs.npy
-  contraflow embed --model q/model --text "reads a file"`,
+  contraflow embed --model q/model --text "reads a file"
+  jq -c '{text: .body}' docs.json | contraflow embed --model q/model --input - --output - > vectors.jsonl`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if len(texts) == 0 && (len(in.files) == 0 || in.output == "") {
@@ -162,8 +170,14 @@ weights.`,
 			if npy && (parts || cmd.Flags().Changed("output-column")) {
 				return usageError{fmt.Errorf("--output %s has the embeddings alone: --parts and --output-column are for parquet", in.output)}
 			}
+			if err := checkStreams(cmd, in.files, in.output, "output-column"); err != nil {
+				return err
+			}
+			in.open = openRows(cmd, &in.bad)
 			if npy {
 				in.bad.instead = "NaN"
+			} else if in.output == std {
+				in.bad.instead = "null"
 			} else if err := in.bad.apart(in.output, in.files, "the embeddings"); err != nil {
 				return err
 			}
@@ -198,17 +212,21 @@ weights.`,
 				}
 				return usageError{fmt.Errorf("%s gives vectors of tokens and no embeddings: --parts has them written, as token_vectors", f.path)}
 			}
-			if len(texts) > 0 && e.Sparse() {
-				return printSparse(cmd, e, prompt, texts, most)
+			if len(texts) > 0 || in.output == std {
+				lines := embeddingLines(cmd.Context(), e, prompt)
+				switch {
+				case e.Sparse():
+					lines = sparseLines(cmd.Context(), e, prompt, most)
+				case parts:
+					lines = partLines(cmd.Context(), e, prompt)
+				}
+				if len(texts) > 0 {
+					return printTexts(cmd, texts, lines)
+				}
+				return embedLines(cmd, e, prompt, &in, lines)
 			}
 			if e.Sparse() {
 				return embedSparse(cmd, e, prompt, &in, most)
-			}
-			if len(texts) > 0 && parts {
-				return printParts(cmd, e, prompt, texts)
-			}
-			if len(texts) > 0 {
-				return printEmbeddings(cmd, e, prompt, texts)
 			}
 			if npy {
 				return embedNPY(cmd, e, prompt, &in)
@@ -223,7 +241,7 @@ weights.`,
 	}
 	cmd.Flags().StringArrayVar(&in.files, "input", nil, filesFlag)
 	cmd.Flags().StringVar(&in.column, "column", "text", fmt.Sprintf(columnFlag, "texts"))
-	cmd.Flags().StringVar(&in.output, "output", "", "the `FILE` to write: .parquet, or .npy")
+	cmd.Flags().StringVar(&in.output, "output", "", "the `FILE` to write: .parquet, or .npy; or -")
 	cmd.Flags().StringVar(&outputColumn, "output-column", "embedding", "the `NAME` of the column with the embeddings")
 	cmd.Flags().StringArrayVar(&texts, "text", nil, "a `TEXT` to embed; its embedding is printed as JSON (may be repeated)")
 	in.bad.add(cmd, "; of an .npy, whose rows are the input's, it makes them NaN")
@@ -235,53 +253,99 @@ weights.`,
 	return cmd
 }
 
-// printParts prints an object a text, with the names of the parquet file's columns.
-func printParts(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
-	p, _, err := e.EmbedParts(cmd.Context(), prompt, texts, nil)
-	if err != nil {
-		return ofTexts(texts, err)
-	}
-	for i := range texts {
-		vectors := [][]float32{}
-		for flat := p.TokenVectors(i); len(flat) > 0; flat = flat[p.VectorSize:] {
-			vectors = append(vectors, flat[:p.VectorSize])
-		}
-		if e.VectorsAlone() {
-			if err := printJSON(cmd, struct {
-				Vectors [][]float32 `json:"token_vectors"`
-			}{vectors}); err != nil {
-				return err
-			}
-			continue
-		}
-		ids, weights := p.Lexical(i)
-		if err := printJSON(cmd, struct {
-			Embedding []float32   `json:"embedding"`
-			IDs       []int32     `json:"lexical_ids"`
-			Weights   []float32   `json:"lexical_weights"`
-			Vectors   [][]float32 `json:"token_vectors"`
-		}{p.Dense[i*p.Size : (i+1)*p.Size], ids, weights, vectors}); err != nil {
-			return err
-		}
-	}
-	return nil
+// lineValues are what is printed of each text.
+type lineValues struct {
+	rows int // at a time
+	of   func(texts []string) (values []any, cut int, err error)
 }
 
-func printEmbeddings(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string) error {
-	vecs, err := e.EmbedPrompt(cmd.Context(), prompt, texts)
+// partLines are an object a text, with the names of the parquet file's columns.
+func partLines(ctx context.Context, e *embedder.Embedder, prompt string) lineValues {
+	return lineValues{partRows, func(texts []string) (values []any, cut int, err error) {
+		p, cut, err := e.EmbedParts(ctx, prompt, texts, nil)
+		if err != nil {
+			return nil, 0, err
+		}
+		for i := range texts {
+			vectors := [][]float32{}
+			for flat := p.TokenVectors(i); len(flat) > 0; flat = flat[p.VectorSize:] {
+				vectors = append(vectors, flat[:p.VectorSize])
+			}
+			if e.VectorsAlone() {
+				values = append(values, struct {
+					Vectors [][]float32 `json:"token_vectors"`
+				}{vectors})
+				continue
+			}
+			ids, weights := p.Lexical(i)
+			values = append(values, struct {
+				Embedding []float32   `json:"embedding"`
+				IDs       []int32     `json:"lexical_ids"`
+				Weights   []float32   `json:"lexical_weights"`
+				Vectors   [][]float32 `json:"token_vectors"`
+			}{p.Dense[i*p.Size : (i+1)*p.Size], ids, weights, vectors})
+		}
+		return values, cut, nil
+	}}
+}
+
+// embeddingLines are a list of numbers a text.
+func embeddingLines(ctx context.Context, e *embedder.Embedder, prompt string) lineValues {
+	return lineValues{embedRows, func(texts []string) (values []any, cut int, err error) {
+		x := make([]float32, len(texts)*e.Size())
+		if cut, err = e.EmbedInto(ctx, prompt, texts, x); err != nil {
+			return nil, 0, err
+		}
+		for v := range slices.Chunk(x, e.Size()) {
+			values = append(values, v)
+		}
+		return values, cut, nil
+	}}
+}
+
+// printTexts prints what there is of texts that flags give.
+func printTexts(cmd *cobra.Command, texts []string, lines lineValues) error {
+	values, _, err := lines.of(texts)
 	if err != nil {
 		return ofTexts(texts, err)
 	}
-	for _, v := range vecs {
-		if err := printJSON(cmd, v); err != nil {
-			return err
-		}
+	return newLines(cmd).write(values, nil)
+}
+
+// embedLines prints what there is of a table's texts.
+func embedLines(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput, lines lineValues) error {
+	ctx := cmd.Context()
+	t, err := in.open(ctx, in.files)
+	if err != nil {
+		return err
 	}
+	defer t.Close()
+	p, w := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}, newLines(cmd)
+	err = in.each(ctx, t, lines.rows, func(c *dataset.Chunk, out []int, ids []int64) error {
+		read := c.Rows
+		var values []any
+		if c.Drop(out); c.Rows > 0 {
+			var n int
+			if values, n, err = lines.of(c.Texts); err != nil {
+				return inRows(t, ids, err)
+			}
+			p.cut += n
+		}
+		p.add(c, read)
+		return w.write(values, out)
+	})
+	if err != nil {
+		return err
+	}
+	p.end(e, prompt, in)
 	return nil
 }
 
 // embedRows is how many rows are embedded at a time: sorted by length, they fill passes well.
 const embedRows = 8192
+
+// partRows is that of parts: a text has a vector for each of its tokens.
+const partRows = embedRows / 16
 
 // embedded is what is written of each text, besides the input's columns.
 type embedded struct {
@@ -309,8 +373,7 @@ func allParts(ctx context.Context, e *embedder.Embedder, prompt, outputColumn st
 	if !e.VectorsAlone() {
 		columns = slices.Concat([]dataset.OutColumn{{Name: outputColumn, Type: dataset.VectorOut}}, lexical, columns)
 	}
-	const rows = embedRows / 16 // a text has a vector for each of its tokens
-	return embedded{columns, rows, func(texts []string) ([]any, int, error) { return partValues(ctx, e, prompt, texts) }}
+	return embedded{columns, partRows, func(texts []string) ([]any, int, error) { return partValues(ctx, e, prompt, texts) }}
 }
 
 // embedInput is what embed reads, and where to it writes.
@@ -318,7 +381,11 @@ type embedInput struct {
 	files          []string
 	column, output string
 	bad            badRows
+	open           func(ctx context.Context, files []string) (*dataset.Table, error)
 }
+
+// to is what people call the output.
+func (in *embedInput) to() string { return outputName(in.output) }
 
 // each calls do with the chunks of a table, of whose rows those with the ids can be used, and those in out can't.
 func (in *embedInput) each(ctx context.Context, t *dataset.Table, rows int, do func(c *dataset.Chunk, out []int, ids []int64) error) error {
@@ -343,7 +410,7 @@ func (in *embedInput) each(ctx context.Context, t *dataset.Table, rows int, do f
 
 func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput, x embedded) (*embedding, error) {
 	ctx := cmd.Context()
-	t, w, end, err := besides(ctx, in.bad.open, in.files, in.output, x.columns...)
+	t, w, end, err := besides(ctx, in.open, in.files, in.output, x.columns...)
 	if err != nil {
 		return nil, err
 	}
@@ -380,7 +447,7 @@ func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embed
 	if err := errors.Join(separate("--output", in.output, in.files...), noFolder("--output", in.output, "out.npy")); err != nil {
 		return err
 	}
-	t, err := in.bad.open(ctx, in.files)
+	t, err := in.open(ctx, in.files)
 	if err != nil {
 		return err
 	}
@@ -452,12 +519,12 @@ func (p *embedding) add(c *dataset.Chunk, read int) {
 func (p *embedding) end(e *embedder.Embedder, prompt string, in *embedInput) {
 	length := e.MaxLength()
 	if e.VectorsAlone() {
-		p.printf("vectors of the tokens of %d texts, of %d dimensions each, written to %s\n", p.done, e.Size(), in.output)
+		p.printf("vectors of the tokens of %d texts, of %d dimensions each, written to %s\n", p.done, e.Size(), in.to())
 		if prompt == "query" {
 			length = e.QueryLength()
 		}
 	} else {
-		p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), in.output)
+		p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), in.to())
 	}
 	if p.cut > 0 {
 		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, length)

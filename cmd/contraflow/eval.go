@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,7 +33,8 @@ func newEval() *cobra.Command {
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
 query_id, doc_id and relevance. MS MARCO's .tsv files (an id, a tab, a text) and TREC's qrels (query, iteration, document, relevance) are read
 as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://, and
-more than one of them: then the mean over tasks stands below.
+more than one of them: then the mean over tasks stands below. Of another dataset of the hub, such as hf://datasets/org/name?config=qrels, its split test is
+taken, or else validation, or the only one that it has, and a note says which; ?split=NAME names another.
 
 With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
 rank correlation, and Pearson's.
@@ -124,7 +126,7 @@ rank correlation, and Pearson's.
 	parts.add(cmd)
 	f.add(cmd, "texts")
 	f.addCut(cmd)
-	cmd.Flags().IntVar(&f.queries, "query-max-length", 0, "cut queries, and both texts of a pair, to so many tokens, as training may have (default: as documents)")
+	f.addQueryLength(cmd, "", "queries, and both texts of a pair,")
 	return cmd
 }
 
@@ -194,7 +196,7 @@ func measurePairs(cmd *cobra.Command, e *embedder.Embedder, file string, columns
 	if len(columns) != 3 {
 		return usageError{fmt.Errorf("--columns has %d names, want those of both texts and of the score, as in --columns sentence1,sentence2,score", len(columns))}
 	}
-	p, err := dataset.LoadPairs(cmd.Context(), file, columns[0], columns[1], columns[2])
+	p, err := dataset.LoadPairs(measuring(cmd), file, columns[0], columns[1], columns[2])
 	if err != nil {
 		return err
 	}
@@ -274,12 +276,17 @@ func isTask(queries, corpus, qrels string) error {
 	return nil
 }
 
+// measuring has datasets of the hub that are named as a whole stand for rows to measure with, and notes which.
+func measuring(cmd *cobra.Command) context.Context {
+	return dataset.WithSplits(dataset.WithNote(cmd.Context(), notes(cmd)), dataset.HeldOut)
+}
+
 // loadRetrieval loads a retrieval task, of which corpus and judgements may be left out where queries is a folder.
 func loadRetrieval(cmd *cobra.Command, queries, corpus, qrels string) (*dataset.Retrieval, error) {
 	if err := isTask(queries, corpus, qrels); err != nil {
 		return nil, err
 	}
-	r, err := dataset.LoadRetrieval(cmd.Context(), queries, corpus, qrels)
+	r, err := dataset.LoadRetrieval(measuring(cmd), queries, corpus, qrels)
 	if err != nil {
 		return nil, err
 	}

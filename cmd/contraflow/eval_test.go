@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -223,6 +224,30 @@ func TestEvalSTS(t *testing.T) {
 	}
 	if out := succeed(t, "eval", "--model", model, "--sts", at("sts.jsonl")).stdout; !strings.HasPrefix(out, "spearman ") || !strings.HasSuffix(out, ", 6 pairs\n") {
 		t.Errorf("%q", out)
+	}
+	// Of a dataset of the hub, which is in the cache, its split test.
+	const commit = "0123456789012345678901234567890123456789"
+	for name, text := range map[string]string{"refs/main": commit, "snapshots/" + commit + "/README.md": "---\nconfigs: [{config_name: default, data_files: [{split: train, path: train.jsonl}, {split: test, path: test.jsonl}]}, {config_name: q, data_dir: q}]\n---\n", "snapshots/" + commit + "/train.jsonl": same.String(), "snapshots/" + commit + "/test.jsonl": rows.String()} {
+		name = at("cache/datasets--org--name/" + name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{"q/test.jsonl": `{"_id": "1", "text": "a"}`, "q/train.jsonl": "{}", "qrels/test.jsonl": `{"query-id": "1", "corpus-id": "1", "score": 1}`} {
+		name = at("cache/datasets--org--name/snapshots/" + commit + "/" + name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("HF_HUB_CACHE", at("cache"))
+	t.Setenv("HF_HUB_OFFLINE", "1")
+	if r := succeed(t, "eval", "--model", model, "--sts", "hf://datasets/org/name"); !strings.HasSuffix(r.stdout, ", 6 pairs\n") || r.stdout != succeed(t, "eval", "--model", model, "--sts", at("sts.jsonl")).stdout ||
+		!strings.Contains(r.stderr, "note: hf://datasets/org/name: its split test is what is measured with, of test, train; ?split=NAME behind it names another") {
+		t.Errorf("%q, %q", r.stdout, r.stderr)
+	}
+	const queries = "hf://datasets/org/name?config=q"
+	if r := succeed(t, "eval", "--model", model, "--queries", queries, "--corpus", queries, "--qrels", "hf://datasets/org/name/qrels/test.jsonl"); strings.Count(r.stderr, "note: hf://datasets/org/name: its split test is what") != 2 {
+		t.Errorf("%q, %q", r.stdout, r.stderr)
 	}
 	for _, c := range []struct {
 		args []string

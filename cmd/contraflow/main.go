@@ -48,6 +48,7 @@ func run(args []string) int {
 	defer stop(nil)
 	go watchSignals(ctx, stop)
 	root, out := newRoot(), &stdout{file: os.Stdout}
+	ctx = dataset.WithNote(ctx, func(message string) { fmt.Fprintln(os.Stderr, "note:", message) })
 	root.SetArgs(args)
 	root.SetOut(out)
 	cmd := root

@@ -21,6 +21,7 @@ type mineFlags struct {
 	pairFlags
 	corpus                                 []string
 	corpusColumn                           string
+	labels                                 string
 	options                                mine.Options
 	minScore, maxScore, absolute, relative float64
 	sampling                               string
@@ -33,7 +34,7 @@ func newMine() *cobra.Command {
 	var f modelFlags
 	var m mineFlags
 	cmd := &cobra.Command{
-		Use:   "mine --model DIR --input FILES --query NAME --positive NAME --output FILE",
+		Use:   "mine --model DIR --input FILES --query NAME (--positive NAME | --documents NAME) --output FILE",
 		Short: "Find hard negatives for pairs with a model",
 		Long: `mine embeds queries and a corpus (by default, all positives), searches exactly, and writes a parquet file with the columns
 query, positive, negatives (a list) and scores (a list: the positive's, then each negative's), which data.train takes as
@@ -43,6 +44,10 @@ query, positive, negatives (a list) and scores (a list: the positive's, then eac
 The scores are those of the model that mines, to look at: a loss that learns from scores takes a teacher's, which contraflow distill adds in a
 column of another name. With --cross-encoder a reranker scores the nearest documents and the positives again, and margins, bounds and ranks are by
 its scores, which are what is written; such a loss may take them (scores: scores).
+
+Rows that have a list of documents and a label of each, as rerankers train on, are pairs of their query and each document with a label above 0
+(--documents docs --labels labels); without --labels the first document is the positive. The others are documents to mine like those of --corpus, and
+may become negatives of any query that they are near to.
 
 Options have the names and the meaning of sentence-transformers' mine_hard_negatives; FlagEmbedding's --range_for_sampling 10-210 is
 --range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative, and neither is the query itself, which corpora of
@@ -54,7 +59,10 @@ left out and counted, but for those that have --min-negatives.`,
 			if err := errors.Join(m.settle(cmd), m.bad.check()); err != nil {
 				return err
 			}
-			for _, x := range []struct{ flag, of string }{{"sigmoid", "cross-encoder"}, {"corpus-column", "corpus"}} {
+			if err := m.checkDocuments(cmd, "positive"); err != nil {
+				return err
+			}
+			for _, x := range []struct{ flag, of string }{{"sigmoid", "cross-encoder"}, {"corpus-column", "corpus"}, {"labels", "documents"}} {
 				if cmd.Flags().Changed(x.flag) && !cmd.Flags().Changed(x.of) {
 					return usageError{fmt.Errorf("--%s is of --%s, which is not given", x.flag, x.of)}
 				}
@@ -95,9 +103,11 @@ left out and counted, but for those that have --min-negatives.`,
 	}
 	fl := cmd.Flags()
 	m.pairFlags.add(cmd, "of a list, each is one", "")
-	fl.Lookup("on-error").Usage += "; those of --input alone: a document of --corpus that can't be used ends mine, but for empty ones"
-	fl.StringArrayVar(&m.corpus, "corpus", nil, "`FILES` with more documents, as of --input (default: the positives alone)")
+	fl.Lookup("on-error").Usage += "; documents of --corpus that are empty are left out always"
+	fl.StringArrayVar(&m.corpus, "corpus", nil, "`FILES` with more documents, as of --input (default: those of --input alone)")
 	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "of --corpus: "+fmt.Sprintf(columnFlag, "documents"))
+	fl.StringVar(&m.documents, "documents", "", "instead of --positive: the column `NAME` with lists of all of a row's documents")
+	fl.StringVar(&m.labels, "labels", "", "of --documents: the column `NAME` with lists of a label of each; those above 0 are positives (default: the first document is)")
 	fl.IntVar(&m.options.Negatives, "num-negatives", 3, "negatives of each query")
 	fl.IntVar(&m.options.RangeMin, "range-min", 0, "skip so many of the best candidates")
 	fl.IntVar(&m.options.RangeMax, "range-max", 0, "candidates end there (default: as the other options need)")
@@ -112,6 +122,7 @@ left out and counted, but for those that have --min-negatives.`,
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
 	m.parts.add(cmd)
 	f.add(cmd, "texts")
+	f.addQueryLength(cmd, "", "queries")
 	f.addCut(cmd)
 	return cmd
 }
@@ -153,7 +164,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if m.crossEncoder == "" {
 		w.SetMetadata(dataset.MinedKey, "scores")
 	}
-	queries, positives, err := m.pairs(ctx, u)
+	queries, positives, others, err := m.pairs(ctx, u)
 	if err != nil {
 		return err
 	}
@@ -161,14 +172,16 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	var corpus []string
 	if len(m.corpus) > 0 {
 		empty := 0
-		if corpus, empty, err = documents(ctx, u, m.corpus, m.corpusColumn); err != nil {
+		bad := badRows{onError: m.bad.onError, of: "--corpus"}
+		if corpus, empty, err = documents(ctx, u, m.corpus, m.corpusColumn, &bad); err != nil {
 			return fmt.Errorf("--corpus: %w", err)
 		}
+		bad.say(u)
 		if empty > 0 {
 			u.printf("%d documents of --corpus are empty, and negatives of no query\n", empty)
 		}
 	}
-	p := mine.Pair(queries, positives, corpus)
+	p := mine.Pair(queries, positives, append(corpus, others...))
 	queryPrompt, documentPrompt := textPrompts(cmd, e, m.queryPrompt, m.documentPrompt)
 	weights, err := m.parts.fusion(e)
 	if err != nil {
@@ -230,50 +243,74 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 // moreNegatives is what to do where few pairs have enough negatives.
 const moreNegatives = "a larger --range-max, a smaller margin or fewer --num-negatives helps"
 
-// pairs reads the queries with their positives.
-func (m *mineFlags) pairs(ctx context.Context, u *ui) (queries, positives []string, err error) {
-	d, err := dataset.Open(ctx, dataset.Source{Paths: m.input, Query: m.query, Positive: m.positive, InOrder: true})
+// pairs reads the queries with their positives, and the documents beside these that are none.
+func (m *mineFlags) pairs(ctx context.Context, u *ui) (queries, positives, others []string, err error) {
+	src := dataset.Source{Paths: m.input, Query: m.query, Positive: m.positives(), Documents: m.documents, Raw: m.documents != "", InOrder: true}
+	if m.labels != "" {
+		src.Scores = []string{m.labels}
+	}
+	d, err := dataset.Open(ctx, src)
 	if err != nil {
-		return nil, nil, fmt.Errorf("--input: %w", err)
+		return nil, nil, nil, fmt.Errorf("--input: %w", err)
 	}
 	defer d.Close()
 	u.notes(d)
-	for row, err := range rows(ctx, d) {
+	without, used := 0, 0
+	for row, err := range d.Each(ctx) {
 		if err != nil {
 			if err := m.bad.leave(err); err != nil {
-				return nil, nil, err
+				return nil, nil, nil, err
 			}
 			continue
 		}
-		query := row.texts(nil, 0)[0]
-		for _, text := range row.texts(nil, 1) {
+		used++
+		query, before := row.Column(nil, 0)[0], len(positives)
+		labels := row.Scores(nil, row.Place)
+		for i, text := range row.Column(nil, 1) {
+			if is := labels != nil && labels[i] > 0 || labels == nil && (i == 0 || m.documents == ""); !is {
+				others = append(others, text)
+				continue
+			}
 			queries, positives = append(queries, query), append(positives, text)
 		}
+		if len(positives) == before {
+			without++
+		}
 	}
-	if len(queries) == 0 {
-		return nil, nil, fmt.Errorf("--input: %w", m.bad.none())
+	switch {
+	case used == 0:
+		return nil, nil, nil, fmt.Errorf("--input: %w", m.bad.none())
+	case len(queries) == 0:
+		return nil, nil, nil, fmt.Errorf("--input: none of %d rows has a document with a label above 0 in column %q: there is no positive to mine for", used, m.labels)
+	case without > 0:
+		u.printf("%d of %d rows have no document with a label above 0, and no pair: their documents are mined\n", without, used)
 	}
-	return queries, positives, nil
+	return queries, positives, others, nil
 }
 
 // documents reads a corpus, but for its empty texts, of which corpora have some.
-func documents(ctx context.Context, u *ui, files []string, column string) (out []string, empty int, err error) {
+func documents(ctx context.Context, u *ui, files []string, column string, unusable *badRows) (out []string, empty int, err error) {
 	d, err := dataset.Open(ctx, dataset.Source{Paths: files, Query: column, Raw: true, InOrder: true})
 	if err != nil {
 		return nil, 0, err
 	}
 	defer d.Close()
 	u.notes(d)
-	for row, err := range rows(ctx, d) {
+	for row, err := range d.Each(ctx) {
 		var bad *dataset.RowError
 		switch {
 		case err == nil:
-			out = row.texts(out, 0)
+			out = row.Column(out, 0)
 		case errors.As(err, &bad) && bad.Empty():
 			empty++
 		default:
-			return nil, 0, err
+			if err := unusable.leave(err); err != nil {
+				return nil, 0, err
+			}
 		}
+	}
+	if len(out)+empty == 0 {
+		return nil, 0, unusable.none()
 	}
 	return out, empty, nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"iter"
@@ -186,12 +185,12 @@ func TestMineQueries(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	for row, err := range rows(t.Context(), d) {
+	for row, err := range d.Each(t.Context()) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		query := row.texts(nil, 0)[0]
-		for _, n := range row.texts(nil, 2) {
+		query := row.Column(nil, 0)[0]
+		for _, n := range row.Column(nil, 2) {
 			if strings.TrimSpace(n) == query {
 				t.Errorf("%q has the negative %q", query, n)
 			}
@@ -458,46 +457,16 @@ func documentsOf(t *testing.T, path string) iter.Seq[string] {
 	}
 	return func(yield func(string) bool) {
 		defer d.Close()
-		for row, err := range rows(t.Context(), d) {
+		for row, err := range d.Each(t.Context()) {
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			for _, text := range row.texts(row.texts(nil, 1), 2) {
+			for _, text := range row.Column(row.Column(nil, 1), 2) {
 				if !yield(text) {
 					return
 				}
 			}
 		}
-	}
-}
-
-// lostTeacher gives the third pair a score that is no number.
-type lostTeacher struct{}
-
-func (lostTeacher) ScorePairs(_ context.Context, queries, _ []string) ([]float32, int, error) {
-	scores := make([]float32, len(queries))
-	scores[2] = float32(math.NaN())
-	return scores, 0, nil
-}
-
-func (lostTeacher) Close() error { return nil }
-
-// A teacher's score that is no number is an error that names the row, and no file is left.
-func TestDistillNaN(t *testing.T) {
-	dir := t.TempDir()
-	in, out := filepath.Join(dir, "rows.jsonl"), filepath.Join(dir, "scored.parquet")
-	if err := os.WriteFile(in, []byte(`{"query": "a", "positive": "b", "n": "c"}`+"\n"+`{"query": "d", "positive": "e", "n": "f"}`+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f := distillFlags{rows: pairFlags{input: []string{in}, query: "query", positive: "positive", output: out}, negatives: []string{"n"}, outputColumn: "scores"}
-	f.model.precision = "f32"
-	cmd := newDistill()
-	cmd.SetContext(t.Context())
-	if err := f.run(cmd, lostTeacher{}); err == nil || !strings.Contains(err.Error(), "row 1: the teacher's score of document 0 is NaN") {
-		t.Error(err)
-	}
-	if files, _ := filepath.Glob(filepath.Join(dir, "*")); len(files) != 1 {
-		t.Errorf("left behind: %v", files)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -86,5 +87,102 @@ func TestMineSigmoid(t *testing.T) {
 				t.Errorf("row %d, document %d: %v, want %v of %v", i, k, scores[i][k], want, s)
 			}
 		}
+	}
+}
+
+// Rows of documents with labels are mined as the pairs that they say, with their other documents in the corpus.
+func TestMineDocuments(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	put := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lists, first, pairs, corpus, firsts, others := "", "", "", "", "", ""
+	for i, w := range strings.Fields("cat dog bird fish tree river") {
+		query := "find the " + w
+		docs := []string{"a " + w + " of the " + w, w + " and water", "not the " + w}
+		lists += fmt.Sprintf("{\"query\": %q, \"docs\": [%q, %q, %q], \"labels\": [0, 2, %v]}\n", query, docs[0], docs[1], docs[2], i%2 == 0)
+		first += fmt.Sprintf("{\"query\": %q, \"docs\": [%q, %q]}\n", query, docs[0], docs[1])
+		pairs += fmt.Sprintf("{\"query\": %q, \"positive\": %q}\n", query, docs[1])
+		corpus += fmt.Sprintf("{\"text\": %q}\n", docs[0])
+		if i%2 == 0 {
+			pairs += fmt.Sprintf("{\"query\": %q, \"positive\": %q}\n", query, docs[2])
+		} else {
+			corpus += fmt.Sprintf("{\"text\": %q}\n", docs[2])
+		}
+		firsts += fmt.Sprintf("{\"query\": %q, \"positive\": %q}\n", query, docs[0])
+		others += fmt.Sprintf("{\"text\": %q}\n", docs[1])
+	}
+	put("lists.jsonl", strings.ReplaceAll(strings.ReplaceAll(lists, "true", "0.25"), "false", "-1")+`{"query": "none", "docs": ["a house", "a wall"], "labels": [0, 0]}`+"\n")
+	put("pairs.jsonl", pairs)
+	put("corpus.jsonl", corpus+`{"text": "a house"}`+"\n"+`{"text": "a wall"}`+"\n")
+	put("first.jsonl", first)
+	put("firsts.jsonl", firsts)
+	put("others.jsonl", others)
+	put("zero.jsonl", `{"query": "none", "docs": ["a house", "a wall"], "labels": [0, 0]}`+"\n")
+	mine := []string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--num-negatives", "4", "--output"}
+	for _, c := range []struct{ lists, plain []string }{
+		{[]string{"--input", at("lists.jsonl"), "--documents", "docs", "--labels", "labels"}, []string{"--input", at("pairs.jsonl"), "--corpus", at("corpus.jsonl")}},
+		{[]string{"--input", at("first.jsonl"), "--documents", "docs"}, []string{"--input", at("firsts.jsonl"), "--corpus", at("others.jsonl")}},
+	} {
+		said := succeed(t, append(append(mine, at("a.parquet")), c.lists...)...).stderr
+		succeed(t, append(append(mine, at("b.parquet")), c.plain...)...)
+		got, want := minedRows(t, at("a.parquet"), "scores"), minedRows(t, at("b.parquet"), "scores")
+		if len(want) < 6 || len(got) != len(want) {
+			t.Fatalf("%d rows of documents, %d of pairs", len(got), len(want))
+		}
+		for i := range want {
+			if !slices.Equal(got[i].Texts, want[i].Texts) || !slices.Equal(got[i].Scores, want[i].Scores) {
+				t.Errorf("row %d: %q, of pairs %q", i, got[i].Texts, want[i].Texts)
+			}
+		}
+		if without := strings.Contains(said, "1 of 7 rows have no document with a label above 0, and no pair"); without != (len(c.lists) > 4) {
+			t.Errorf("mine says %q", said)
+		}
+	}
+	for want, more := range map[string][]string{
+		"--positive is among --documents":                              {"--input", at("lists.jsonl"), "--documents", "docs", "--positive", "p"},
+		"--labels is of --documents, which is not given":               {"--input", at("lists.jsonl"), "--labels", "labels"},
+		`zero.jsonl has no column "docz" (did you mean "docs"?)`:       {"--input", at("zero.jsonl"), "--documents", "docz"},
+		`none of 1 rows has a document with a label above 0 in column`: {"--input", at("zero.jsonl"), "--documents", "docs", "--labels", "labels"},
+	} {
+		if r := contraflow(t, "", append(append(mine, at("x.parquet")), more...)...); r.code == 0 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%v: exit code %d, want %q in\n%s", more, r.code, want, r.stderr)
+		}
+	}
+}
+
+// --on-error is of --corpus as well: a document that can't be used ends mine, or is left out and counted, and then the others are mined as without it.
+func TestMineBadCorpus(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, text := range map[string]string{
+		"pairs.jsonl": `{"query": "the cat", "positive": "a bird"}` + "\n",
+		"bad.jsonl":   `{"text": "a dog"}` + "\n" + `{"text": 7}` + "\n" + `{"text": ""}` + "\nno json\n" + `{"text": "a river"}` + "\n",
+		"good.jsonl":  `{"text": "a dog"}` + "\n" + `{"text": "a river"}` + "\n",
+		"none.jsonl":  `{"text": null}` + "\n",
+	} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", at("pairs.jsonl"), "--num-negatives", "2", "--query-max-length", "4"}
+	if r := contraflow(t, "", append(args, "--corpus", at("bad.jsonl"), "--output", at("x.parquet"))...); r.code != 1 || !strings.Contains(r.stderr, `--corpus: `+at("bad.jsonl")+`:2, column "text": it is a number, want a string; --on-error skip leaves out rows`) {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", append(args, "--corpus", at("none.jsonl"), "--output", at("x.parquet"), "--on-error", "skip")...); r.code != 1 || !strings.Contains(r.stderr, `--corpus: none of 1 rows can be used; the first: `) {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	said := succeed(t, append(args, "--corpus", at("bad.jsonl"), "--output", at("a.parquet"), "--on-error", "skip")...).stderr
+	if !strings.Contains(said, "2 rows of --corpus can't be used and are left out (--on-error skip); the first: "+at("bad.jsonl")+":2") || !strings.Contains(said, "1 documents of --corpus are empty") {
+		t.Errorf("mine says %q", said)
+	}
+	succeed(t, append(args, "--corpus", at("good.jsonl"), "--output", at("b.parquet"))...)
+	a, b := minedRows(t, at("a.parquet"), "scores"), minedRows(t, at("b.parquet"), "scores")
+	if len(a) != 1 || len(b) != 1 || !slices.Equal(a[0].Texts, b[0].Texts) || !slices.Equal(a[0].Scores, b[0].Scores) {
+		t.Errorf("%v, without the documents that can't be used %v", a, b)
 	}
 }

@@ -6,10 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,6 +17,7 @@ import (
 type pairFlags struct {
 	input                       []string
 	query, positive             string
+	documents                   string // in the place of positive
 	output                      string
 	queryPrompt, documentPrompt string
 	bad                         badRows
@@ -28,7 +25,7 @@ type pairFlags struct {
 
 // The flags of all commands that read texts are worded alike.
 const (
-	filesFlag  = "the `FILES` to read: parquet, JSON lines, CSV or TSV, or a glob of them (may be repeated)"
+	filesFlag  = "the `FILES` to read: parquet, JSON lines or an array, CSV or TSV, a glob of them, or hf://datasets/org/name, of which it is the split train but for ?split=NAME (may be repeated)"
 	columnFlag = "the column `NAME` with the %s, or a template such as \"{title} {text}\""
 	promptFlag = "a `TEXT` to put before each %s (default: the model's prompt for %s; \"\" is none)"
 )
@@ -47,10 +44,29 @@ func (f *pairFlags) add(cmd *cobra.Command, positive, of string) {
 	require(cmd, "output")
 }
 
+// positives is the column of positives, if rows have one.
+func (f *pairFlags) positives() string {
+	if f.documents != "" {
+		return ""
+	}
+	return f.positive
+}
+
+// checkDocuments refuses flags of columns that --documents is in the place of.
+func (f *pairFlags) checkDocuments(cmd *cobra.Command, flags ...string) error {
+	for _, flag := range flags {
+		if f.documents != "" && cmd.Flags().Changed(flag) {
+			return usageError{fmt.Errorf("--%s is among --documents, which names a column with all of a row's", flag)}
+		}
+	}
+	return nil
+}
+
 // badRows are the rows that can't be used, and what is done about them.
 type badRows struct {
 	onError string // stop or skip
 	instead string // what is written in place of a row; "": nothing
+	of      string // the flag of the files that they are in; "": --input
 	rows    int
 	first   []error // a few
 }
@@ -151,7 +167,7 @@ func (b *badRows) say(u *ui) {
 	if b.rows == 0 {
 		return
 	}
-	u.printf("%d rows of --input can't be used and are %s (--on-error skip); the first: %v\n", b.rows, cmp.Or(b.instead, "left out"), b.first[0])
+	u.printf("%d rows of %s can't be used and are %s (--on-error skip); the first: %v\n", b.rows, cmp.Or(b.of, "--input"), cmp.Or(b.instead, "left out"), b.first[0])
 	for _, err := range b.first[1:] {
 		u.printf("  %v\n", err)
 	}
@@ -160,50 +176,20 @@ func (b *badRows) say(u *ui) {
 	}
 }
 
-// row is a row of a dataset, in its block.
-type row struct {
-	*dataset.Block
-	place int
-}
-
-// texts appends the row's texts of a column.
-func (r row) texts(to []string, column int) []string { return r.Texts(to, r.place, column) }
-
-// rows yields a dataset's rows in order, and the errors of those that can't be used; any other error is the last that it yields.
-func rows(ctx context.Context, d *dataset.Dataset) iter.Seq2[row, error] {
-	return func(yield func(row, error) bool) {
-		for n := range d.Blocks() {
-			b, err := d.ReadBlock(ctx, n)
-			if err != nil {
-				yield(row{}, err)
-				return
-			}
-			for i := range b.Rows {
-				if !yield(row{b, i}, b.Check(i)) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.
-func asParquet(output string) error {
-	if err := noFolder("--output", output, "out.parquet"); err != nil {
-		return err
-	}
-	if !strings.EqualFold(filepath.Ext(output), ".parquet") {
-		return usageError{fmt.Errorf("--output %s: what is written is parquet, and nothing reads it as that by this name: give %s.parquet", output, strings.TrimSuffix(output, filepath.Ext(output)))}
-	}
-	return nil
-}
+func asParquet(output string) error { return ofFlag("--output", dataset.CheckOutput(output)) }
 
 // noFolder refuses an output, which a flag names, that is a folder.
 func noFolder(flag, output, name string) error {
-	if info, err := os.Stat(output); err == nil && info.IsDir() {
-		return usageError{fmt.Errorf("%s %s is a folder: give a file in it, such as %s", flag, output, filepath.Join(output, name))}
+	return ofFlag(flag, dataset.CheckNoFolder(output, name))
+}
+
+// ofFlag makes what is wrong with a file, which a flag names, a mistake in the command line.
+func ofFlag(flag string, err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	return usageError{fmt.Errorf("%s %w", flag, err)}
 }
 
 // writeText replaces a file by a text.
@@ -216,22 +202,7 @@ func writeText(file, text string) error {
 
 // separate finds an output, which a flag names, that is one of the files that are read: it would take their place.
 func separate(flag, output string, inputs ...string) error {
-	out, err := os.Stat(output)
-	if err != nil {
-		return nil // a new file
-	}
-	for _, pattern := range inputs {
-		files := []string{pattern}
-		if dataset.IsGlob(pattern) {
-			files, _ = filepath.Glob(pattern) // what is no glob, or a URL, opening it says
-		}
-		for _, f := range files {
-			if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
-				return usageError{fmt.Errorf("%s %s is a file that is read: it would be replaced; give another", flag, output)}
-			}
-		}
-	}
-	return nil
+	return ofFlag(flag, dataset.CheckApart(output, inputs...))
 }
 
 // inPlace is what the help of commands says that write a table with [besides].
@@ -240,12 +211,7 @@ const inPlace = "One parquet file may be --input and --output: it gets the colum
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
 // One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if len(input) != 1 || !strings.EqualFold(filepath.Ext(input[0]), ".parquet") || dataset.IsGlob(input[0]) {
-		if err := separate("--output", output, input...); err != nil {
-			return nil, nil, nil, err
-		}
-	}
-	if err := asParquet(output); err != nil {
+	if err := mayReplace(input, output); err != nil {
 		return nil, nil, nil, err
 	}
 	if t, err = open(ctx, input); err != nil {
@@ -256,4 +222,9 @@ func besides(ctx context.Context, open func(context.Context, []string) (*dataset
 		return nil, nil, nil, err
 	}
 	return t, w, func() { w.Abort(); t.Close() }, nil
+}
+
+// mayReplace refuses an output that is no parquet, or that is one of the inputs but for the one parquet file that may be both.
+func mayReplace(input []string, output string) error {
+	return ofFlag("--output", dataset.CheckBeside(output, input...))
 }

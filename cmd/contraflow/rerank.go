@@ -47,6 +47,8 @@ document.
 ` + inPlace + `
 Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
 
+` + streamHelp("the score") + `
+
 Empty texts are scored as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error
 skip leaves the row out.
 
@@ -54,6 +56,7 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
 of the documents that are reranked (--top).`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
+  jq -c '{query: .q, document: .a}' pairs.json | contraflow rerank --model r/model --input - --output -
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -73,7 +76,12 @@ of the documents that are reranked (--top).`,
 			if err := errors.Join(atLeastOne(cmd, "top", "cutoff-layer"), f.bad.check()); err != nil {
 				return err
 			}
-			if scores {
+			if err := checkStreams(cmd, f.input, f.output, "output-column"); err != nil {
+				return err
+			}
+			if scores && f.output == std {
+				f.bad.instead = "null"
+			} else if scores {
 				if err := f.bad.apart(f.output, f.input, "the scores"); err != nil {
 					return err
 				}
@@ -93,7 +101,7 @@ of the documents that are reranked (--top).`,
 	fl.StringArrayVar(&f.input, "input", nil, filesFlag)
 	fl.StringVar(&f.query, "query-column", "query", fmt.Sprintf(columnFlag, "queries")+"; --query as well")
 	fl.StringVar(&f.document, "document-column", "document", fmt.Sprintf(columnFlag, "documents")+"; --document as well")
-	fl.StringVar(&f.output, "output", "", "the parquet `FILE` to write")
+	fl.StringVar(&f.output, "output", "", "the parquet `FILE` to write; or -")
 	fl.StringVar(&f.outputColumn, "output-column", "score", "the `NAME` of the column with the scores")
 	f.bad.add(cmd, "")
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, sigmoidFlag)
@@ -134,10 +142,52 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 	return reranker.Load(dir, opts...)
 }
 
+// scoreWriter writes scores, of a chunk's rows that are left and beside them; out are the places of those that are not.
+type scoreWriter struct {
+	rows  func(c *dataset.Chunk, scores []float32, out []int) error
+	close func() error
+}
+
+// open opens the table and what its scores are written to.
+func (f *rerankFlags) open(cmd *cobra.Command) (t *dataset.Table, w scoreWriter, end func(), err error) {
+	ctx, open := cmd.Context(), openRows(cmd, &f.bad)
+	if f.output == std {
+		if t, err = open(ctx, f.input); err != nil {
+			return nil, w, nil, err
+		}
+		lines := newLines(cmd)
+		w.rows = func(_ *dataset.Chunk, scores []float32, out []int) error {
+			var values []any
+			for _, s := range scores {
+				values = append(values, s)
+			}
+			return lines.write(values, out)
+		}
+		w.close = func() error { return nil }
+		return t, w, func() { t.Close() }, nil
+	}
+	t, table, end, err := besides(ctx, open, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
+	if err != nil {
+		return nil, w, nil, err
+	}
+	w.rows = func(c *dataset.Chunk, scores []float32, _ []int) error {
+		if c.Rows == 0 {
+			return nil
+		}
+		wide := make([]float64, len(scores))
+		for i, s := range scores {
+			wide[i] = float64(s)
+		}
+		return table.Write(c, wide)
+	}
+	w.close = table.Close
+	return t, w, end, nil
+}
+
 // table scores the rows of a table.
 func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	ctx := cmd.Context()
-	t, w, end, err := besides(ctx, f.bad.open, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
+	t, write, end, err := f.open(cmd)
 	if err != nil {
 		return err
 	}
@@ -164,28 +214,28 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 		for i, row := range out {
 			documents = slices.Delete(documents, row-i, row-i+1)
 		}
+		var scores []float32
 		if c.Drop(out); c.Rows > 0 {
-			scores, n, err := r.ScorePairs(ctx, c.Texts, documents)
+			var n int
+			scores, n, err = r.ScorePairs(ctx, c.Texts, documents)
 			if err != nil {
 				return inRows(t, ids, err)
 			}
 			if f.sigmoid {
 				reranker.Sigmoid(scores)
 			}
-			wide := make([]float64, len(scores))
 			for i, s := range scores {
 				if !finite(s) {
 					return fmt.Errorf("%v: the score is %v: the model's weights, or what it computes of them in --precision %s, are not finite", t.Locate(ids[i]), s, f.model.precision)
 				}
-				wide[i] = float64(s)
 				if dataset.Blank(c.Texts[i]) || dataset.Blank(documents[i]) {
 					empty++
 				}
 			}
-			if err := w.Write(c, wide); err != nil {
-				return err
-			}
 			done, cut = done+c.Rows, cut+n
+		}
+		if err := write.rows(c, scores, out); err != nil {
+			return err
 		}
 		if u.due(int64(read) == t.Rows()) {
 			u.printf("%d of %d pairs\n", read, t.Rows())
@@ -194,10 +244,10 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	if err := f.bad.all(t); err != nil {
 		return err
 	}
-	if err := w.Close(); err != nil {
+	if err := write.close(); err != nil {
 		return err
 	}
-	u.printf("%d scores written to %s\n", done, f.output)
+	u.printf("%d scores written to %s\n", done, outputName(f.output))
 	sayCut(u, cut, r)
 	if empty > 0 {
 		u.printf("%d pairs have an empty query or document, and were scored as such\n", empty)

@@ -205,8 +205,8 @@ func TestTextTemplates(t *testing.T) {
 	if whole := succeed(t, "eval", "--model", model, "--sts", at("a.parquet"), "--columns", "whole,query,gold").stdout; joined != whole {
 		t.Errorf("eval: %q, want %q", joined, whole)
 	}
-	if r := contraflow(t, "{}", "embed", "--model", model, "--input", "-", "--output", at("y.npy")); r.code != 1 || !strings.Contains(r.stderr, "not from standard input: write it to one, such as data.jsonl") {
-		t.Errorf("--input -: exit code %d\n%s", r.code, r.stderr)
+	if r := contraflow(t, "{}", "init", "--out", at("none"), "--input", "-"); r.code != 1 || !strings.Contains(r.stderr, "not from standard input: write it to one, such as data.jsonl") {
+		t.Errorf("init --input -: exit code %d\n%s", r.code, r.stderr)
 	}
 }
 
@@ -230,24 +230,5 @@ func TestEmbedTextAlone(t *testing.T) {
 		if r := contraflow(t, "", "embed", "--model", "none", "--text", "a", flag, value); r.code != 2 || !strings.Contains(r.stderr, flag+" goes with --input") {
 			t.Errorf("%s: exit code %d\n%s", flag, r.code, r.stderr)
 		}
-	}
-}
-
-// What mine's --on-error says: it is of --input alone, and a document of --corpus that can't be used ends mine, which an empty one does not.
-func TestSkipNotOfCorpus(t *testing.T) {
-	dir := t.TempDir()
-	at := func(name string) string { return filepath.Join(dir, name) }
-	write(t, at("pairs.parquet"), []string{"query", "positive"}, []string{"the cat", "the dog"}, []string{"a river", "a house"})
-	for text, code := range map[string]int{`""`: 0, "null": 1} {
-		if err := os.WriteFile(at("corpus.jsonl"), []byte(`{"text": "a tree"}`+"\n"+`{"text": `+text+"}\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		r := contraflow(t, "", "mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", at("pairs.parquet"), "--corpus", at("corpus.jsonl"), "--num-negatives", "1", "--on-error", "skip", "--output", at("mined.parquet"))
-		if r.code != code || code > 0 && !strings.Contains(r.stderr, "--corpus: "+at("corpus.jsonl")+`:2, column "text": the text is null`) {
-			t.Errorf("%s: exit code %d, want %d\n%s", text, r.code, code, r.stderr)
-		}
-	}
-	if usage := newMine().Flags().Lookup("on-error").Usage; !strings.Contains(usage, "of --input alone") {
-		t.Errorf("--on-error: %s", usage)
 	}
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 
 	"contraflow/stages/embedder"
@@ -21,27 +23,30 @@ func listsOf(vecs []float32, size, most int) (ids [][]int32, weights [][]float32
 	return ids, weights
 }
 
-// printSparse prints an object a text, with the names of the parquet file's columns.
-func printSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, texts []string, most int) error {
-	vecs, err := e.EmbedPrompt(cmd.Context(), prompt, texts)
-	if err != nil {
-		return ofTexts(texts, err)
-	}
-	for _, v := range vecs {
-		ids, weights := listsOf(v, len(v), most)
-		if err := printJSON(cmd, struct {
-			IDs     []int32   `json:"lexical_ids"`
-			Weights []float32 `json:"lexical_weights"`
-		}{append([]int32{}, ids[0]...), append([]float32{}, weights[0]...)}); err != nil {
-			return err
+// sparseLines are an object a text, with the names of the parquet file's columns.
+func sparseLines(ctx context.Context, e *embedder.Embedder, prompt string, most int) lineValues {
+	return lineValues{sparseAtOnce(e), func(texts []string) (values []any, cut int, err error) {
+		x := make([]float32, len(texts)*e.Size())
+		if cut, err = e.EmbedInto(ctx, prompt, texts, x); err != nil {
+			return nil, 0, err
 		}
-	}
-	return nil
+		ids, weights := listsOf(x, e.Size(), most)
+		for i := range ids {
+			values = append(values, struct {
+				IDs     []int32   `json:"lexical_ids"`
+				Weights []float32 `json:"lexical_weights"`
+			}{append([]int32{}, ids[i]...), append([]float32{}, weights[i]...)})
+		}
+		return values, cut, nil
+	}}
 }
+
+// sparseAtOnce is how many texts are embedded at a time.
+func sparseAtOnce(e *embedder.Embedder) int { return min(embedRows, max(1, sparseRows/e.Size())) }
 
 // embedSparse writes lists besides the input's columns.
 func embedSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput, most int) error {
-	rows := min(embedRows, max(1, sparseRows/e.Size()))
+	rows := sparseAtOnce(e)
 	vecs, active := make([]float32, rows*e.Size()), 0
 	done, err := embedTable(cmd, e, prompt, in, embedded{lexical, rows, func(texts []string) ([]any, int, error) {
 		out := vecs[:len(texts)*e.Size()]

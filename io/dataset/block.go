@@ -56,7 +56,7 @@ func (d *Dataset) BlockRows(b int) (first int64, rows int) {
 	return d.blocks[b].first, int(d.blocks[b].rows)
 }
 
-// Lists tells which columns of [Source] (the query, the positive, the negatives) are lists of texts, ColumnName what they are called.
+// Lists tells which columns of [Source] (the query, the positive, the negatives; or the query, the documents) are lists of texts, ColumnName what they are called.
 func (d *Dataset) Lists() []bool {
 	var lists []bool
 	for _, r := range d.roles {
@@ -69,7 +69,7 @@ func (d *Dataset) Lists() []bool {
 func (d *Dataset) ColumnName(c int) string { return d.textName(d.roles[c].source) }
 
 // Texts appends to dst what the files hold for the given row (0..Rows-1 of the block) and column of [Source]: 0 is the
-// query, 1 the positive, 2.. the negatives. A list gives all its texts; nulls read as "". They are valid as long as the block.
+// query, 1 the positive, 2.. the negatives, or 1 the documents. A list gives all its texts; nulls read as "". They are valid as long as the block.
 func (b *Block) Texts(dst []string, row, column int) []string {
 	t := &b.texts[b.d.roles[column].source]
 	for _, s := range t.row(row) {

@@ -84,13 +84,19 @@ func TestDocumentsErrors(t *testing.T) {
 		{func(s *Source) { s.Documents = "{docs}" }, ErrMissingColumn, "no template"},
 		{func(s *Source) { s.Negatives = []string{"docs"} }, ErrMissingColumn, "there is no positive column beside it, no negatives"},
 		{func(s *Source) { s.NegativesPerQuery = AllNegatives }, ErrMissingColumn, "there is no positive column beside it, no negatives"},
-		{func(s *Source) { s.Raw = true }, ErrMissingColumn, "neither raw rows nor token ids are read of it"},
-		{func(s *Source) { s.Tokens = true }, ErrMissingColumn, "neither raw rows nor token ids are read of it"},
+		{func(s *Source) { s.Documents, s.Raw = "text", true }, ErrColumnType, `column "text" is string, want list<string>: documents are lists`},
+		{func(s *Source) { s.Tokens = true }, ErrMissingColumn, "no token ids are read of it"},
 	} {
 		src := base
 		c.change(&src)
 		if _, err := Open(t.Context(), src); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	empty := write(t, map[string]string{"a.jsonl": "\n"})
+	for _, raw := range []bool{false, true} {
+		if _, err := Open(t.Context(), Source{Paths: []string{empty + "/a.jsonl"}, Query: "q", Documents: "docs", Raw: raw}); !errors.Is(err, ErrNoFiles) || !strings.Contains(err.Error(), "no rows") {
+			t.Errorf("without rows: %v", err)
 		}
 	}
 	src := base

@@ -81,11 +81,15 @@ type Location struct {
 	File     string
 	RowGroup int   // -1 of what is no parquet file
 	Row      int64 // of the file, from 0
-	Line     int64 // of a JSONL file, from 1; 0 in parquet files
+	Line     int64 // of a JSONL file, from 1; 0 in parquet files and JSON arrays
+	Element  int64 // of a file that is a JSON array, from 1; 0 in others
 }
 
-// String returns "a.parquet: row group 3, row 3071" (rows count from 0 at the start of the file) or "a.jsonl:12".
+// String returns "a.parquet: row group 3, row 3071" (rows count from 0 at the start of the file), "a.jsonl:12" or "a.json: element 12".
 func (l Location) String() string {
+	if l.Element > 0 {
+		return fmt.Sprintf("%s: element %d", l.File, l.Element)
+	}
 	if l.Line > 0 {
 		return fmt.Sprintf("%s:%d", l.File, l.Line)
 	}

@@ -73,10 +73,27 @@ func (r *jsonReader) row(separated bool, read func() error) error {
 		}
 		return err
 	}
+	switch c := r.peek(); c {
+	case '{':
+		if alone := *r; alone.onlyBracket() {
+			return &jsonError{at: r.i + 2, want: "the object goes on in other lines, where each row is one line (jq -c . makes a line of each object)"}
+		}
+	case 0:
+	default:
+		if other := *r; other.skip() == nil && other.end("it") == nil {
+			return &jsonError{want: fmt.Sprintf("it is %s, where an object { } should be", jsonKind(c))}
+		}
+	}
 	if err := read(); err != nil {
 		return err
 	}
 	return r.end("the object")
+}
+
+// onlyBracket tells a line that opens an object and says nothing of it, as those of several lines begin.
+func (r *jsonReader) onlyBracket() bool {
+	r.i++
+	return r.peek() == 0 && r.i == len(r.b)
 }
 
 // end makes sure that nothing follows.

@@ -51,6 +51,12 @@ func compareWithStandard(t *testing.T, line []byte) {
 	dec.UseNumber() // 1e777 is JSON, if not a float64
 	valid := json.Valid(line) && dec.Decode(&want) == nil && want != nil
 	q, in, l, reason := parseLine(bytes.Clone(line))
+	if json.Valid(line) && want == nil { // JSON, but no object
+		if !strings.HasPrefix(reason, "it is ") || !strings.HasSuffix(reason, ", where an object { } should be") {
+			t.Fatalf("%q: %q, encoding/json says that it is JSON, and no object", line, reason)
+		}
+		return
+	}
 	if valid != !strings.HasPrefix(reason, "not JSON") {
 		t.Fatalf("%q: %q, encoding/json says valid: %v", line, reason, valid)
 	}
@@ -134,7 +140,17 @@ func TestJSONReasons(t *testing.T) {
 		`{"l": ["a", {}]}`: "it is an object, want a list of strings",
 		`{"q": "a" "l"}`:   `not JSON at byte 11: '"' where a comma or } should be`,
 		`{"q": "a`:         "not JSON at byte 9: it ends where the end of a string should be",
-		`["a"]`:            `not JSON at byte 1: '[' where an object { } should be`,
+		`["a"]`:            "it is a list, where an object { } should be",
+		` [["a", {}]]`:     "it is a list, where an object { } should be",
+		`-1.5 `:            "it is a number, where an object { } should be",
+		`"a\"b"`:           "it is a string, where an object { } should be",
+		`false`:            "it is true or false, where an object { } should be",
+		`null`:             "it is null, where an object { } should be",
+		`["a"] x`:          "not JSON at byte 1: '[' where an object { } should be",
+		`["a" "b"]`:        "not JSON at byte 1: '[' where an object { } should be",
+		` {` + "\r":        "not JSON at byte 3: the object goes on in other lines, where each row is one line (jq -c . makes a line of each object)",
+		"{\x00":            `not JSON at byte 2: '\x00' where a key in quotes should be`,
+		`{}`:               "",
 	} {
 		if _, _, _, got := parseLine([]byte(line)); got != want {
 			t.Errorf("%s: %q, want %q", line, got, want)

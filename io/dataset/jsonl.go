@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
@@ -43,6 +44,7 @@ type jsonlFile struct {
 	blocks []jsonlBlock
 	gaps   gaps
 	spool  *os.File // the unpacked content of a compressed file, or the rows of one of separated values
+	array  bool     // the file is a JSON array, and lines are its elements
 	text   bool     // of separated values: all values are strings or null, and a row that is none is a string
 }
 
@@ -98,41 +100,50 @@ func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile
 	}
 	defer f.Close()
 	j := &jsonlFile{path: path, size: size}
+	in, end, err := unpacked(path, f)
+	if err != nil {
+		return nil, asCorrupt(err)
+	}
+	defer end()
+	if err := j.open(ctx, f, in, limit); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+// open counts the rows of content, which is kept in a temporary file if it is not that of f as it is.
+func (j *jsonlFile) open(ctx context.Context, f *os.File, in io.Reader, limit blockLimit) (err error) {
+	path := j.path
 	defer func() {
 		if err != nil {
 			j.close()
 			err = asCorrupt(err)
 		}
 	}()
-	in, end, err := unpacked(path, f)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
 	if separated(path) != "" {
 		if in, err = newCSVReader(path, in, &j.gaps); err != nil {
-			return nil, err
+			return err
 		}
 		j.text = true
+	} else if in, err = j.elements(f, in); err != nil {
+		return err
 	}
 	var spool *bufio.Writer
 	if in != io.Reader(f) {
 		if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
-			return nil, err
+			return err
 		}
 		os.Remove(j.spool.Name()) // Windows refuses; close removes it there
 		spool = bufio.NewWriterSize(j.spool, 1<<20)
 		in = io.TeeReader(in, spool)
 	}
 	if err := j.count(ctx, in, limit); err != nil {
-		return nil, err
+		return err
 	}
 	if spool != nil {
-		if err := spool.Flush(); err != nil {
-			return nil, err
-		}
+		return spool.Flush()
 	}
-	return j, nil
+	return nil
 }
 
 func (j *jsonlFile) close() {
@@ -180,7 +191,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 			if err == io.EOF {
 				break
 			}
-			if j.text {
+			if j.text || j.array {
 				return err // says where
 			}
 			return fmt.Errorf("%s: after %d bytes: %w", j.path, at, err)
@@ -192,11 +203,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 			if nl >= 0 {
 				line = rest[:nl+1]
 			}
-			if text := bytes.TrimLeft(line, " \t\r\n"); !begun && len(text) > 0 {
-				if begun = true; j.rows == 0 && text[0] == '[' {
-					return fmt.Errorf("%s is one JSON array: write one object a line instead (JSON lines)", j.path)
-				}
-			}
+			begun = begun || len(bytes.TrimLeft(line, " \t\r\n")) > 0
 			rest = rest[len(line):]
 			at += int64(len(line))
 			if at-lineAt > maxLine {
@@ -219,6 +226,30 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 	return nil
 }
 
+// elements reads a file that is one JSON array as lines, and any other as it is, from its beginning; in is what it has.
+func (j *jsonlFile) elements(f *os.File, in io.Reader) (io.Reader, error) {
+	buffered := bufio.NewReaderSize(in, 64<<10)
+	if j.array = isArray(buffered); j.array {
+		return newElements(j.path, buffered)
+	}
+	if in != io.Reader(f) {
+		return buffered, nil
+	}
+	_, err := f.Seek(0, io.SeekStart)
+	return f, err
+}
+
+// at says where a row is at rest.
+func (j *jsonlFile) at(row int64) Location {
+	l := Location{File: j.path, RowGroup: -1, Row: row}
+	if j.array {
+		l.Element = row + 1
+	} else {
+		l.Line = j.line(row)
+	}
+	return l
+}
+
 // line returns the number, from 1, of the line that holds a row.
 func (j *jsonlFile) line(row int64) int64 {
 	return row + 1 + j.gaps.before(row)
@@ -228,10 +259,50 @@ func (j *jsonlFile) line(row int64) int64 {
 func (j *jsonlFile) missing(name string, have []string) error {
 	err := missingColumn(j.path, name, have)
 	if j.text {
-		err = fmt.Errorf("%w (the first line has to name the columns)", err)
+		return fmt.Errorf("%w (the first line has to name the columns)", err)
+	}
+	if list := j.listOfRows(); list != "" {
+		err = fmt.Errorf("%w; its one row has a list of objects: jq -c '%s' makes a row of each", err, list)
 	}
 	return err
 }
+
+// listOfRows is the first list of objects in the one object that a file has, as jq writes its items, .data[]; "" if there is none, or more rows.
+func (j *jsonlFile) listOfRows() (found string) {
+	if j.rows != 1 || j.array || j.text {
+		return ""
+	}
+	buf, err := j.read(j.blocks[0], nil)
+	if err != nil {
+		return ""
+	}
+	lines(buf, func(from, to int) error {
+		r := jsonReader{b: buf[from:to]}
+		var object func(path string) error
+		object = func(path string) error {
+			return r.object(func(key []byte) error {
+				at := path + "." + string(key)
+				if !plainKey.Match(key) {
+					at = fmt.Sprintf("%s.[%q]", path, key)
+				}
+				switch r.peek() {
+				case '{':
+					return object(at)
+				case '[':
+					if next := (jsonReader{b: r.b, i: r.i + 1}); found == "" && next.peek() == '{' {
+						found = at + "[]"
+					}
+				}
+				return r.skip()
+			})
+		}
+		return object("")
+	})
+	return found
+}
+
+// plainKey is a key that jq takes without quotes.
+var plainKey = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // read returns the bytes of a block in buf's memory.
 func (j *jsonlFile) read(b jsonlBlock, buf []byte) ([]byte, error) {
@@ -633,7 +704,7 @@ func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err erro
 			})
 		}
 		if err := r.row(j.text, func() error { return object("") }); err != nil && bad == nil {
-			bad = fail(ErrCorrupt, "%s:%d: %w", j.path, j.line(row), err)
+			bad = fail(ErrCorrupt, "%v: %w", j.at(row), err)
 		}
 		row++
 		return nil

@@ -29,20 +29,21 @@ func RegisterScheme(scheme string, fetch func(ctx context.Context, pattern strin
 }
 
 // Pick tells which of a store's files a pattern means, in their order: those that it matches as a glob, in which * crosses no slash; or else what
-// is inside the folder of that name ("": all there is), the parquet files, or where there are none, the files of JSON lines, or the .csv files.
+// is inside the folder of that name ("": all there is), the parquet files, or where there are none, the files of JSON, or those of CSV and TSV. What is
+// no data by its name, such as config.json, is not among a folder's.
 func Pick(names []string, pattern string) (found []string) {
 	for _, n := range names {
 		if ok, _ := path.Match(pattern, n); ok {
 			found = append(found, n)
 		}
 	}
-	for _, kinds := range [][]string{{".parquet"}, {".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"}, {".csv", ".csv.gz", ".csv.zst"}} {
+	for _, kinds := range [][]string{{".parquet"}, {".jsonl", ".ndjson", ".json"}, {".csv", ".tsv"}} {
 		if len(found) > 0 {
 			return found
 		}
 		for _, n := range names {
 			inside := pattern == "" || strings.HasPrefix(n, pattern+"/")
-			if inside && slices.ContainsFunc(kinds, func(ext string) bool { return strings.HasSuffix(strings.ToLower(n), ext) }) {
+			if inside && KnownData(n) && slices.Contains(kinds, ending(n)) {
 				found = append(found, n)
 			}
 		}
@@ -77,6 +78,9 @@ func fetchURL(ctx context.Context, url string) ([]string, error) {
 // fetchFolder brings a folder in BEIR's or MTEB's layout here, and returns where it is.
 func fetchFolder(ctx context.Context, url string) (string, error) {
 	url = strings.TrimRight(url, "/")
+	if i := max(strings.Index(url, "?config="), strings.Index(url, "?split=")); i > 0 {
+		return "", fail(ErrNoFiles, "%s: a dataset that is a task by itself, in BEIR's or MTEB's layout, has its queries, corpus and judgements in files, and %q chooses none of them: without it, it is %s; or the corpus and the judgements (qrels) are named as well, each with its own ?config= or ?split=", url, url[i:], url[:i])
+	}
 	folder := ""
 	for _, part := range []string{"queries", "corpus", "qrels"} {
 		var found []string

@@ -82,6 +82,7 @@ func (d *Dataset) settleColumns() error {
 		}
 		switch {
 		case d.src.Documents == "" || r.role == Query:
+		case !s.list && first[r.source] == "": // of files without rows
 		case !s.list:
 			return fail(ErrColumnType, "column %q is string, want list<string>: documents are lists, all of a row's%s", s.name, d.cellsOfLists(""))
 		case r.role == Negative:

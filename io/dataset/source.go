@@ -23,14 +23,14 @@ import (
 // Scores: []string{"pos_scores", "neg_scores"}. Each of the three may be a template of several columns of strings:
 // "{title} {text}".
 type Source struct {
-	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines), .csv and .tsv files whose first line names the columns (the last five also
+	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines, or each one JSON array of objects), .csv and .tsv files whose first line names the columns (the last five also
 	// .gz and .zst), in small or capital letters, and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
 	Paths     []string
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
 	Negatives []string
 	// Documents is a column of lists, each all of a row's documents in the order of its Scores: in the place of Positive and Negatives. The first is the
-	// row's positive, and the others, which may be none, its negatives, all of them.
+	// row's positive, and the others, which may be none, its negatives, all of them. With Raw they are one column, and any of them may be a positive.
 	Documents string
 	// NegativesPerQuery is how many texts a list of negatives gives. A row with fewer repeats them. 0: as many as the lists
 	// hold, which then must all be equally long. AllNegatives: as many as each row has, which may be none.
@@ -163,13 +163,13 @@ type blockRef struct {
 
 // Open finds the files and checks the columns in each of them by name, shape and type. Of parquet files the footers are
 // decoded and the bytes of these columns hashed ([Dataset.Fingerprint]); JSON lines are counted in one pass (and unpacked to a
-// temporary file if compressed). ctx can stop both.
+// temporary file if compressed, or if they are elements of an array). ctx can stop both.
 // Close releases those temporary files.
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
 func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err error) {
-	if src.Documents != "" && (src.Positive != "" || len(src.Negatives) > 0 || src.NegativesPerQuery != 0 || src.Raw || src.Tokens || isTemplate(src.Documents)) {
-		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and neither raw rows nor token ids are read of it", src.Documents)
+	if src.Documents != "" && (src.Positive != "" || len(src.Negatives) > 0 || src.NegativesPerQuery != 0 || src.Tokens || isTemplate(src.Documents)) {
+		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and no token ids are read of it", src.Documents)
 	}
 	if src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
@@ -312,13 +312,10 @@ func (d *Dataset) Locate(row int64) Location {
 	}
 	b := &d.blocks[d.blockOf(row)]
 	f := &d.files[b.file]
-	l := Location{File: f.path(), RowGroup: -1, Row: row - f.first}
 	if f.jsonl != nil {
-		l.Line = f.jsonl.line(l.Row)
-	} else {
-		l.RowGroup = int(b.part)
+		return f.jsonl.at(row - f.first)
 	}
-	return l
+	return Location{File: f.path(), RowGroup: int(b.part), Row: row - f.first}
 }
 
 // blockOf returns the block that holds a row.
@@ -453,7 +450,10 @@ func (d *Dataset) nameColumns() error {
 		names = names[:1]
 	}
 	names = append(names, d.src.Negatives...)
-	if d.src.Documents != "" {
+	switch {
+	case d.src.Documents != "" && d.src.Raw:
+		names = append(names, d.src.Documents)
+	case d.src.Documents != "":
 		names = append(names, d.src.Documents, d.src.Documents)
 	}
 	joins := map[string]int{}

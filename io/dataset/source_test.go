@@ -102,7 +102,7 @@ func TestOpenErrors(t *testing.T) {
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", NegativesPerQuery: 2}, ErrColumnType, "negatives_per_query is 2, but no column of negatives is a list"},
 		{Source{Paths: []string{at("a.jsonl")[0], at("list.jsonl")[0]}, Query: "query", Positive: "answer"}, ErrColumnType, "all files of a dataset must agree"},
 		{Source{Paths: at("empty.jsonl"), Query: "query", Positive: "answer"}, ErrNoFiles, "no rows"},
-		{Source{Paths: at("array.json"), Query: "query", Positive: "answer"}, ErrCorrupt, "array.json is one JSON array"},
+		{Source{Paths: at("array.json"), Query: "query", Positive: "answer"}, ErrMissingColumn, `array.json has no column "answer"`},
 		{Source{Paths: at("utf16.jsonl"), Query: "query", Positive: "answer"}, ErrCorrupt, "utf16.jsonl is UTF-16, as its byte order mark says"},
 		{Source{Paths: at("broken.jsonl"), Query: "query", Positive: "query"}, ErrCorrupt, "broken.jsonl:2: not JSON at byte 2: 'q' where a key in quotes should be"},
 		{Source{Paths: at("cut.jsonl.gz"), Query: "query", Positive: "query"}, ErrCorrupt, "cut.jsonl.gz"},

@@ -535,11 +535,10 @@ func (t *Table) Locate(row int64) Location {
 		if row >= f.first+f.rows {
 			continue
 		}
-		l := Location{File: t.path(i), RowGroup: -1, Row: row - f.first}
 		if f.jsonl != nil {
-			l.Line = f.jsonl.line(l.Row)
-			return l
+			return f.jsonl.at(row - f.first)
 		}
+		l := Location{File: t.path(i), RowGroup: -1, Row: row - f.first}
 		left := l.Row
 		for g, rg := range f.parquet.meta.RowGroups {
 			if l.RowGroup = g; left < rg.NumRows {
@@ -646,6 +645,9 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		return nil, t.differ
 	}
 	for _, m := range more {
+		if m.Name == "" {
+			return nil, fail(ErrColumnType, "%s: the new column needs a name (--output-column)", path)
+		}
 		for _, name := range t.names {
 			if m.Name == name {
 				return nil, fail(ErrColumnType, "%s already has a column %q: the new one needs another name (--output-column)", t.path(0), name)

@@ -56,12 +56,19 @@ func (k jsonType) join(o jsonType) jsonType {
 }
 
 func (t *Table) openJSONL(ctx context.Context, paths []string) error {
-	index := map[string]int{}
-	for i, path := range paths {
+	for _, path := range paths {
 		if isParquet(path) {
 			return fail(ErrColumnType, "%s is parquet, but %s is not: a table is one or the other", path, paths[0])
 		}
-		j, err := openJSONL(ctx, path, defaultLimit)
+	}
+	return t.openLines(ctx, len(paths), func(i int) (*jsonlFile, error) { return openJSONL(ctx, paths[i], defaultLimit) })
+}
+
+// openLines looks at so many files' columns.
+func (t *Table) openLines(ctx context.Context, files int, open func(i int) (*jsonlFile, error)) error {
+	index := map[string]int{}
+	for i := range files {
+		j, err := open(i)
 		if err != nil {
 			return err
 		}
@@ -96,7 +103,7 @@ func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 		}
 	}
 	if t.Rows() == 0 {
-		return fail(ErrNoFiles, "%s: no rows", paths[0])
+		return fail(ErrNoFiles, "%s: no rows", t.path(0))
 	}
 	for k := range t.json {
 		if c := &t.json[k]; c.kind == jsonAny {
@@ -148,8 +155,7 @@ func eachJSONLine(ctx context.Context, j *jsonlFile, line func(r *jsonReader) er
 				}
 			}
 			if _, ok := err.(*jsonError); ok {
-				l := Location{File: j.path, RowGroup: -1, Row: row, Line: j.line(row)}
-				wrong := &RowError{Row: row, Location: l, Reason: err.Error()}
+				wrong := &RowError{Row: row, Location: j.at(row), Reason: err.Error()}
 				if bad == nil {
 					return wrong
 				}

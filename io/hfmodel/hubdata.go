@@ -9,28 +9,45 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"contraflow/io/dataset"
 )
 
 func init() {
-	dataset.RegisterScheme("hf", func(ctx context.Context, url string) ([]string, error) { return Data(ctx, url, Options{}) })
+	dataset.RegisterScheme("hf", func(ctx context.Context, url string) ([]string, error) {
+		return Data(ctx, url, Options{Warn: dataset.Note(ctx)})
+	})
 }
 
 const dataPrefix = "hf://datasets/"
 
 // Data returns local copies of files of a dataset on the hub, from the cache that the Python libraries use or downloaded into it:
 //
-//	hf://datasets/org/name                     all parquet files, or else all files of JSON lines
-//	hf://datasets/org/name@revision/data       those in a folder (slashes of a revision as %2F)
+//	hf://datasets/org/name                     the split train, of the default configuration
+//	hf://datasets/org/name?config=pair&split=dev
+//	hf://datasets/org/name@revision/data       of that the files in a folder (slashes of a revision as %2F)
 //	hf://datasets/org/name/data/train-*.parquet
+//
+// Configurations and splits are what the dataset's card says, or else what its files' names say, as Python's datasets has it; files without a split's
+// word in their names are train. Of the files of a split that names say, the parquet files are taken, or where there are none those of JSON, or those of
+// CSV and TSV; what is no data by its name, such as README.md or dataset_infos.json, never. Where nothing says which configuration is the default, or the
+// split is not there, or no file is what the card names, that is an error with those there are. [dataset.WithSplits] has a dataset without a split's name
+// stand for others than train; of what is to measure with, Options.Warn is told the split.
+//
+// Offline the same holds of what the cache has. It is an error where the files of a split are not all there, as far as the card or the count in their names
+// say, or where the card is not, and the names leave open what is meant.
 //
 // Everything that [Resolve] promises holds here too.
 func Data(ctx context.Context, ref string, o Options) (paths []string, err error) {
 	rest, ok := strings.CutPrefix(ref, dataPrefix)
 	if !ok {
 		return nil, fmt.Errorf("%s: want %sorg/name, and a file, folder or glob in it", ref, dataPrefix)
+	}
+	rest, p, given, err := cutPart(rest)
+	if err != nil {
+		return nil, err
 	}
 	parts := strings.SplitN(rest, "/", 3)
 	if len(parts) < 2 {
@@ -55,44 +72,71 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 	if err != nil {
 		return nil, err
 	}
+	meant := meant{whole: whole{url: dataPrefix + strings.TrimRight(rest, "/"), folder: glob, part: p, splits: dataset.SplitsOf(ctx), note: h.opts.Warn}, given: given}
 	h.kind = "datasets"
 	h.storage = filepath.Join(h.cache, "datasets--"+strings.ReplaceAll(id, "/", "--"))
 	if !h.opts.Offline {
 		repo, err := h.list(ctx)
 		if err == nil {
-			return h.data(ctx, repo, ref, glob)
+			return h.data(ctx, repo, ref, meant)
 		}
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%s: %w", ref, context.Cause(ctx))
 		}
-		cached, none := h.cachedData(glob)
+		cached, none := h.cachedData(meant)
 		var status *statusError
-		if none != nil || errors.As(err, &status) && status.code == "RevisionNotFound" {
+		if errors.Is(none, errNotCached) || errors.As(err, &status) && status.code == "RevisionNotFound" {
 			return nil, h.explain(err)
+		}
+		if none != nil {
+			return nil, fmt.Errorf("%w; and the cached files of %s can't be taken instead: %w", h.explain(err), ref, none)
 		}
 		h.opts.Warn(fmt.Sprintf("using the cached files of %s: %v", ref, h.explain(err)))
 		return cached, nil
 	}
-	if paths, err = h.cachedData(glob); err != nil {
+	if paths, err = h.cachedData(meant); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w; without HF_HUB_OFFLINE it would be downloaded from %s", ErrOffline, ref, err, h.endpoint)
 	}
 	return paths, nil
 }
 
+// meant is what of a dataset a URL means: its folder may be a glob.
+type meant struct {
+	whole
+	given bool // the URL names the part
+}
+
+const cardName = "README.md"
+
+// pick tells which of a dataset's files are meant. card reads the dataset's, which is nil where it has none.
+func (m meant) pick(files []string, card func() ([]byte, error)) (found []string, err error) {
+	matches := func(name string) bool {
+		ok, _ := path.Match(m.folder, name)
+		return ok && (name == m.folder || !dataset.NoData(name))
+	}
+	found = slices.DeleteFunc(slices.Clone(files), func(name string) bool { return !matches(name) })
+	switch {
+	case len(found) > 0 && m.given:
+		return nil, errors.New("config and split are of a dataset or a folder of it, and files are named here")
+	case len(found) > 0 && m.cached:
+		return found, whollyCached(found, matches)
+	case len(found) > 0:
+		return found, nil
+	case strings.ContainsAny(m.folder, "*?["):
+		return nil, fmt.Errorf("%w: it has %d files, such as %q, none of which matches", ErrNotFound, len(files), files[:min(3, len(files))])
+	}
+	m.files = files
+	if m.card, err = card(); err != nil {
+		return nil, err
+	}
+	return m.whole.pick()
+}
+
 // data downloads what a listing has of it.
-func (h *hub) data(ctx context.Context, repo repository, ref, glob string) (paths []string, err error) {
+func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (paths []string, err error) {
 	for _, name := range repo.files {
 		if err := checkListed(name); err != nil {
 			return nil, fmt.Errorf("%s: %w: the repository has a file with the path %w", ref, errRefused, err)
-		}
-	}
-	names := dataset.Pick(repo.files, glob)
-	if len(names) == 0 {
-		return nil, fmt.Errorf("%s: %w: it has %d files, such as %q, none of which is meant", ref, ErrNotFound, len(repo.files), repo.files[:min(3, len(repo.files))])
-	}
-	for _, n := range names {
-		if err := checkPath(n); err != nil {
-			return nil, fmt.Errorf("%s: %w: path %w", ref, errRefused, err)
 		}
 	}
 	if err := os.MkdirAll(h.storage, 0o777); err != nil {
@@ -104,11 +148,45 @@ func (h *hub) data(ctx context.Context, repo repository, ref, glob string) (path
 	}
 	defer root.Close()
 	d := &download{hub: h, root: root, commit: repo.commit, snapshot: filepath.Join(h.storage, "snapshots", repo.commit)}
-	if err := d.fetch(ctx, names...); err != nil {
+	wrap := func(err error) error {
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("download of %s interrupted (it will continue where it stopped): %w", ref, context.Cause(ctx))
+			return fmt.Errorf("download of %s interrupted (it will continue where it stopped): %w", ref, context.Cause(ctx))
 		}
-		return nil, fmt.Errorf("download of %s: %w", ref, err)
+		return fmt.Errorf("download of %s: %w", ref, err)
+	}
+	var unread error // of the card
+	cardless := false
+	names, err := m.pick(repo.files, func() ([]byte, error) {
+		if cardless = !slices.Contains(repo.files, cardName); cardless {
+			return nil, nil
+		}
+		if unread = d.fetch(ctx, cardName); unread != nil {
+			return nil, unread
+		}
+		return os.ReadFile(filepath.Join(d.snapshot, cardName))
+	})
+	if unread != nil {
+		return nil, wrap(unread)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	for _, n := range names {
+		if err := checkPath(n); err != nil {
+			return nil, fmt.Errorf("%s: %w: path %w", ref, errRefused, err)
+		}
+	}
+	if err := d.fetch(ctx, names...); err != nil {
+		return nil, wrap(err)
+	}
+	if cardless { // as Python's libraries remember it
+		folder := filepath.Join(absent, repo.commit)
+		if err := root.MkdirAll(folder, 0o777); err != nil {
+			return nil, err
+		}
+		if err := root.WriteFile(filepath.Join(folder, cardName), nil, 0o666); err != nil {
+			return nil, err
+		}
 	}
 	if err := h.writeRef(repo.commit); err != nil {
 		return nil, err
@@ -119,13 +197,19 @@ func (h *hub) data(ctx context.Context, repo repository, ref, glob string) (path
 	return paths, nil
 }
 
+// absent is the folder of a cache with names of files that a commit has not.
+const absent = ".no_exist"
+
+// errNotCached is wrapped where nothing of a dataset is in the cache.
+var errNotCached = errors.New("not in the cache")
+
 // cachedData is what the cache has of it.
-func (h *hub) cachedData(glob string) (paths []string, err error) {
+func (h *hub) cachedData(m meant) (paths []string, err error) {
 	commit := h.revision
 	if !commitHash.MatchString(commit) {
 		ref, err := os.ReadFile(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
 		if err != nil {
-			return nil, fmt.Errorf("%v@%s is not in the cache %s", h, h.revision, h.cache)
+			return nil, fmt.Errorf("%v@%s is %w %s", h, h.revision, errNotCached, h.cache)
 		}
 		if commit = strings.TrimSpace(string(ref)); !commitHash.MatchString(commit) {
 			return nil, fmt.Errorf("the cache %s has no commit for %v@%s, but %q", h.cache, h, h.revision, short(ref))
@@ -139,11 +223,22 @@ func (h *hub) cachedData(glob string) (paths []string, err error) {
 		}
 		return err
 	})
-	if err == nil {
-		names = dataset.Pick(names, glob)
-	}
 	if err != nil || len(names) == 0 {
-		return nil, fmt.Errorf("%v@%s is not in the cache %s", h, h.revision, h.cache)
+		return nil, fmt.Errorf("%v@%s is %w %s", h, h.revision, errNotCached, h.cache)
+	}
+	m.cached = true
+	var card []byte
+	if slices.Contains(names, cardName) {
+		if card, err = os.ReadFile(filepath.Join(snapshot, cardName)); err != nil {
+			return nil, err
+		}
+	} else {
+		_, err := os.Stat(filepath.Join(h.storage, absent, commit, cardName))
+		m.unknown = err != nil
+	}
+	names, err = m.pick(names, func() ([]byte, error) { return card, nil })
+	if err != nil {
+		return nil, fmt.Errorf("of what is in the cache %s: %w", h.cache, err)
 	}
 	for _, n := range names {
 		paths = append(paths, filepath.Join(snapshot, filepath.FromSlash(n)))

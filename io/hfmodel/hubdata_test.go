@@ -11,15 +11,9 @@ import (
 	"contraflow/io/dataset"
 )
 
-func TestData(t *testing.T) {
-	noEnvironment(t)
-	h := newFakeHub(t)
-	h.files = map[string]string{
-		"README.md": "card", "queries.jsonl": "{\"_id\": \"q\", \"text\": \"a\"}\n", "corpus.jsonl": "{\"_id\": \"d\", \"title\": \"t\", \"text\": \"b\"}\n",
-		"qrels/test.jsonl": "{\"query-id\": \"q\", \"corpus-id\": \"d\", \"score\": 1}\n", "pairs/train-0.jsonl": "{\"query\": \"a\", \"positive\": \"b\"}\n",
-	}
-	// The hub has datasets under other addresses than models.
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// serveData has a fake hub serve a dataset: the hub has those under other addresses than models.
+func serveData(t *testing.T, h *fakeHub) (s *httptest.Server, cache string) {
+	s = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path := strings.Replace(r.URL.Path, "/api/datasets/", "/api/models/", 1)
 		if path == r.URL.Path {
 			var ok bool
@@ -31,10 +25,21 @@ func TestData(t *testing.T) {
 		r.URL.Path, r.URL.RawPath = path, ""
 		h.hub(w, r)
 	}))
-	defer s.Close()
-	cache := t.TempDir()
+	t.Cleanup(s.Close)
+	cache = t.TempDir()
 	t.Setenv("HF_HUB_CACHE", cache)
 	t.Setenv("HF_ENDPOINT", s.URL)
+	return s, cache
+}
+
+func TestData(t *testing.T) {
+	noEnvironment(t)
+	h := newFakeHub(t)
+	h.files = map[string]string{
+		"README.md": "card", "queries.jsonl": "{\"_id\": \"q\", \"text\": \"a\"}\n", "corpus.jsonl": "{\"_id\": \"d\", \"title\": \"t\", \"text\": \"b\"}\n",
+		"qrels/test.jsonl": "{\"query-id\": \"q\", \"corpus-id\": \"d\", \"score\": 1}\n", "pairs/train-0.jsonl": "{\"query\": \"a\", \"positive\": \"b\"}\n",
+	}
+	s, cache := serveData(t, h)
 	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{"hf://datasets/org/name/pairs"}, Query: "query", Positive: "positive"})
 	if err != nil {
 		t.Fatal(err)

@@ -34,6 +34,7 @@ type Input struct {
 	Query     string   `yaml:"query"`
 	Positive  string   `yaml:"positive,omitempty"` // "": rows are single texts
 	Negatives []string `yaml:"negatives,omitempty"`
+	Documents string   `yaml:"documents,omitempty"` // instead of both: a column of lists, each all of a row's documents in the order of its scores
 	Label     string   `yaml:"label,omitempty"`
 	Weight    string   `yaml:"weight,omitempty"`
 	Scores    []string `yaml:"scores,omitempty"`
@@ -59,7 +60,7 @@ type Normalize struct {
 type Filter struct {
 	Unit     string   `yaml:"unit"` // of lengths: tokens, words (also "") or characters
 	Query    Range    `yaml:"query"`
-	Document Range    `yaml:"document"` // positives and negatives
+	Document Range    `yaml:"document"` // positives, negatives and documents
 	Script   Script   `yaml:"script"`
 	Require  []string `yaml:"require,omitempty"` // regular expressions that every text must match
 	Reject   []string `yaml:"reject,omitempty"`  // and that none may
@@ -214,11 +215,12 @@ func (c *Config) Check() (found []Problem) {
 		if in.Query == "" {
 			bad(key+".query", "is missing: the column of queries, or of texts")
 		}
+		in.checkDocuments(key, bad)
 		if c.Mix.Kind == "weighted" && !(in.Share > 0) {
 			bad(key+".share", "is %v: with mix: {kind: weighted} every input needs a share above 0", in.Share)
 		}
 		if roles := in.unlike(&c.Input[0]); len(roles) > 0 {
-			bad(key, "has other roles than input[0]: %s; all inputs need the same of positive, negatives, label, weight and scores", strings.Join(roles, ", "))
+			bad(key, "has other roles than input[0]: %s; all inputs need the same of positive, negatives, documents, label, weight and scores", strings.Join(roles, ", "))
 		}
 	}
 	if len(c.Input) > 0 {
@@ -229,7 +231,7 @@ func (c *Config) Check() (found []Problem) {
 		for _, name := range c.columnNames() {
 			ours[name+dataset.HashSuffix], ours[name+dataset.IDsSuffix], ours[name+dataset.CountsSuffix] = true, true, true
 		}
-		for _, col := range c.columns(make([]bool, 2+len(c.Input[0].Negatives))) {
+		for _, col := range c.columns(make([]bool, len(c.Input[0].columns()))) {
 			why := "a template of one column, such as query: \"{title}\", is written as query, positive or negative_1"
 			switch {
 			case col.Name == "source" && ours["source"]:
@@ -281,7 +283,7 @@ func (c *Config) Check() (found []Problem) {
 	expressions("filter.require", c.Filter.Require)
 	expressions("filter.reject", c.Filter.Reject)
 	texts := []string{"row", "query", "positive"}
-	if len(c.Input) > 0 && c.Input[0].Positive == "" {
+	if len(c.Input) > 0 && c.Input[0].Positive == "" { // of documents as well: scores say which are positives
 		texts = texts[:2]
 	}
 	oneOf("dedupe.exact", cmp.Or(c.Dedupe.Exact, "row"), append(texts, "none")...)
@@ -308,7 +310,7 @@ func (c *Config) Check() (found []Problem) {
 		bad("split.dev", "is %v, want a share of at least 0 and below 1", c.Split.Dev)
 	}
 	if c.Split.BEIR && (c.Split.Dev == 0 || len(c.Input) > 0 && c.Input[0].Positive == "") {
-		bad("split.beir", "needs split.dev above 0 and inputs with a positive")
+		bad("split.beir", "needs split.dev above 0 and inputs with a positive (of documents, whose scores are of any scale, it can't tell which are relevant)")
 	}
 	oneOf("mix.kind", c.Mix.Kind, "proportional", "balanced", "weighted")
 	if !(c.Mix.Repeat >= 1 && c.Mix.Repeat <= 1000) {
@@ -342,8 +344,34 @@ func (in *Input) columns() []string {
 	if in.Positive != "" {
 		names = append(names, in.Positive)
 	}
+	if in.Documents != "" {
+		names = append(names, in.Documents)
+	}
 	return append(names, in.Negatives...)
 }
+
+// checkDocuments finds what does not go with documents.
+func (in *Input) checkDocuments(key string, bad func(key, format string, args ...any)) {
+	if in.Documents == "" {
+		return
+	}
+	const already = "among the documents already: %s.documents names a column with all of a row's"
+	if in.Positive != "" {
+		bad(key+".positive", "is "+already, key)
+	}
+	if len(in.Negatives) > 0 {
+		bad(key+".negatives", "are "+already, key)
+	}
+	if in.Label != "" {
+		bad(key+".label", "is for pairs: of documents, scores: [%s] names the column with a label of each", in.Label)
+	}
+	if strings.ContainsAny(in.Documents, "{}") {
+		bad(key+".documents", "is a template, %q: documents are one column, of lists", in.Documents)
+	}
+}
+
+// writesIDs reports whether token ids are written beside the texts. Nothing reads those of documents: a reranker reads them with their query.
+func (c *Config) writesIDs() bool { return c.Tokenize.Model != "" && c.Input[0].Documents == "" }
 
 // unlike names the roles that an input has other columns of than the first one.
 func (in *Input) unlike(first *Input) (roles []string) {
@@ -371,6 +399,7 @@ func (in *Input) unlike(first *Input) (roles []string) {
 	}
 	role("positive", one(in.Positive), one(first.Positive), false)
 	role("negatives", in.Negatives, first.Negatives, false)
+	role("documents", one(in.Documents), one(first.Documents), false)
 	role("label", one(in.Label), one(first.Label), false)
 	role("weight", one(in.Weight), one(first.Weight), false)
 	role("scores", in.Scores, first.Scores, true) // columns, or one of lists
@@ -380,7 +409,7 @@ func (in *Input) unlike(first *Input) (roles []string) {
 // source is how dataset sees an input.
 func (in *Input) source() dataset.Source {
 	return dataset.Source{
-		Paths: in.Path, Query: in.Query, Positive: in.Positive, Negatives: in.Negatives, Label: in.Label, Weight: in.Weight, Scores: in.Scores, Raw: true,
+		Paths: in.Path, Query: in.Query, Positive: in.Positive, Negatives: in.Negatives, Documents: in.Documents, Label: in.Label, Weight: in.Weight, Scores: in.Scores, Raw: true,
 	}
 }
 

@@ -1,6 +1,8 @@
 package prep
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -35,6 +37,32 @@ func TestContaminationIsOfNormalizedTexts(t *testing.T) {
 		if want := strings.Contains(text, " cafe "); (r.Rule == "") != want || r.Rule != "" && r.Rule != Contaminated {
 			t.Errorf("%q is dropped by %q for %q", row, r.Rule, text)
 		}
+	}
+}
+
+// TestContaminationOfAllSplits: a dataset that is named as a whole keeps the rows of all its splits out.
+func TestContaminationOfAllSplits(t *testing.T) {
+	const test = "these words are of a row to test with"
+	dir := t.TempDir()
+	dataset.RegisterScheme("whole", func(ctx context.Context, _ string) (files []string, err error) {
+		for name, text := range map[string]string{"train": "nothing else is said by what one trains on", "test": test} {
+			file := filepath.Join(dir, name+".jsonl")
+			if name == "train" || dataset.SplitsOf(ctx) == dataset.All {
+				files = append(files, file)
+			}
+			err = errors.Join(err, os.WriteFile(file, fmt.Appendf(nil, "{\"text\": %q}\n", text), 0o666))
+		}
+		return files, err
+	})
+	c := bare(t, "x")
+	c.Decontaminate = Decontaminate{Against: []Against{{[]string{"whole://o/n"}, []string{"text"}}}, Words: 6}
+	rules, err := NewRules(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Row{Texts: [][]string{{"a query"}, {test}}}
+	if rules.NewWorker().Filter(r); r.Rule != Contaminated {
+		t.Errorf("a row to test with is dropped by %q", r.Rule)
 	}
 }
 

@@ -179,7 +179,7 @@ type out struct {
 	cols []dataset.OutColumn
 	vals []any // of the rows that wait
 	rows int
-	cut  map[string]int64 // texts by column, with a tokenizer
+	cut  map[string]int64 // texts by column, where ids are written
 }
 
 // outRows go to the writer at once.
@@ -239,7 +239,7 @@ func (c *Config) columns(lists []bool) (cols []dataset.OutColumn) {
 	}
 	for i, name := range names {
 		add(name+dataset.HashSuffix, dataset.LongsOut)
-		if c.Tokenize.Model != "" {
+		if c.writesIDs() {
 			add(name+dataset.IDsSuffix, dataset.IDsOut)
 			if lists[i] {
 				add(name+dataset.CountsSuffix, dataset.IDsOut)
@@ -256,7 +256,7 @@ func (x *Inputs) newOut(part string, shard int) (*out, error) {
 	if o.w, err = dataset.NewParquetWriter(o.path, o.cols...); err != nil {
 		return nil, err
 	}
-	if t := x.Rules.Tokenizer; t != nil {
+	if t := x.Rules.Tokenizer; t != nil && c.writesIDs() {
 		m := dataset.TokenInfo{Tokenizer: t.Hash(), Query: dataset.TokenRole{MaxLength: c.Tokenize.MaxLength.Query, Prompt: c.Tokenize.Prompts.Query},
 			Document: dataset.TokenRole{MaxLength: c.Tokenize.MaxLength.Document, Prompt: c.Tokenize.Prompts.Document}}
 		b, err := json.Marshal(m)
@@ -343,6 +343,10 @@ func (o *out) lengths(name string, column int, list []string, h *Histogram, next
 	if column == 0 {
 		prompt, limit = z.Prompts.Query, z.MaxLength.Query
 	}
+	writes := o.x.Rules.Config.writesIDs()
+	if !writes {
+		limit = 0
+	}
 	var ids, counts []int32
 	for _, text := range list {
 		from, cut := len(ids), false
@@ -352,6 +356,9 @@ func (o *out) lengths(name string, column int, list []string, h *Histogram, next
 		}
 		counts = append(counts, int32(len(ids)-from))
 		h.add(len(ids) - from)
+	}
+	if !writes {
+		return
 	}
 	v := next()
 	*v = append((*v).([][]int32), ids)

@@ -65,7 +65,7 @@ func OnDevice(d gpustage.Device) Option { return func(o *options) { o.device = d
 // MaxLength cuts texts to n tokens, special ones included, instead of what the folder says.
 func MaxLength(n int) Option { return func(o *options) { o.maxLength = n } }
 
-// QueryMaxLength is MaxLength for the queries of tasks, and for both texts of pairs that Similarity compares; 0: the same. A folder has one maximum
+// QueryMaxLength is MaxLength for the queries of tasks, of Mine and of a Teacher, and for both texts of pairs that Similarity compares; 0: the same. A folder has one maximum
 // length, and training may have had two.
 func QueryMaxLength(n int) Option { return func(o *options) { o.queries = n } }
 
@@ -508,6 +508,11 @@ func finite(numbers []float32) bool {
 // EmbedInto is EmbedPrompt into memory of the caller's: [len(texts), Size], row-major. It returns how many texts were cut. With a
 // [*NotFiniteError] out holds the others' embeddings all the same.
 func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string, out []float32) (cut int, err error) {
+	return e.embedTo(ctx, prompt, texts, out, e.maxLength)
+}
+
+// embedTo is EmbedInto of texts that are cut at a length.
+func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, out []float32, length int) (cut int, err error) {
 	size := e.Size()
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
@@ -515,7 +520,7 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	if e.VectorsAlone() {
 		return 0, errVectorsAlone
 	}
-	ids, cut, err := e.tokenize(ctx, prompt, texts)
+	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length)
 	if err != nil {
 		return 0, err
 	}
@@ -530,11 +535,7 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 	return cut, nil
 }
 
-// tokenize puts a prompt before texts and says how many had to be cut. After Close it is an error.
-func (e *Embedder) tokenize(ctx context.Context, prompt string, texts []string) (ids [][]int32, cut int, err error) {
-	return e.tokenizeTo(ctx, prompt, texts, e.maxLength)
-}
-
+// tokenizeTo puts a prompt before texts and says how many had to be cut to a length. After Close it is an error.
 func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string, length int) (ids [][]int32, cut int, err error) {
 	if err := e.engine.Turns.Err(); err != nil {
 		return nil, 0, err

@@ -18,7 +18,7 @@
 // step 1, and ranks, margins and bounds are by its scores. How many candidates are looked at depends on the
 // options as in the peer (see [Options.Depth]): what lies deeper is not found.
 //
-// Package embedder's Embedder.Mine embeds the texts as well.
+// Package embedder's Embedder.Mine embeds the texts as well. [Distillation] writes a teacher's scores of rows, such as those that were mined.
 package mine
 
 import (

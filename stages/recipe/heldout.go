@@ -151,7 +151,7 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 	}
 	files := h.source().files(l, false)
 	files.CheckText = text.CheckText(0)
-	d, err := dataset.Open(ctx, files)
+	d, err := dataset.Open(x.measuring(ctx, key), files)
 	if err != nil {
 		return err
 	}

@@ -463,7 +463,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		text.TooLong = "" // a list of reasons needs no ways out
 	}
 	files.CheckText = text.CheckText(i)
-	d, err := dataset.Open(ctx, files)
+	d, err := dataset.Open(x.noting(ctx, fmt.Sprintf("data.train[%d]", i)), files)
 	if err != nil {
 		return p, err
 	}

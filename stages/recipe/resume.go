@@ -264,6 +264,7 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	}
 	if err := restore(cursor); err != nil {
 		why := x.filesChanged(c.Files)
+		why = append(why, x.onlyTrain(why)...)
 		for _, line := range changed {
 			if strings.HasPrefix(line, "data.") {
 				why = append(why, line)
@@ -305,6 +306,26 @@ func (x *Run) files() (out [][]dataset.File) {
 		out = append(out, d.Files())
 	}
 	return out
+}
+
+// onlyTrain says of datasets of the hub what it takes to go on with files of them that are gone: a run may have begun with files of other splits.
+func (x *Run) onlyTrain(changed []string) (hints []string) {
+	for i, src := range x.Recipe.Data.Train {
+		of := fmt.Sprintf("data.train[%d]", i)
+		if !slices.ContainsFunc(changed, func(line string) bool { return strings.HasPrefix(line, of+": ") && strings.HasSuffix(line, " is gone") }) {
+			continue
+		}
+		for _, p := range src.Path {
+			if strings.HasPrefix(p, "hf://datasets/") && !strings.ContainsAny(p, "*[") && !strings.Contains(p, "split=") {
+				url, config, with := p, "", "?"
+				if i := strings.Index(p, "?config="); i > 0 {
+					url, config, with = p[:i], p[i:], p[i:]+"&"
+				}
+				hints = append(hints, fmt.Sprintf("%s.path, %s, is its split train alone: with other splits as well it is %s.path: [%s%s, %[4]s%[6]ssplit=test], and with files %[4]s/FOLDER/*.parquet, or as they are called", of, p, of, url, config, with))
+			}
+		}
+	}
+	return hints
 }
 
 // filesChanged says which of the data's files are not as a checkpoint has them, or new, or gone; nothing if it does not know.

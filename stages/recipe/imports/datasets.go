@@ -21,6 +21,7 @@ type part struct {
 	prompts any
 	loss    *recipe // its own; nil: the recipe's
 	whole   bool    // its own is the recipe's
+	heldOut bool    // its rows are not to train on
 }
 
 // of begins a remark on it.
@@ -367,7 +368,7 @@ func (r *recipe) source(p *part) string {
 	}
 	var files []string
 	for _, file := range p.files {
-		for _, f := range r.file(file) {
+		for _, f := range r.file(file, p.heldOut) {
 			files = append(files, quote(f))
 		}
 	}

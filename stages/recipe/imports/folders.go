@@ -8,12 +8,16 @@ import (
 	"contraflow/io/dataset"
 )
 
-// file is what a dataset's file, folder or name is called here. sentence-transformers' may be on the Hugging Face hub. FlagEmbedding takes a folder's .json and .jsonl files, and no others: what of them is
+// file is what a dataset's file, folder or name is called here, of rows to train on or of held-out ones. sentence-transformers' may be on the Hugging Face hub. FlagEmbedding takes a folder's .json and .jsonl files, and no others: what of them is
 // there, in a folder that is.
-func (r *recipe) file(file string) []string {
+func (r *recipe) file(file string, heldOut bool) []string {
 	if r.from != FlagEmbedding && dataset.HubName(file) {
 		url := "hf://datasets/" + file
-		r.assume("%s is not here, and is taken for a dataset's name on the Hugging Face hub: %s is all of its files, of all configurations and splits. Those of one, as most are laid out: %[2]s/data/train-*.parquet, or with the configuration's name in place of data", file, url)
+		if heldOut {
+			r.assume("%s is not here, and is taken for a dataset's name on the Hugging Face hub: of %s eval.loss takes its split test, else validation, else the only one that it has, of its default configuration. Others: %[2]s?config=NAME&split=NAME", file, url)
+			return []string{url}
+		}
+		r.assume("%s is not here, and is taken for a dataset's name on the Hugging Face hub: %s is its split train, of its default configuration. Others: %[2]s?config=NAME&split=NAME", file, url)
 		return []string{url}
 	}
 	if r.from != FlagEmbedding {

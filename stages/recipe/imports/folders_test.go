@@ -76,7 +76,8 @@ func TestHubData(t *testing.T) {
 	} {
 		for _, data := range []any{path, map[string]any{"path": path}, map[string]any{"nli": path}} {
 			r, res := convert(t, imports.SentenceTransformers, imports.Settings{"model": "m", "train_dataset": data, "eval_dataset": path, "columns": []any{"a", "b"}}, 1)
-			said := strings.Contains(res.Recipe, "# assumed: "+path+" is not here, and is taken for a dataset's name on the Hugging Face hub: "+want+" is all of its files")
+			said := strings.Contains(res.Recipe, "# assumed: "+path+" is not here, and is taken for a dataset's name on the Hugging Face hub: "+want+" is its split train, of its default configuration. Others: "+want+"?config=NAME&split=NAME")
+			said = said && strings.Contains(res.Recipe, "# assumed: "+path+" is not here, and is taken for a dataset's name on the Hugging Face hub: of "+want+" eval.loss takes its split test, else validation, else the only one that it has")
 			if r.Data.Train[0].Path[0] != want || r.Eval.Loss[0].Path[0] != want || said != (path != want) || len(res.Unknown) > 0 {
 				t.Errorf("%v:\n%s", data, res.Recipe)
 			}

@@ -32,6 +32,7 @@ func (r *recipe) heldOut() {
 			r.without(key, "%s%s: datasets that train have different columns, prompts or losses, and it has the name of none of them", p.of(), strings.Join(p.files, ", "))
 			continue
 		}
+		like.heldOut = true
 		if like.files = p.files; len(like.columns) == 0 && r.from != FlagEmbedding {
 			loss := r
 			if like.loss != nil {

@@ -1,0 +1,66 @@
+package dataset
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// IsInput tells whether a file is there and is one of those that paths of data files, globs among them, name, by whatever name. Of a URL's files it knows nothing.
+func IsInput(file string, paths ...string) bool {
+	out, err := os.Stat(file)
+	if err != nil {
+		return false // a new file
+	}
+	for _, pattern := range paths {
+		files := []string{pattern}
+		if IsGlob(pattern) {
+			files, _ = filepath.Glob(pattern) // what is no glob, opening it says
+		}
+		for _, f := range files {
+			if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// CheckApart refuses an output that is one of the files that paths name. The error begins with the output's name.
+func CheckApart(output string, paths ...string) error {
+	if IsInput(output, paths...) {
+		return fmt.Errorf("%s is a file that is read: it would be replaced; give another", output)
+	}
+	return nil
+}
+
+// CheckBeside refuses an output for a table of files and columns beside them (Table.NewWriter): a folder, a name that is not parquet's, and one of the
+// files that are read, but for the one parquet file that may be both. The error begins with the output's name.
+func CheckBeside(output string, paths ...string) error {
+	if len(paths) != 1 || !isParquet(paths[0]) || IsGlob(paths[0]) {
+		if err := CheckApart(output, paths...); err != nil {
+			return err
+		}
+	}
+	return CheckOutput(output)
+}
+
+// CheckOutput refuses a parquet file of another name, by which nothing reads it as that, and a folder. The error begins with the output's name.
+func CheckOutput(output string) error {
+	if err := CheckNoFolder(output, "out.parquet"); err != nil {
+		return err
+	}
+	if !isParquet(output) {
+		return fmt.Errorf("%s: what is written is parquet, and nothing reads it as that by this name: give %s.parquet", output, strings.TrimSuffix(output, filepath.Ext(output)))
+	}
+	return nil
+}
+
+// CheckNoFolder refuses an output that is a folder; name is of a file in it. The error begins with the output's name.
+func CheckNoFolder(output, name string) error {
+	if info, err := os.Stat(output); err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a folder: give a file in it, such as %s", output, filepath.Join(output, name))
+	}
+	return nil
+}

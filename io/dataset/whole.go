@@ -1,0 +1,57 @@
+package dataset
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Splits says what a URL that names a dataset as a whole, or a folder of it, stands for, where datasets have splits and the URL names none.
+type Splits int
+
+const (
+	Train   Splits = iota // the split train
+	HeldOut               // what to measure with: the split test, else validation (or dev), else the only one there is
+	All                   // all there are
+)
+
+type (
+	splitsKey struct{}
+	noteKey   struct{}
+)
+
+// WithSplits has URLs that are read with a context stand for other splits than train.
+func WithSplits(ctx context.Context, s Splits) context.Context {
+	return context.WithValue(ctx, splitsKey{}, s)
+}
+
+// WithNote has note called with what a user should know of URLs that are read with a context, such as the split that a dataset was found to have.
+func WithNote(ctx context.Context, note func(message string)) context.Context {
+	return context.WithValue(ctx, noteKey{}, note)
+}
+
+// SplitsOf are a context's, and Note its function, nil if it has none: for the functions of [RegisterScheme].
+func SplitsOf(ctx context.Context) Splits {
+	s, _ := ctx.Value(splitsKey{}).(Splits)
+	return s
+}
+
+// Note is described at [SplitsOf].
+func Note(ctx context.Context) func(message string) {
+	note, _ := ctx.Value(noteKey{}).(func(string))
+	return note
+}
+
+// NoData tells whether a file is what its name is well known for: a licence, or what a library has written about data. README.md and config.json are such.
+func NoData(name string) bool {
+	base := strings.ToLower(path.Base(name))
+	return slices.Contains([]string{"readme.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", ".gitattributes", ".gitignore"}, base) ||
+		ending(base) != ".parquet" && (base == "license" || base == "licence" || strings.HasPrefix(base, "license.") || strings.HasPrefix(base, "licence."))
+}
+
+// KnownData tells whether a file is data by its name.
+func KnownData(name string) bool {
+	ext := ending(name)
+	return slices.Contains(extensions, ext) && (ext != ".parquet" || isParquet(name)) && !NoData(name)
+}
