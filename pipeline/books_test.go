@@ -22,8 +22,9 @@ func TestEndBeforeFirst(t *testing.T) {
 	for _, order := range [][]Index{{batchIndex(2, 0), batchIndex(1, 1), batchIndex(3, 0)}, {batchIndex(1, 1), batchIndex(1, 2)}, {batchIndex(2, 0), batchIndex(1, 2), batchIndex(1, 1)}} {
 		c := newCore(p, 0)
 		for _, idx := range order {
-			if !c.endBefore(taskID{stage: split, index: idx}) {
-				t.Errorf("before %v there is no end", idx)
+			earlier := c.cut == nil || compareIndex(idx, *c.cut) < 0
+			if got := c.endBefore(taskID{stage: split, index: idx}); got != earlier {
+				t.Errorf("told of %v: an end before %v is the first one: %v, want %v", order, idx, got, earlier)
 			}
 		}
 		if want := batchIndex(1, 1); c.cut == nil || *c.cut != want {
