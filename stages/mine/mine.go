@@ -262,15 +262,21 @@ func (p Pairs) Choose(ctx context.Context, o Options, run evaluate.Run, score fu
 	return rows, short, nil
 }
 
-// rescored is Rescore, whose scores must be numbers: NaN is in no order.
+// rescored is Rescore, whose scores must be one for each pair, and numbers: NaN is in no order.
 func (o Options) rescored(ctx context.Context, queries, documents []string) ([]float32, error) {
 	scores, err := o.Rescore(ctx, queries, documents)
+	if err != nil {
+		return nil, err
+	}
+	if len(scores) != len(queries) {
+		return nil, fmt.Errorf("Options.Rescore gave %d scores for %d pairs: want one for each", len(scores), len(queries))
+	}
 	for i, s := range scores {
-		if err == nil && s-s != 0 {
-			err = fmt.Errorf("the other model's score of %.60q and %.60q is %v: its weights, or what it computes of them, are not finite", queries[i], documents[i], s)
+		if s-s != 0 {
+			return nil, fmt.Errorf("the other model's score of %.60q and %.60q is %v: its weights, or what it computes of them, are not finite", queries[i], documents[i], s)
 		}
 	}
-	return scores, err
+	return scores, nil
 }
 
 // rescoreQueries is how many queries' candidates are scored at a time.

@@ -188,6 +188,21 @@ func TestRescoreNaN(t *testing.T) {
 	}
 }
 
+// Too few scores of another model, or too many, are an error that says how many there should be.
+func TestRescoreCount(t *testing.T) {
+	for _, extra := range []int{-1, 1} {
+		margin := 0.1
+		o := Options{Negatives: 1, AbsoluteMargin: &margin, Rescore: func(_ context.Context, queries, _ []string) ([]float32, error) {
+			return make([]float32, len(queries)+extra), nil
+		}}
+		x := []float32{1, 0, 0, 1}
+		_, _, err := Pair([]string{"a", "b"}, []string{"x", "y"}, nil).Mine(t.Context(), ref.New(), o, x, x, 2, nil)
+		if err == nil || !strings.Contains(err.Error(), "Options.Rescore gave ") {
+			t.Errorf("%d scores more: %v", extra, err)
+		}
+	}
+}
+
 // Queries with the same seed have samples of their own.
 func TestSampleOfEachQuery(t *testing.T) {
 	var queries, positives, corpus []string
