@@ -342,3 +342,37 @@ func TestStoppedAtBadRow(t *testing.T) {
 		t.Errorf("%v, want %s", err, way)
 	}
 }
+
+// Alone it saves that to the end all the same.
+func TestStoppedAloneAtBadRow(t *testing.T) {
+	j := newJob(t, 60)
+	out := filepath.Join(j.dir, "out")
+	r, err := Parse("job", []byte(j.text), []string{"batch.accumulate=1", "train.epochs=1", "data.shuffle=false", "batch.no_duplicates=false", "save.dir=" + out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	x, err := Open(ctx, r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	x.fs = stopAt{checkpoint.Disk{}, cancel, ctx.Done()}
+	_, err = x.Train(ctx, WithRow(func(e *dataset.Example) error {
+		if e.Row == 30 {
+			return errors.New("boom")
+		}
+		return nil
+	}))
+	const way = "checkpoints has step 2, the last one before it: --resume goes on from there, if the row can be used then"
+	if err == nil || ctx.Err() == nil || !strings.Contains(err.Error(), "data.jsonl:31: boom") || !strings.HasSuffix(err.Error(), way) {
+		t.Errorf("%v, want %s", err, way)
+	}
+	c, err := checkpoint.Open(filepath.Join(out, "checkpoints"), checkpoint.Disk{}).LoadChecked(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
