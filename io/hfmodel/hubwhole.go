@@ -178,18 +178,14 @@ var heldOut = []string{"test", "validation", "dev", "valid", "val"}
 
 // wanted are the splits that are meant: one, or all.
 func (c choice) wanted(w whole) ([]string, error) {
-	var names []string
-	for _, split := range slices.Sorted(maps.Keys(c.splits)) {
-		if len(c.splits[split])+len(c.missing[split]) > 0 {
-			names = append(names, split)
-		}
-	}
-	for split := range c.missing {
-		if !slices.Contains(names, split) {
+	names := slices.Collect(maps.Keys(c.missing))
+	for split, files := range c.splits {
+		if len(files) > 0 {
 			names = append(names, split)
 		}
 	}
 	slices.Sort(names)
+	names = slices.Compact(names)
 	if len(names) == 0 {
 		return nil, fmt.Errorf("%w: it has %d files, such as %q, none of which is meant", ErrNotFound, len(w.files), w.files[:min(3, len(w.files))])
 	}
