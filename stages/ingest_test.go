@@ -13,17 +13,24 @@ import (
 	"contraflow/stages"
 )
 
-// A plan's rows are for one run, whether that has come to its end or not: another would be without those that the first has read.
-func TestIngestOnce(t *testing.T) {
+// sameRows are so many rows, all the same.
+func sameRows(t *testing.T, rows int) *dataset.Dataset {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "data.jsonl")
-	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a question", "p": "an answer"}`+"\n", 20)), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a question", "p": "an answer"}`+"\n", rows)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close()
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// A plan's rows are for one run, whether that has come to its end or not: another would be without those that the first has read.
+func TestIngestOnce(t *testing.T) {
+	d := sameRows(t, 20)
 	enough := errors.New("enough")
 	for _, stop := range []error{nil, enough} {
 		cfg := dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}
@@ -56,15 +63,7 @@ func TestIngestOnce(t *testing.T) {
 
 // An error of a stage that a stopped run has, reading rows above all, is no row's that can't be used: nobody would save what came before it as if it were.
 func TestUnusableStopped(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "data.jsonl")
-	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a question", "p": "an answer"}`+"\n", 4)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := sameRows(t, 4)
 	boom := errors.New("boom")
 	for _, stopped := range []bool{false, true} {
 		m, err := dataset.NewMixer([]dataset.Part{{Layout: d.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, dataset.Mixing{})
@@ -104,15 +103,7 @@ func TestUnusableStopped(t *testing.T) {
 
 // What would train nothing, or something else than was meant, is an error before the first row is read.
 func TestPlanChecked(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "data.jsonl")
-	if err := os.WriteFile(path, []byte(strings.Repeat(`{"q": "a question", "p": "an answer"}`+"\n", 4)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{path}, Query: "q", Positive: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := sameRows(t, 4)
 	part := dataset.Part{Layout: d.Layout()}
 	for want, change := range map[string]func(*stages.Plan){
 		"":                         func(*stages.Plan) {},
@@ -129,10 +120,11 @@ func TestPlanChecked(t *testing.T) {
 		"Plan.Rank is -1 and Plan.Ranks 2":                   func(p *stages.Plan) { p.Rank, p.Ranks = -1, 2 },
 		"Plan.Rank is 0 and Plan.Ranks -2":                   func(p *stages.Plan) { p.Ranks = -2 },
 		"Plan.Data has 1 datasets, and Plan.Sampler gives a batch of dataset 1": func(p *stages.Plan) {
-			p.Sampler, err = dataset.NewMixer([]dataset.Part{part, part}, dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, dataset.Mixing{Kind: dataset.RoundRobin})
+			m, err := dataset.NewMixer([]dataset.Part{part, part}, dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, dataset.Mixing{Kind: dataset.RoundRobin})
 			if err != nil {
 				t.Fatal(err)
 			}
+			p.Sampler = m
 		},
 	} {
 		m, err := dataset.NewMixer([]dataset.Part{part}, dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, dataset.Mixing{})

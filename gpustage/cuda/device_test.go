@@ -17,6 +17,19 @@ import (
 	"contraflow/gpustage/cuda/nvrtc"
 )
 
+// keptCode is a folder with a module's compiled code, for a fake driver to take. It skips the test where there is a real one.
+func keptCode(t *testing.T, module string) string {
+	t.Helper()
+	if driver() {
+		t.Skip("this machine has an NVIDIA driver")
+	}
+	c := nvrtc.Cache{Dir: t.TempDir(), Sources: map[string]nvrtc.Source{module: {Text: "wrong", Arch: "sm_90"}}}
+	if err := c.Keep(module, "12.9", []byte("code")); err != nil {
+		t.Fatal(err)
+	}
+	return c.Dir
+}
+
 // Compiled code that a GPU can't take is compiled again, as its file may be damaged; what else keeps it from being loaded is an error.
 func TestModule(t *testing.T) {
 	if dir := os.Getenv("FAKE_KERNELS"); dir != "" {
@@ -26,14 +39,7 @@ func TestModule(t *testing.T) {
 		say(err)
 		return
 	}
-	if driver() {
-		t.Skip("this machine has an NVIDIA driver")
-	}
-	dir := t.TempDir()
-	c := nvrtc.Cache{Dir: dir, Sources: map[string]nvrtc.Source{"x.cu": {Text: "wrong", Arch: "sm_90"}}}
-	if err := c.Keep("x.cu", "12.9", []byte("code")); err != nil {
-		t.Fatal(err)
-	}
+	dir := keptCode(t, "x.cu")
 	for answer, want := range map[int]string{
 		0:   "load\n<nil>\n",
 		2:   "load\nloading x.cu: out of device memory\n",
@@ -115,14 +121,7 @@ func TestLoading(t *testing.T) {
 		say(<-loaded)
 		return
 	}
-	if driver() {
-		t.Skip("this machine has an NVIDIA driver")
-	}
-	dir := t.TempDir()
-	c := nvrtc.Cache{Dir: dir, Sources: map[string]nvrtc.Source{"pointwise.cu": {Text: "wrong", Arch: "sm_90"}}}
-	if err := c.Keep("pointwise.cu", "12.9", []byte("code")); err != nil {
-		t.Fatal(err)
-	}
+	dir := keptCode(t, "pointwise.cu")
 	got := fakeCalls(t, "TestLoading", "FAKE_KERNELS="+dir, "FAKE_SLOW=1", "CONTRAFLOW_NVRTC=/nowhere/libnvrtc.so.12")
 	if before, after := "event 1\nload\nloaded\nfunction fill\n<nil>\n", "load\nevent 1\nloaded\nfunction fill\n<nil>\n"; got != before && got != after {
 		t.Errorf("calls\n%swant\n%s", got, after)
@@ -198,14 +197,7 @@ func TestShared(t *testing.T) {
 		}
 		return
 	}
-	if driver() {
-		t.Skip("this machine has an NVIDIA driver")
-	}
-	dir := t.TempDir()
-	c := nvrtc.Cache{Dir: dir, Sources: map[string]nvrtc.Source{"pointwise.cu": {Text: "wrong", Arch: "sm_90"}}}
-	if err := c.Keep("pointwise.cu", "12.9", []byte("code")); err != nil {
-		t.Fatal(err)
-	}
+	dir := keptCode(t, "pointwise.cu")
 	for declared, want := range map[int]string{
 		0:       "0\nload\nfunction fill\n47\n48\n48\n50\nshared 51200\n49\n",
 		1 << 10: "0\nload\nfunction fill\n47\n48\nshared 49152\n48\n50\nshared 51200\n49\n",

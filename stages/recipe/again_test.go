@@ -13,15 +13,7 @@ import (
 // A Run trains once, until it is closed, and its graph is run by Train alone: all else says so, and leaves the model that was trained.
 func TestRunUsedAgain(t *testing.T) {
 	j := newJob(t, 12)
-	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "once"), "train.max_steps=1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "once"), "train.max_steps=1"})
 	refuses := func(what string, err error, want string) {
 		t.Helper()
 		var bug *pipeline.PanicError
@@ -64,4 +56,19 @@ func TestRunUsedAgain(t *testing.T) {
 	refuses("closed", err, "is closed")
 	_, err = x.Verify(t.Context(), VerifyOptions{})
 	refuses("closed", err, "is closed")
+}
+
+// opened opens the job's recipe with these settings for the test, on one rank.
+func (j *job) opened(t testing.TB, sets []string) *Run {
+	t.Helper()
+	r, err := Parse("job", []byte(j.text), sets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close() })
+	return x
 }

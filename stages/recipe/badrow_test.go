@@ -266,15 +266,7 @@ func TestForecastOfBadRow(t *testing.T) {
 	if err := os.WriteFile(file, bytes.ReplaceAll(raw, []byte(`"p":"`), []byte(`"p":" ","z":"`)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "batch.no_duplicates=false"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "out"), "batch.no_duplicates=false"})
 	for _, ranks := range []int{1, 2} {
 		_, err := x.Forecast(t.Context(), collective.Mesh{Replicate: ranks, Shard: 1}, sim.Link{}, Rates{})
 		_, measured := x.Calibrate(t.Context(), ranks, 1) // which the command does first
@@ -347,18 +339,10 @@ func TestStoppedAtBadRow(t *testing.T) {
 func TestStoppedAloneAtBadRow(t *testing.T) {
 	j := newJob(t, 60)
 	out := filepath.Join(j.dir, "out")
-	r, err := Parse("job", []byte(j.text), []string{"batch.accumulate=1", "train.epochs=1", "data.shuffle=false", "batch.no_duplicates=false", "save.dir=" + out})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := j.opened(t, []string{"batch.accumulate=1", "train.epochs=1", "data.shuffle=false", "batch.no_duplicates=false", "save.dir=" + out})
 	ctx, cancel := context.WithCancel(t.Context())
-	x, err := Open(ctx, r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
 	x.fs = stopAt{checkpoint.Disk{}, cancel, ctx.Done()}
-	_, err = x.Train(ctx, WithRow(func(e *dataset.Example) error {
+	_, err := x.Train(ctx, WithRow(func(e *dataset.Example) error {
 		if e.Row == 30 {
 			return errors.New("boom")
 		}

@@ -129,15 +129,7 @@ func TestDatasetLossesTrain(t *testing.T) {
 		}
 	}
 
-	r, err := Parse("job", []byte(j.text), append(alike, "data.train=["+first+", "+second+"]", "save.dir="+j.dir+"/verified"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, append(alike, "data.train=["+first+", "+second+"]", "save.dir="+j.dir+"/verified"))
 	o := DefaultVerify()
 	o.Rows, o.SubBatches, o.Accumulate = 6, []int{5}, []int{1, 2}
 	of := map[string]bool{}

@@ -231,15 +231,7 @@ func TestInBatchMemory(t *testing.T) {
 	rows, _ := j.heldRows(t, "rows.jsonl", 28)
 	predict := func(loss string, more ...string) (int, int64) {
 		t.Helper()
-		r, err := Parse("job", []byte(j.text), j.inBatch(loss, append(more, "save.dir="+filepath.Join(j.dir, "memory"))...))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := Open(t.Context(), r, Observer{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer x.Close()
+		x := j.opened(t, j.inBatch(loss, append(more, "save.dir="+filepath.Join(j.dir, "memory"))...))
 		return x.columns(), x.Memory.Total()
 	}
 	columns, own := predict("cross_entropy", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n], negatives_per_query: 3}]", rows))

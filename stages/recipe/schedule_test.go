@@ -347,15 +347,7 @@ func TestWhen(t *testing.T) {
 // Steps that measure are as many as they are asked to be, whatever the run has: a schedule that ends does not end them.
 func TestCalibrateBeyondTheRun(t *testing.T) {
 	j := newJob(t, 40)
-	r, err := Parse("job", []byte(j.text), []string{"train.max_steps=1", "optimizer.warmup_ratio=0", "optimizer.schedule={name: cosine, cycles: 2}", "save.dir=" + filepath.Join(j.dir, "out")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, []string{"train.max_steps=1", "optimizer.warmup_ratio=0", "optimizer.schedule={name: cosine, cycles: 2}", "save.dir=" + filepath.Join(j.dir, "out")})
 	if _, err := x.Calibrate(t.Context(), 1, 3); err != nil {
 		t.Error(err)
 	}
