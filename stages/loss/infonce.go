@@ -50,7 +50,8 @@ type InfoNCE struct {
 	// Guide leaves out candidates that another model takes for positives; nil: none does. The batch has that model's embeddings.
 	Guide *Guide
 
-	// Tile sizes; 0 means the defaults, which are larger on a GPU. They change speed and rounding, nothing else.
+	// Tile sizes; 0 means the defaults, which are larger on a GPU. TileRows is also how many rows' scores with all candidates are in memory at once.
+	// They change speed and rounding, nothing else.
 	TileRows, TileCols int
 }
 
@@ -83,22 +84,32 @@ type Guide struct {
 const guideSlack = 4e-6
 
 // A tile of 1024 x 1024 scores is 4 MiB in f32: with its two operands it stays in a processor's L3 cache. Fewer rows give products that pack
-// their operands, and go through the sums of gradients, for less arithmetic: 256 x 1024 took 1.13 times as long (median of seven runs in
-// turns, 0.97 to 1.31; 2,048 pairs of 1,024 features and 16,384 of 384, AVX2, two threads), more columns the same.
+// their operands, and go through the sums of gradients, for less arithmetic: blocks of 512 rows take 1.02 times as long, of 256 rows 1.15 times
+// (medians of three runs in turns, 16,384 candidates of 256 features, two threads, AVX-512). So a block has 1,024 rows up to 32,768 candidates, fewer
+// beyond, so that its scores stay within 128 MiB, and from 131,072 on always 256: a third of what embeddings of 384 features take with their gradient.
 //
-// A GPU would spend a loss of 16,384 pairs on starting kernels that don't fill it: 1,024 such tiles are 8,000 launches (14,000 with masks of
-// duplicates), and most of their products have 12 to 16 blocks of 128 x 128 for an H200's 132 multiprocessors; some 0.2 s. At 4096 x 4096
-// they are 130 to 220 launches of 96 blocks and more, and what remains is the arithmetic: 1.6 TFLOP in f32 for 768 features, 25 ms
+// Each tile takes three products. To compute it again for the gradient, which needs one tile of memory where a block has many, was a fourth: 1.27 times
+// as long with blocks of 1,024 rows, 16,384 pairs and 256 or 384 features, 1.10 times what blocks of 256 rows take (the same runs). That is for models whose
+// loss is much of a step: static embeddings. Where an encoder has layers, it takes next to none of its time.
+//
+// A GPU would spend a loss of 16,384 pairs on starting kernels that don't fill it: 1,024 such tiles are 6,000 launches (9,000 with masks of
+// duplicates), and most of their products have 12 to 16 blocks of 128 x 128 for an H200's 132 multiprocessors; some 0.15 s. At 4096 x 4096
+// they are 100 to 150 launches of 96 blocks and more, and what remains is the arithmetic: 1.2 TFLOP in f32 for 768 features, 18 ms
 // at 67 TFLOP/s, of a step that takes BERT-base some 3 s and MiniLM half a second. Of a model that trains in bf16 it is of pairs (takesPairs), by
-// arithmetic in a third of that.
+// arithmetic in a third of that. A block waits for the host once, some 50 us.
 //
-// A kernel that computes scores and gradient without any tile in memory would save its way there and back, eight times, 9 GB or 2 ms at
-// 4.8 TB/s, if its products were as fast as cuBLASLt's; folding Mask into OnlineLSE and SoftmaxTile, half a millisecond. Neither is
-// worth a second form of these ops. (All of these are estimates; BenchmarkLossTiles of package stages measures both sizes of tiles.)
+// A kernel that computes scores and gradient without any tile in memory would save its way there and back, six times, 6 GB or 1.3 ms at
+// 4.8 TB/s, if its products were as fast as cuBLASLt's, and would compute scores twice; folding Mask into OnlineLSE and SoftmaxTile, half a millisecond.
+// Neither is worth a second form of these ops. (All of a GPU are estimates; BenchmarkLossTiles of package stages measures both sizes of tiles.)
 const (
-	defaultTileRows = 1024
-	defaultTileCols = 1024
-	tileOnGPU       = 4096
+	blockRows  = 1024
+	leastRows  = 256
+	blockBytes = 128 << 20
+	tileCols   = 1024
+
+	tileOnGPU  = 4096 // rows and columns
+	leastOnGPU = 1024
+	blockOnGPU = 1 << 30
 )
 
 // Check finds settings that make no sense.
@@ -157,10 +168,14 @@ func (l InfoNCE) directions() []Direction {
 	return l.Directions
 }
 
-func (l InfoNCE) tile(gpu bool) (rows, cols int) {
-	rows, cols = defaultTileRows, defaultTileCols
-	if gpu {
-		rows, cols = tileOnGPU, tileOnGPU
+// tile is how many anchors a block has, and how many candidates a tile.
+func (l InfoNCE) tile(z Size) (rows, cols int) {
+	rows, cols, least, most := blockRows, tileCols, leastRows, blockBytes
+	if z.GPU {
+		rows, cols, least, most = tileOnGPU, tileOnGPU, leastOnGPU, blockOnGPU
+	}
+	for rows > least && rows*l.candidates(z)*z.DType.Size() > most {
+		rows /= 2
 	}
 	return cmp.Or(l.TileRows, rows), cmp.Or(l.TileCols, cols)
 }
@@ -191,15 +206,21 @@ type pass struct {
 	s      gpustage.Stream
 	a      *gpustage.Arena
 	t      gpustage.DType
-	gpu    bool
 	pairs  bool // embeddings have been rounded: products of pairs do
 	lo, hi int  // rows that are asked for
 	strips []strip
-	keeps  bool              // whether the second walk has the first one's tiles
-	tiles  []gpustage.Tensor // these
-	hard   *groups           // rows with their own negatives, where tiles leave them out; nil otherwise
-	masked []bool            // of hard's pairs: duplicates
-	limit  gpustage.Tensor   // [1, B]: t_i of Guide
+	cols   int             // of a tile
+	hard   *groups         // rows with their own negatives, where tiles leave them out; nil otherwise
+	masked []bool          // of hard's pairs: duplicates
+	limit  gpustage.Tensor // [1, B]: t_i of Guide
+}
+
+// tile is some anchors' scores with some candidates.
+type tile struct {
+	group                 int
+	scores                gpustage.Tensor
+	anchors, candidates   gpustage.Tensor
+	dAnchors, dCandidates gpustage.Tensor
 }
 
 // SplitsRows tells that InfoNCE is a RowSplitter.
@@ -208,7 +229,7 @@ func (InfoNCE) SplitsRows() {}
 // MeansRows tells that it is a mean over rows.
 func (InfoNCE) MeansRows() bool { return true }
 
-// Compute walks over the tiles twice; see the package comment.
+// Compute goes through blocks of rows; see the package comment.
 //
 // The positive pair stays out of the tiles. With n_i the log-sum-exp of everything else in row i's softmax and k the number of times that
 // the positive is in it, log Z_i - s(q_i, p_i) = log(k + exp(n_i - s(q_i, p_i))), and the pair's own gradient coefficient,
@@ -223,13 +244,13 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	}
 	mark := a.Mark()
 	defer a.Release(mark)
-	rows := b.Rows
-	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType, gpu: b.onGPU(), pairs: b.Rounded}
+	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType, pairs: b.Rounded}
 	p.lo, p.hi = b.Own()
+	rows, cols := l.tile(b.Size())
+	p.cols = cols
 
 	v := viewOf(s, a, b, !l.Dot)
-	x, dx := v.x, v.dx
-	p.strips = l.strips(s, a, b, x, dx)
+	p.strips = l.strips(s, a, b, v.x, v.dx)
 	if l.Guide != nil {
 		if err := p.guide(b); err != nil {
 			return Result{}, err
@@ -240,38 +261,52 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 			return Result{}, err
 		}
 	}
-
-	p.keeps = l.keeps(b.Size())
-	g := l.groups()
-	top, sum, lse := a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows), a.Scratch(s, p.t, g, rows)
-	positive, share, others := a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows), a.Scratch(s, p.t, 1, rows)
-	s.Fill(top, math.Inf(-1))
-	s.Fill(sum, 0)
-	p.walk(func(st strip, lo, hi int, tile gpustage.Tensor, _, _ gpustage.Tensor, _, _ gpustage.Tensor) {
-		s.OnlineLSE(top.Span(st.group, st.group+1).Columns(lo, hi), sum.Span(st.group, st.group+1).Columns(lo, hi), tile)
-	})
-	q, d := x.Span(0, rows), x.Span(rows, 2*rows)
-	s.RowDot(positive, q, d, l.scale())
-
-	r, err := p.losses(b, top, sum, positive, lse, share, others)
-	if err != nil {
-		return r, err
+	var r Result
+	for lo := p.lo; lo < p.hi; lo += rows {
+		if err := p.block(b, v, &r, lo, min(p.hi, lo+rows)); err != nil {
+			return r, err
+		}
 	}
-
-	p.walk(func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor) {
-		s.SoftmaxTile(tile, others.Columns(lo, hi), lse.Span(st.group, st.group+1).Columns(lo, hi), share.Columns(lo, hi))
-		pairs := p.takesPairs(tile, anchors)
-		s.MatMul(dAnchors, tile, candidates, gpustage.MatMul{Alpha: l.scale(), Add: true, Pairs: pairs})
-		s.MatMul(dCandidates, tile, anchors, gpustage.MatMul{TransA: true, Alpha: l.scale(), Add: true, Pairs: pairs})
-	})
-	mine := others.Columns(p.lo, p.hi)
-	s.RowAxpy(dx.Span(p.lo, p.hi), d.Span(p.lo, p.hi), mine, -l.scale())
-	s.RowAxpy(dx.Span(rows+p.lo, rows+p.hi), q.Span(p.lo, p.hi), mine, -l.scale())
 	if p.hard != nil {
 		p.hard.backward()
 	}
 	v.finish(s, b)
 	return r, nil
+}
+
+// block adds rows lo to hi's losses to r and their gradient to the view's.
+func (p *pass) block(b *Batch, v view, r *Result, lo, hi int) error {
+	l, s, n := p.l, p.s, hi-lo
+	mark := p.a.Mark()
+	defer p.a.ReleaseScratch(mark)
+	top, sum, lse := p.a.Scratch(s, p.t, l.groups(), n), p.a.Scratch(s, p.t, l.groups(), n), p.a.Scratch(s, p.t, l.groups(), n)
+	positive, share, others := p.a.Scratch(s, p.t, 1, n), p.a.Scratch(s, p.t, 1, n), p.a.Scratch(s, p.t, 1, n)
+	q, d := v.x.Span(lo, hi), v.x.Span(b.Rows+lo, b.Rows+hi)
+	s.RowDot(positive, q, d, l.scale())
+	s.Fill(top, math.Inf(-1))
+	s.Fill(sum, 0)
+	var tiles []tile
+	for _, st := range p.strips {
+		for from := 0; from < st.candidates.Rows; from += p.cols {
+			t := p.score(st, lo, hi, from, min(st.candidates.Rows, from+p.cols))
+			s.OnlineLSE(top.Span(t.group, t.group+1), sum.Span(t.group, t.group+1), t.scores)
+			tiles = append(tiles, t)
+		}
+	}
+
+	if err := p.losses(b, r, lo, top, sum, positive, lse, share, others); err != nil {
+		return err
+	}
+
+	for _, t := range tiles {
+		s.SoftmaxTile(t.scores, others, lse.Span(t.group, t.group+1), share)
+		pairs := p.takesPairs(t.scores, t.anchors)
+		s.MatMul(t.dAnchors, t.scores, t.candidates, gpustage.MatMul{Alpha: l.scale(), Add: true, Pairs: pairs})
+		s.MatMul(t.dCandidates, t.scores, t.anchors, gpustage.MatMul{TransA: true, Alpha: l.scale(), Add: true, Pairs: pairs})
+	}
+	s.RowAxpy(v.dx.Span(lo, hi), d, others, -l.scale())
+	s.RowAxpy(v.dx.Span(b.Rows+lo, b.Rows+hi), q, others, -l.scale())
+	return nil
 }
 
 // guide computes how similar a candidate may be.
@@ -324,71 +359,48 @@ func (p *pass) own(k int) float64 {
 	return scale * p.hard.values[k]
 }
 
-// walk visits every tile of scores, masked: by anchors, then directions, then candidates.
-func (p *pass) walk(visit func(st strip, lo, hi int, tile, anchors, candidates, dAnchors, dCandidates gpustage.Tensor)) {
-	tileRows, tileCols := p.l.tile(p.gpu)
-	mark, kept := p.a.Mark(), p.tiles
-	p.tiles = nil
-	for lo := p.lo; lo < p.hi; lo += tileRows {
-		hi := min(p.hi, lo+tileRows)
-		for _, st := range p.strips {
-			n := st.candidates.Rows
-			for from := 0; from < n; from += tileCols {
-				to := min(n, from+tileCols)
-				anchors, candidates := st.anchors.Span(lo, hi), st.candidates.Span(from, to)
-				var tile gpustage.Tensor
-				if len(kept) > 0 {
-					tile, kept = kept[0], kept[1:]
-				} else {
-					tile = p.a.Scratch(p.s, p.t, hi-lo, to-from)
-					if p.keeps {
-						p.tiles, mark = append(p.tiles, tile), p.a.Mark()
-					}
-					p.score(st, tile, lo, hi, from, to)
-				}
-				visit(st, lo, hi, tile, anchors, candidates, st.dAnchors.Span(lo, hi), st.dCandidates.Span(from, to))
-				p.a.ReleaseScratch(mark)
-			}
-		}
+// score computes a tile: of anchors lo to hi and candidates from to to.
+func (p *pass) score(st strip, lo, hi, from, to int) tile {
+	t := tile{
+		group: st.group, scores: p.a.Scratch(p.s, p.t, hi-lo, to-from),
+		anchors: st.anchors.Span(lo, hi), candidates: st.candidates.Span(from, to), dAnchors: st.dAnchors.Span(lo, hi), dCandidates: st.dCandidates.Span(from, to),
 	}
-}
-
-// score computes a tile of scores: of anchors lo to hi and candidates from to to.
-func (p *pass) score(st strip, tile gpustage.Tensor, lo, hi, from, to int) {
-	anchors, candidates := st.anchors.Span(lo, hi), st.candidates.Span(from, to)
-	p.s.MatMul(tile, anchors, candidates, gpustage.MatMul{TransB: true, Alpha: st.alpha, Pairs: p.takesPairs(tile, anchors)})
-	p.s.Mask(tile, st.mask.Tile(lo, hi, from, to))
-	if p.l.Guide != nil { // multiplied in each walk that has no tiles of the other: what was masked would take rows x candidates bits
+	p.s.MatMul(t.scores, t.anchors, t.candidates, gpustage.MatMul{TransB: true, Alpha: st.alpha, Pairs: p.takesPairs(t.scores, t.anchors)})
+	p.s.Mask(t.scores, st.mask.Tile(lo, hi, from, to))
+	if p.l.Guide != nil {
+		mark := p.a.Mark()
 		cosines := p.a.Scratch(p.s, p.t, hi-lo, to-from)
 		p.s.MatMul(cosines, st.guideAnchors.Span(lo, hi), st.guideCandidates.Span(from, to), gpustage.MatMul{TransB: true})
-		p.s.MaskAbove(tile, cosines, p.limit.Columns(lo, hi))
+		p.s.MaskAbove(t.scores, cosines, p.limit.Columns(lo, hi))
+		p.a.ReleaseScratch(mark)
 	}
+	return t
 }
 
 // takesPairs tells whether a tile's products may be of pairs: where embeddings have 8 bits anyway, and where 40 us that a product of f32 takes are
 // more than the five kernels of one of pairs (an estimate for an H200). A guide's cosines, which are compared with each other, are of f32.
-func (p *pass) takesPairs(tile, anchors gpustage.Tensor) bool {
-	return p.pairs && tile.Rows*tile.Cols*anchors.Cols >= pairsFrom
+func (p *pass) takesPairs(scores, anchors gpustage.Tensor) bool {
+	return p.pairs && scores.Rows*scores.Cols*anchors.Cols >= pairsFrom
 }
 
 // pairsFrom is how many multiplications such a product has at least; a variable for tests.
 var pairsFrom = 1 << 30
 
-// losses brings the log-sum-exps to the host, sums the losses, and sends back what the second walk needs: each softmax's
-// log-sum-exp, the positive pair included, and each row's share in it.
-func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.Tensor) (Result, error) {
-	rows, groups := b.Rows, top.Rows
+// losses brings a block's log-sum-exps to the host, adds its losses to r, and sends back what the gradient needs: each softmax's
+// log-sum-exp, the positive pair included, each row's share in it, and what the tiles leave out of the sum of its other probabilities.
+func (p *pass) losses(b *Batch, r *Result, lo int, top, sum, positive, lse, share, others gpustage.Tensor) error {
+	groups, rows := top.Rows, top.Cols
 	tops, err := download(p.s, top)
 	if err != nil {
-		return Result{}, err
+		return err
 	}
 	sums, err := download(p.s, sum)
 	if err != nil {
-		return Result{}, err
+		return err
 	}
 	positives, err := download(p.s, positive)
 	if err != nil {
-		return Result{}, err
+		return err
 	}
 	softmax := 0 // QueryToDoc's, which a row's own negatives are in
 	if p.l.PerDirection {
@@ -403,9 +415,9 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.
 	shares := make([]float64, rows)
 	lses := make([]float64, groups*rows)
 	ownSums := make([]float64, rows) // of their probabilities
-	var r Result
-	for i := p.lo; i < p.hi; i++ {
-		w := b.Weight(i)
+	for i := range rows {
+		row := lo + i
+		w := b.Weight(row)
 		l := 0.0
 		for g := range groups {
 			k := g*rows + i
@@ -414,7 +426,7 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.
 				others = tops[k] + math.Log(sums[k])
 			}
 			if p.hard != nil && g == softmax {
-				for _, own := range p.hard.of(i) {
+				for _, own := range p.hard.of(row) {
 					if !p.masked[own] {
 						others = logAdd(others, p.own(int(own)))
 					}
@@ -424,12 +436,12 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.
 			l += d / float64(groups)
 			lses[k] = positives[i] + d
 		}
-		if err := r.add(i, w, l); err != nil {
-			return Result{}, err
+		if err := r.add(row, w, l); err != nil {
+			return err
 		}
 		shares[i] = w / float64(groups)
 		if p.hard != nil {
-			for _, own := range p.hard.of(i) {
+			for _, own := range p.hard.of(row) {
 				if !p.masked[own] && w > 0 {
 					c := shares[i] * math.Exp(p.own(int(own))-lses[softmax*rows+i])
 					p.hard.coef[own], ownSums[i] = c*p.l.scale(), ownSums[i]+c
@@ -440,7 +452,7 @@ func (p *pass) losses(b *Batch, top, sum, positive, lse, share, others gpustage.
 	gpustage.Upload(p.s, lse, lses)
 	gpustage.Upload(p.s, share, shares)
 	gpustage.Upload(p.s, others, ownSums)
-	return r, nil
+	return nil
 }
 
 // logPlusExp is log(k + exp(x)) for k >= 1.
@@ -465,23 +477,11 @@ func download(s gpustage.Stream, t gpustage.Tensor) ([]float64, error) {
 	return out, s.Sync()
 }
 
-// keptTiles is how many bytes of scores wait for the second walk, which then has three products instead of four: 1.31 to 1.33 times as fast with
-// 1,024, 2,048 and 4,096 pairs of 384 features (medians of three runs in turns, two threads, AVX-512). That is for models whose loss is much of a
-// step: static embeddings. Where an encoder has layers, so few scores take next to none of its time.
-var keptTiles = 64 << 20 // a variable for tests
-
-func (l InfoNCE) keeps(z Size) bool { return l.scores(z) <= keptTiles }
-
 // Products is how many products of all anchors and candidates a loss and its gradient take: two of them are the gradient's.
-func (l InfoNCE) Products(z Size) int {
-	if l.keeps(z) {
-		return 3
-	}
-	return 4
-}
+const Products = 3
 
-// scores is how many bytes all scores are.
-func (l InfoNCE) scores(z Size) int {
+// candidates is how many an anchor is compared with, in all directions.
+func (l InfoNCE) candidates(z Size) int {
 	n := 0
 	for _, d := range l.directions() {
 		switch d {
@@ -491,27 +491,23 @@ func (l InfoNCE) scores(z Size) int {
 			n += z.Rows
 		}
 	}
-	return z.Rows * n * z.DType.Size()
+	return n
 }
 
-// Memory is the scratch of Compute: identities, log-sum-exps, one tile or all of them, and copies of embeddings and gradient if it
-// normalizes.
+// Memory is the scratch of Compute: identities, a block's log-sum-exps and tiles, and copies of embeddings and gradient if it normalizes.
 func (l InfoNCE) Memory(z Size) int {
 	t := z.DType
-	tr, tc := l.tile(z.GPU)
-	tile := min(tr, z.Rows) * min(tc, z.Sequences) * t.Size()
-	tiles := tile
-	if l.keeps(z) {
-		tiles = l.scores(z) + len(l.directions())*(z.Rows/tr+1)*(z.Sequences/tc+1)*64 // alignment
-	}
-	perRow := z.Rows * (3*l.groups() + 3) * t.Size()
+	rows, cols := l.tile(z)
+	rows = min(rows, z.Rows)
+	tiles := rows*l.candidates(z)*t.Size() + len(l.directions())*(z.Sequences/cols+1)*64 // alignment
+	perRow := rows * (3*l.groups() + 3) * t.Size()
 	ids := (3*z.Rows + 3*z.Sequences) * 4 * 2
 	own := 0
 	if l.separates() {
 		own = pairsMemory(z)
 	}
 	if l.Guide != nil {
-		own += tile + z.Rows*t.Size()
+		own += rows*min(cols, z.Sequences)*t.Size() + z.Rows*t.Size()
 	}
 	return tiles + perRow + ids + viewMemory(z, !l.Dot) + own + 64*64 // alignment
 }

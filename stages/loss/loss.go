@@ -9,12 +9,11 @@
 //
 // # The tiled loss
 //
-// With thousands of rows the B x D score matrix would be larger than the model. [InfoNCE] never holds it. It walks over
-// score tiles in an order fixed by the sizes alone, twice: the first walk folds each tile into a running log-sum-exp per row
-// (the online softmax of Milakov and Gimelshein, used this way by Inf-CL, arXiv 2410.17243), the second computes each
-// tile again, turns it into probabilities and multiplies it with both sides into the gradient. Memory is O(rows x E) and
-// one tile; the price is a fourth product for every three. Where all scores take no more than 64 MiB, the second walk has the first one's
-// tiles: the same bits without that product.
+// With thousands of rows the B x D score matrix would be larger than the model. [InfoNCE] never holds it. It goes through blocks of
+// rows, in an order fixed by the sizes alone. A block's scores with all candidates are computed tile by tile, and each tile folded into a
+// running log-sum-exp per row (the online softmax of Milakov and Gimelshein, used this way by Inf-CL, arXiv 2410.17243). Then its rows' losses
+// are known, and each tile becomes probabilities, which are multiplied with both sides into the gradient: a row's softmax sees that row alone, so no score
+// is computed twice. Memory is O(rows x E) and one block.
 //
 // # A guide
 //

@@ -58,27 +58,8 @@ func newArena(t testing.TB, s gpustage.Stream, bytes int) *gpustage.Arena {
 	return a
 }
 
-// compute runs a loss and returns its mean and the mean's gradient: the same bits whether InfoNCE keeps its tiles or not.
+// compute runs a loss and returns its mean and the mean's gradient.
 func compute(t testing.TB, s gpustage.Stream, l Loss, b *Batch) (float64, []float64) {
-	t.Helper()
-	before := keptTiles
-	defer func() { keptTiles = before }()
-	found, err := download(s, b.Gradient) // what it adds to
-	if err != nil {
-		t.Fatal(err)
-	}
-	keptTiles = 0
-	loss, gradient := computeOnce(t, s, l, b)
-	gpustage.Upload(s, b.Gradient, found)
-	keptTiles = before
-	again, same := computeOnce(t, s, l, b)
-	if math.Float64bits(again) != math.Float64bits(loss) || !slices.EqualFunc(gradient, same, func(a, b float64) bool { return math.Float64bits(a) == math.Float64bits(b) }) {
-		t.Errorf("the loss is %v, with kept tiles %v; gradients differ by %v", loss, again, worst(same, gradient))
-	}
-	return loss, gradient
-}
-
-func computeOnce(t testing.TB, s gpustage.Stream, l Loss, b *Batch) (float64, []float64) {
 	t.Helper()
 	a := newArena(t, s, l.Memory(b.Size()))
 	r, err := l.Compute(s, a, b)
@@ -381,18 +362,28 @@ func TestMemory(t *testing.T) {
 	if small, large := guided.Memory(Size{Rows: 1 << 14, Sequences: 1 << 15, Dim: 384, Normalized: true, DType: gpustage.F32}), guided.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: true, DType: gpustage.F32}); large > 4*small {
 		t.Errorf("guided: four times the rows take %d bytes, %d before", large, small)
 	}
-	if (InfoNCE{Dot: true}).Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: false, DType: gpustage.F32}) > 16<<20 || l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: true, DType: gpustage.F32}) > 16<<20 {
-		t.Error("normalized embeddings should need little more than a tile")
+	for _, l := range []InfoNCE{{Dot: true}, {}} {
+		if m := l.Memory(Size{Rows: 1 << 16, Sequences: 1 << 17, Dim: 384, Normalized: !l.Dot, DType: gpustage.F32}); m > blockBytes+16<<20 {
+			t.Errorf("%d bytes: normalized embeddings should need little more than a block", m)
+		}
 	}
 }
 
-// Kept tiles save one of four products, and take the memory of all scores.
-func TestKeptTiles(t *testing.T) {
-	dry, _ := gpustage.Dry{}.OpenStream()
-	for rows, want := range map[int]int{4096: 3 * 16, 4097: 4 * 25} { // 64 MiB of scores, and more
-		s := &products{Stream: dry}
-		l := InfoNCE{TileRows: 1024, TileCols: 1024}
-		b := &Batch{Rows: rows, Embeddings: tensor(t, s, gpustage.F32, 2*rows, 8, nil), Gradient: tensor(t, s, gpustage.F32, 2*rows, 8, nil), Normalized: true, Texts: uniqueTexts(2 * rows)}
+// Of each tile there are three products, and no more scores at once than a block's, which has fewer rows the more candidates there are.
+func TestBlocks(t *testing.T) {
+	stream, _ := gpustage.Dry{}.OpenStream()
+	for _, c := range []struct{ rows, sequences, block, blocks, tiles int }{
+		{1000, 2000, 1000, 1, 1},
+		{2049, 4098, 1024, 3, 3},
+		{1 << 15, 1 << 16, 1024, 32, 32}, // 128 MiB
+		{1<<15 + 1, 1<<16 + 2, 512, 65, 33},
+		{4096, 4096 + 1<<17, 256, 16, 128},
+		{1024, 1024 + 1<<18, 256, 4, 256}, // 256 MiB: a block does not get smaller
+	} {
+		s := &products{Stream: stream}
+		host, _ := ref.New().OpenStream()
+		b := &Batch{Rows: c.rows, Embeddings: tensor(t, host, gpustage.F32, c.sequences, 1, nil), Gradient: tensor(t, host, gpustage.F32, c.sequences, 1, nil), Normalized: true, Texts: make([]TextID, c.sequences), Owner: make([]int32, c.sequences-2*c.rows)}
+		l := InfoNCE{}
 		a, err := gpustage.NewArena(gpustage.Dry{}, l.Memory(b.Size()))
 		if err != nil {
 			t.Fatal(err)
@@ -400,8 +391,9 @@ func TestKeptTiles(t *testing.T) {
 		if _, err := l.Compute(s, a, b); err != nil {
 			t.Fatal(err)
 		}
-		if tiles := (rows + 1023) / 1024 * ((rows + 1023) / 1024); s.n != want || l.Products(b.Size())*tiles != want || (a.Peak() > 64<<20) != (want == 3*16) {
-			t.Errorf("%d rows: %d products, want %d, said to be %d of each tile, in %d bytes", rows, s.n, want, l.Products(b.Size()), a.Peak())
+		scores := c.block * (c.sequences - c.rows) * 4
+		if s.n != Products*c.blocks*c.tiles || a.Peak() < scores || a.Peak() > scores+scores/8+1<<21+40*c.sequences {
+			t.Errorf("%d rows, %d sequences: %d products, want %d; %d bytes, want a few more than %d", c.rows, c.sequences, s.n, Products*c.blocks*c.tiles, a.Peak(), scores)
 		}
 	}
 }
@@ -436,11 +428,11 @@ func TestTilesOnGPU(t *testing.T) {
 		if l.TileRows > 0 {
 			tiles = 5
 		}
-		if s.n != 4*tiles {
-			t.Errorf("%+v: %d products, want one and three for each of %d tiles", l, s.n, tiles)
+		if s.n != Products*tiles {
+			t.Errorf("%+v: %d products, want three for each of %d tiles", l, s.n, tiles)
 		}
-		if need := tileOnGPU * tileOnGPU * 4; l.TileRows == 0 && a.Peak() < need {
-			t.Errorf("%d bytes of scratch memory hold a tile of %d", a.Peak(), need)
+		if need := tileOnGPU * rows * 4; l.TileRows == 0 && a.Peak() < need {
+			t.Errorf("%d bytes of scratch memory hold a block of %d", a.Peak(), need)
 		}
 		if err := s.Sync(); err != nil {
 			t.Error(err)
@@ -480,7 +472,7 @@ func TestPairs(t *testing.T) {
 			if l.Guide != nil {
 				b.Guide = tensor(t, s, dtype, b.N(), 2, unitRows(slices.Repeat([]float64{1, 0}, b.N()), 2)) // every other text is as near as the positive
 			}
-			_, g := computeOnce(t, s, l, b)
+			_, g := compute(t, s, l, b)
 			return g
 		}
 		want := run(exact, gpustage.F64, false)

@@ -308,7 +308,7 @@ func (o *ops) loss() work {
 	}
 	o.hold(gpustage.Tensor{Mem: arenaMemory{arena}}, nil)
 	return work{
-		shape: fmt.Sprintf("%d pairs of %d", rows, opHidden), flop: 2 * float64(l.Products(b.Size())) * float64(rows) * float64(rows) * opHidden,
+		shape: fmt.Sprintf("%d pairs of %d", rows, opHidden), flop: 2 * loss.Products * float64(rows) * float64(rows) * opHidden,
 		run: func(s gpustage.Stream) {
 			s.Fill(dx, 0)
 			if _, err := l.Compute(s, arena, b); err != nil {
