@@ -47,7 +47,7 @@ func BenchmarkLossTiles(b *testing.B) {
 		b.Run(fmt.Sprintf("%dx%d,%s", c.rows, c.cols, map[bool]string{false: "f32", true: "pairs"}[c.pairs]), func(b *testing.B) {
 			l := loss.InfoNCE{MaskDuplicates: true, TileRows: c.rows, TileCols: c.cols}
 			batch.Rounded = c.pairs
-			benchmarkLoss(b, d, s, l, batch, 8*float64(rows)*float64(rows)*float64(dim))
+			benchmarkLoss(b, d, s, l, batch, 2*loss.Products*float64(rows)*float64(rows)*float64(dim))
 		})
 	}
 }
