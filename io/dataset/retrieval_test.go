@@ -79,6 +79,11 @@ func TestRetrievalTypes(t *testing.T) {
 	if want := []Judgement{{0, 0, 1}, {1, 1, 2}}; err != nil || !reflect.DeepEqual(r.Judgements, want) {
 		t.Errorf("%+v, %v, want %v", r, err, want)
 	}
+	large := write(t, map[string]string{"q.csv": "id,text\n9223372036854775813,a\n", "c.csv": "id,text\n2147483655,b\n"})
+	r, err = LoadRetrieval(t.Context(), filepath.Join(large, "q.csv"), filepath.Join(large, "c.csv"), golden("judged_unsigned.parquet"))
+	if want := []Judgement{{0, 0, -1}}; err != nil || !reflect.DeepEqual(r.Judgements, want) {
+		t.Errorf("%+v, %v, want %v", r, err, want)
+	}
 	_, err = LoadRetrieval(t.Context(), texts("jsonl"), texts("csv"), golden("judged_decimal.parquet"))
 	if want := `judged_decimal.parquet: column "relevance" is decimal(2,1), want string, or a number`; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %q", err, want)
