@@ -142,10 +142,10 @@ func (x *Claim) cards(ctx context.Context, r *Rules, s *Stats) (names []string, 
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n'), 0o666); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n')); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(tmp, readme), []byte(card.Markdown()), 0o666); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(tmp, readme), []byte(card.Markdown())); err != nil {
 		return nil, err
 	}
 	for _, f := range s.Files {
