@@ -347,3 +347,17 @@ func TestExtraSpecialTokens(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Nothing is put in front of what another normalizer has left nothing of, as in tokenizers 0.23.3.
+func TestPrependToNothing(t *testing.T) {
+	tok, err := parseTokenizerJSON([]byte(`{"normalizer": {"type": "Sequence", "normalizers": [{"type": "Strip", "strip_left": true, "strip_right": true}, {"type": "Prepend", "prepend": "_"}]},
+		"model": {"type": "BPE", "vocab": {"_": 0, "a": 1}, "merges": []}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{"": "[]", "  ": "[]", " a ": "[0 1]"} {
+		if got := fmt.Sprint(tok.Encode(text, 0)); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package tokenize
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -155,5 +156,31 @@ func TestPairBegin(t *testing.T) {
 	}
 	if id, ok := tok.First("a"); id != 2 || !ok {
 		t.Errorf("a text begins with %d", id)
+	}
+	if id, ok := tok.First(""); ok || len(tok.Encode("", 0)) > 0 { // nothing is put in front of nothing
+		t.Errorf("no text begins with %d", id)
+	}
+}
+
+// Models that are given no types of tokens get none of a pair, whatever the tokenizer's template has: as transformers goes by model_input_names.
+func TestPairTypes(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for names, want := range map[string]string{`["input_ids", "token_type_ids", "attention_mask"]`: "[7 0 0 0 1 1]", `["input_ids", "attention_mask"]`: "[7 0 0 0 0 0]"} {
+		files := maps.Clone(tok.files)
+		files[fileConfig] = []byte(`{"tokenizer_class": "BertTokenizer", "model_input_names": ` + names + `}`)
+		of, err := fromFiles(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := of.NewPairs(PairOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, kinds, _, err := p.Append(nil, []int32{7}, "cat", "bird"); err != nil || fmt.Sprint(kinds) != want {
+			t.Errorf("%s: %v, %v, want %s", names, kinds, err, want)
+		}
 	}
 }
