@@ -90,9 +90,9 @@ func grade(text string) (float64, error) {
 //	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score); or a .tsv file of these without a header; or lines of
 //	           TREC: query, iteration, document and relevance between spaces or tabs, in a file of any other name or a .tsv file
 //
-// Ids are strings or integers. Each argument is a file or a glob; queries may be a folder in BEIR's layout (queries.jsonl,
-// corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of parquet files), then empty arguments are found there. Of several qrels
-// files test's are taken.
+// Ids are strings or integers, which may have become floats; of parquet a column of decimals, dates or the like is an error. Each argument is a
+// file or a glob; queries may be a folder in BEIR's layout (queries.jsonl, corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of
+// parquet files), then empty arguments are found there. Of several qrels files test's are taken.
 //
 // Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
 // an id comes twice, or a judgement with another grade, when a query is empty, or when a document's text is null and it has no title. Documents that
