@@ -116,6 +116,8 @@ func TestChecks(t *testing.T) {
 		},
 		"decontaminate.against[0]: needs path and columns": func(c *Config) { c.Decontaminate.Against = []Against{{Columns: []string{"text"}}} },
 		"decontaminate.words: is -1":                       func(c *Config) { c.Decontaminate.Words = -1 },
+		"filter.script.name: \"\" is no script":            func(c *Config) { c.Filter.Script.Share = 0.5 },
+		"filter.script.share: is 0, want a share above 0":  func(c *Config) { c.Filter.Script.Name = "Latin" },
 		"split.dev: is 1":                                  func(c *Config) { c.Split.Dev = 1 },
 	} {
 		c := bare(t, "x.jsonl")

@@ -90,7 +90,7 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 		x.Release()
 		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
 	}
-	x.half = slices.Contains(names, Temporary) && !slices.Contains(names, Success) && len(names) > 1
+	x.half = !slices.Contains(names, Success) && len(names) > 1 // beside Temporary, without which nothing is ours
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, x.abandon())
