@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"math/rand/v2"
@@ -283,6 +284,80 @@ func TestFirst(t *testing.T) {
 	for text, ids := range map[string][]int32{"a a": {1, 2}, " a a": {2, 2}} { // that begins with a space, which is cut off
 		if got := tok.Encode(text, 0); !slices.Equal(got, ids) {
 			t.Errorf("%q has the ids %v, want %v", text, got, ids)
+		}
+	}
+}
+
+// Merges of a byte's token reach into what begins as a character; tokenizers 0.23.3 gives these ids.
+func TestMergesOfBytes(t *testing.T) {
+	for merge, want := range map[string]string{`["a", "<0xC3>"]`: "[3 6 5 2 3 4 5 2]", `["<0xA9>", "b"]`: "[3 1 4 7 3 4 7]"} {
+		tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "merges": [` + merge + `],
+			"vocab": {"<unk>": 0, "a": 1, "b": 2, "▁": 3, "<0xC3>": 4, "<0xA9>": 5, "a<0xC3>": 6, "<0xA9>b": 7}}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(tok.Encode("▁aéb▁éb", 0)); got != want {
+			t.Errorf("%s: %s, want %s", merge, got, want)
+		}
+	}
+}
+
+// What is beyond the Hangul syllables does not compose with their last letters, though the arithmetic would have it.
+func TestBeyondHangul(t *testing.T) {
+	for _, text := range []string{"\U0001F5FC\u11A8", "\uD7A4\u11A8", "\uABE4\u11A8"} {
+		for _, form := range []string{"nfc", "nfkc"} {
+			if got := NormalForm(form, text); got != text {
+				t.Errorf("%s of %+q is %+q", form, text, got)
+			}
+		}
+	}
+	if got := NormalForm("nfc", "\uD788\u11C2 \xff\u11A8"); got != "\uD7A3 \uFFFD\u11A8" {
+		t.Errorf("%+q", got)
+	}
+}
+
+// The padding token is that of tokenizer_config.json, or else of tokenizer.json's padding, or else of its name.
+func TestPadding(t *testing.T) {
+	const model = `"model": {"type": "BPE", "vocab": {"<pad>": 3, "a": 1, "b": 2}, "merges": []}`
+	for _, c := range []struct {
+		padding, config string
+		want            int32
+	}{{"null", `{}`, 3}, {`{"pad_id": 2, "direction": "Right"}`, `{}`, 2}, {`{"pad_id": 2}`, `{"pad_token": "a"}`, 1}, {`{"pad_id": 2}`, `{"pad_token": "nowhere"}`, 2}} {
+		tok, err := fromFiles(map[string][]byte{fileTokenizer: []byte(`{"padding": ` + c.padding + `, ` + model + `}`), fileConfig: []byte(c.config)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, ok := tok.PadID(); !ok || id != c.want {
+			t.Errorf("%s, %s: %d, want %d", c.padding, c.config, id, c.want)
+		}
+	}
+	if _, err := parseTokenizerJSON([]byte(`{"padding": {"pad_id": -1}, ` + model + `}`)); err == nil || !strings.Contains(err.Error(), "padding: pad_id: id -1 is not in") {
+		t.Error(err)
+	}
+}
+
+// extra_special_tokens are added behind a vocab.txt, in their order; BertTokenizer of transformers 5.23 gives these ids.
+func TestExtraSpecialTokens(t *testing.T) {
+	tok, err := fromFiles(map[string][]byte{fileVocab: []byte("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nx\n[\n]\n"),
+		fileConfig: []byte(`{"tokenizer_class": "BertTokenizer", "extra_special_tokens": ["[x]", "[y]"]}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(tok.Encode("a [x] b [y]", 0)); got != "[2 5 10 6 11 3]" {
+		t.Error(got)
+	}
+}
+
+// Nothing is put in front of what another normalizer has left nothing of, as in tokenizers 0.23.3.
+func TestPrependToNothing(t *testing.T) {
+	tok, err := parseTokenizerJSON([]byte(`{"normalizer": {"type": "Sequence", "normalizers": [{"type": "Strip", "strip_left": true, "strip_right": true}, {"type": "Prepend", "prepend": "_"}]},
+		"model": {"type": "BPE", "vocab": {"_": 0, "a": 1}, "merges": []}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{"": "[]", "  ": "[]", " a ": "[0 1]"} {
+		if got := fmt.Sprint(tok.Encode(text, 0)); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
 		}
 	}
 }

@@ -113,6 +113,8 @@ func TestComponentErrors(t *testing.T) {
 		{preTokenizer(`{"type": "Metaspace", "replacement": "_", "add_prefix_space": false}`), `contradict each other`, false},
 		{preTokenizer(`{"type": "Split", "behavior": "Isolated", "invert": false}`), `Split needs pattern`, false},
 		{preTokenizer(`{"type": "Split", "pattern": {"String": "a"}}`), `Split needs behavior and invert`, false},
+		{preTokenizer(`{"type": "Split", "pattern": {"String": "a"}, "invert": false}`), `Split needs behavior and invert`, false},
+		{preTokenizer(`{"type": "Split", "pattern": {"String": "a"}, "behavior": "Isolated"}`), `Split needs behavior and invert`, false},
 		{preTokenizer(`{"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": false}`), `Split pattern ""`, true},
 		{preTokenizer(`{"type": "Split", "pattern": {"Regex": "\\w+"}, "behavior": "Isolated", "invert": false}`), `Split regular expression "\\w+"`, true},
 		{preTokenizer(fmt.Sprintf(`{"type": "Split", "pattern": {"Regex": %q}, "behavior": "Removed", "invert": false}`, regexQwen)), `Split with a regular expression and behavior "Removed"`, true},
@@ -162,6 +164,8 @@ func TestConfigContradicts(t *testing.T) {
 		{"true", `{"tokenizer_class": "DistilBertTokenizer", "strip_accents": false}`, "strip_accents is false"},
 		{"true", `{"tokenizer_class": "BertTokenizer", "tokenize_chinese_chars": false}`, "tokenize_chinese_chars is false"},
 		{"true", `{"do_lower_case": false}`, "do_lower_case is false"},
+		{"true", `{"strip_accents": false}`, "strip_accents is false"},
+		{"true", `{"tokenize_chinese_chars": false}`, "tokenize_chinese_chars is false"},
 		{"true", `{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": false}`, ""}, // which does not read it
 		{"true", `{"truncation_side": "right"}`, ""},
 		{"true", `{"truncation_side": "left"}`, `truncation_side "left" is not supported yet (right is)`},
@@ -176,6 +180,32 @@ func TestConfigContradicts(t *testing.T) {
 			}
 		} else if err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want) {
 			t.Errorf("%s, %s: %v\nwant %s", c.lower, c.config, err, c.want)
+		}
+	}
+}
+
+// A map with a key that begins with a space has texts left whole, whatever keys come behind it.
+func TestCharsmapOfSpaces(t *testing.T) {
+	const leaf, value = 1<<8 | 1<<10, 1 << 31 // the value is at the unit beside
+	for _, space := range []bool{false, true} {
+		units := make([]uint32, 128)
+		units[0x7F], units[0x7E] = leaf|0x7F, value
+		if space {
+			units[' '] = 0x42<<10 | ' ' // of which "a" is at ' ' ^ 0x42 ^ 'a'
+			units[3], units[2] = leaf|'a', value
+		}
+		data, err := base64.StdEncoding.DecodeString(charsmapOf(units, "x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := newPrecompiled(ucd(), data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &scratch{text: []byte("b \x7f a"), first: true}
+		p.normalize(s)
+		if (p.cut(edgeSpace) == 0) != space || string(s.text) != "b x a" {
+			t.Errorf("with a space %v: cut %v, %q", space, p.cut(edgeSpace), s.text)
 		}
 	}
 }

@@ -3,8 +3,10 @@ package tokenize
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,6 +72,64 @@ func TestPairTemplate(t *testing.T) {
 	}
 }
 
+// A document that stands before the query is cut first, and then the query at its own end. Many pairs are what each is alone.
+func TestPairsCutInFront(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := func(text string) []int32 {
+		ids := tok.Encode(text, 0)
+		return ids[1 : len(ids)-1]
+	}
+	template := Template{{Text: "the cat"}, {Text: "{document}", Cut: true}, {Text: "file"}, {Text: "{query}"}, {Text: "open"}}
+	const most = 12
+	p, err := tok.NewPairs(PairOptions{Template: template, MaxLength: most})
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Fields("small bird cat file open see")
+	var queries, documents []string
+	cuts := 0
+	for i := range 200 { // more than a block
+		queries, documents = append(queries, strings.Join(words[:1+i%3], " ")+strings.Repeat(" cat", i%13)), append(documents, words[i%6]+strings.Repeat(" bird see", i%5))
+	}
+	ids, kinds, cut, err := p.EncodeAll(t.Context(), queries, documents)
+	if err != nil || p.MaxLength() != most {
+		t.Fatal(err)
+	}
+	for i := range queries {
+		fixed, document, query := [3][]int32{plain("the cat"), plain("file"), plain("open")}, plain(documents[i]), plain(queries[i])
+		room := most - len(fixed[0]) - len(fixed[1]) - len(fixed[2])
+		if len(document)+len(query) > room {
+			cuts++
+		}
+		query = query[:min(len(query), room)]
+		document = document[:min(len(document), room-len(query))]
+		want := slices.Concat(fixed[0], document, fixed[1], query, fixed[2])
+		if !slices.Equal(ids[i], want) || !slices.Equal(kinds[i], make([]int32, len(want))) {
+			t.Fatalf("%q and %q: %v and %v, want %v", queries[i], documents[i], ids[i], kinds[i], want)
+		}
+	}
+	if cut != cuts || cuts == 0 || cuts == len(queries) {
+		t.Errorf("%d were cut, want %d", cut, cuts)
+	}
+	if _, _, _, err := p.EncodeAll(t.Context(), queries, documents[1:]); err == nil || !strings.Contains(err.Error(), "200 queries and 199 documents are no pairs") {
+		t.Error(err)
+	}
+	whole, err := tok.NewPairs(PairOptions{MaxLength: 8, Truncation: OnlySecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	queries[70], queries[190] = strings.Repeat("cat ", 9), strings.Repeat("cat ", 9)
+	if _, _, _, err := whole.EncodeAll(t.Context(), append(make([]string, 70), queries[70:]...), documents); !errors.Is(err, ErrTooShort) || !strings.HasPrefix(err.Error(), "pair 70: ") {
+		t.Errorf("%v, want the first pair that does not fit", err)
+	}
+	if err := whole.HasRoom(queries[70]); !errors.Is(err, ErrTooShort) || whole.HasRoom("small cat") != nil {
+		t.Errorf("%v", err)
+	}
+}
+
 // The token that texts begin with is an id, and no text: Llama 2's tokenizer puts a space in front of texts, that one as well.
 func TestPairBegin(t *testing.T) {
 	dir := t.TempDir()
@@ -96,5 +156,31 @@ func TestPairBegin(t *testing.T) {
 	}
 	if id, ok := tok.First("a"); id != 2 || !ok {
 		t.Errorf("a text begins with %d", id)
+	}
+	if id, ok := tok.First(""); ok || len(tok.Encode("", 0)) > 0 { // nothing is put in front of nothing
+		t.Errorf("no text begins with %d", id)
+	}
+}
+
+// Models that are given no types of tokens get none of a pair, whatever the tokenizer's template has: as transformers goes by model_input_names.
+func TestPairTypes(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for names, want := range map[string]string{`["input_ids", "token_type_ids", "attention_mask"]`: "[7 0 0 0 1 1]", `["input_ids", "attention_mask"]`: "[7 0 0 0 0 0]"} {
+		files := maps.Clone(tok.files)
+		files[fileConfig] = []byte(`{"tokenizer_class": "BertTokenizer", "model_input_names": ` + names + `}`)
+		of, err := fromFiles(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := of.NewPairs(PairOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, kinds, _, err := p.Append(nil, []int32{7}, "cat", "bird"); err != nil || fmt.Sprint(kinds) != want {
+			t.Errorf("%s: %v, %v, want %s", names, kinds, err, want)
+		}
 	}
 }

@@ -224,15 +224,22 @@ func TestReplace(t *testing.T) {
 	if text, err := io.ReadAll(r); err != nil || string(text) != "piped" {
 		t.Errorf("a pipe has %q, %v", text, err)
 	}
-	f, err := Replace(os.DevNull)
+	// Not /dev/null: where all is allowed, a fault would replace the machine's.
+	if r, w, err = os.Pipe(); err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	f, err := Replace(fmt.Sprint("/dev/fd/", w.Fd()))
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.Close()
+	io.WriteString(f, "half")
 	if boom := errors.New("boom"); !errors.Is(f.Abort(boom), boom) {
 		t.Error("the cause is lost")
 	}
-	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
-		t.Fatalf("%s is gone: %v", os.DevNull, err)
+	if text, err := io.ReadAll(r); err != nil || string(text) != "half" {
+		t.Errorf("a pipe has %q, %v", text, err)
 	}
 }
 
@@ -325,6 +332,58 @@ func TestFullDiskMessage(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q lacks %q", err, want)
 		}
+	}
+}
+
+// What fails for another reason is not called full, and of a file in a folder the story is told once.
+func TestFullDiskOrNot(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("another error number")
+	}
+	dir := filepath.Join(t.TempDir(), "d")
+	fill := func(cause error) error {
+		return WriteDir(dir, func(tmp string) error {
+			write(t, filepath.Join(tmp, "x"), strings.Repeat("x", 1000))
+			return Write(filepath.Join(tmp, "y"), func(w io.Writer) error {
+				io.WriteString(w, strings.Repeat("y", 500))
+				return cause
+			})
+		})
+	}
+	if err := fill(syscall.EIO); !errors.Is(err, syscall.EIO) || IsFull(err) || strings.Contains(err.Error(), "full") {
+		t.Error(err)
+	}
+	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		if err := fill(cause); !errors.Is(err, cause) || !IsFull(err) || strings.Count(err.Error(), "disk is full: 1.5 kB were written") != 1 || strings.Count(err.Error(), "full") != 1 {
+			t.Error(err)
+		}
+	}
+	for n, want := range map[int64]string{999: "999 bytes", 1000: "1.0 kB", 1500000: "1.5 MB", 2e9: "2.0 GB"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d bytes are %q, want %q", n, got, want)
+		}
+	}
+}
+
+// Abort after Commit leaves alone what the next writer has begun.
+func TestAbortAfterCommit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	first, err := Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	err = Write(path, func(w io.Writer) error {
+		boom := errors.New("boom")
+		if first.Abort(nil) != nil || first.Abort(boom) != boom {
+			t.Error("an error of its own")
+		}
+		return put("second")(w)
+	})
+	if err != nil || read(t, path) != "second" {
+		t.Errorf("%v, %q", err, read(t, path))
 	}
 }
 

@@ -3,6 +3,7 @@ package dataset
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -38,6 +39,59 @@ func readAll(path string, src Source) (texts []string, err error) {
 		}
 	}
 	return texts, nil
+}
+
+// TestSkipDamagedPage: with SkipBad the rows of blocks whose page can't be decoded are bad, and no others; without it the page is the error.
+func TestSkipDamagedPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.parquet")
+	w, err := NewParquetWriter(path, OutColumn{"query", TextOut}, OutColumn{"positive", TextOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows = 3 * sliceRows // a page each
+	texts := make([]string, rows)
+	for i := range texts {
+		texts[i] = fmt.Sprintf("%300d", i)
+	}
+	if err := errors.Join(w.Write(texts, texts), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	d, err := open(t.Context(), Source{Paths: []string{path}, Query: "query", Positive: "positive"}, blockLimit{512, 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.ReadBlock(t.Context(), 0); err != nil { // it knows where pages are
+		t.Fatal(err)
+	}
+	pages := d.files[0].groups[0][0].pages
+	if len(pages) != 3 || pages[1].starts != sliceRows {
+		t.Fatalf("%d pages, want one a slice", len(pages))
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[pages[1].at+pages[1].compressed/2] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Index(t.Context(), IndexConfig{}); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path) {
+		t.Errorf("%v, want the damaged page", err)
+	}
+	x, err := d.Index(t.Context(), IndexConfig{SkipBad: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	skip := x.Skip()
+	if len(skip) != sliceRows || skip[0] != sliceRows || skip[sliceRows-1] != 2*sliceRows-1 {
+		t.Fatalf("%d rows are left out, from %v", len(skip), skip[:min(1, len(skip))])
+	}
+	if bad := x.Bad()[7]; bad.Row != sliceRows+7 || bad.Location.Row != bad.Row || !strings.Contains(bad.Error(), "checksum") {
+		t.Error(bad)
+	}
+	if got := x.Hashes(nil, 0, 0, 2*sliceRows); x.Rows() != rows || x.Longest() != len(texts[rows-1]) || !slices.Equal(got, []Hash128{HashText(texts[2*sliceRows]), HashText(texts[2*sliceRows])}) {
+		t.Errorf("%v of %d rows, the longest of %d", got, x.Rows(), x.Longest())
+	}
 }
 
 // TestDamagedParquet changes bytes at random. Whatever that does, it must not panic, hang or fail without naming the file;

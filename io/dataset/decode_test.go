@@ -14,6 +14,17 @@ import (
 
 // The decoders against parquet-go's encoders, over all widths and sizes with odd tails.
 
+// Indices into a dictionary of one value may have no bits (parquet-mr): all are 0, whatever was in the memory.
+func TestHybridWithoutBits(t *testing.T) {
+	got := []uint32{7, 7, 7}
+	if err := decodeHybrid(got, nil, 0); err != nil || !slices.Equal(got, make([]uint32, 3)) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if err := decodeHybrid(got, []byte{6, 0, 0, 0, 0, 0}, 33); err == nil {
+		t.Error("33 bits are more than an index has")
+	}
+}
+
 func TestHybridAgainstParquetGo(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 9))
 	for width := 1; width <= 32; width++ {

@@ -314,6 +314,23 @@ func TestHash(t *testing.T) {
 }
 
 // TestNulls finds null, empty and blank texts, in scalars and lists, and says where.
+// Labels that are true and false, in pages of both versions (testdata/golden/dataset/judged.py).
+func TestTruthPages(t *testing.T) {
+	for _, name := range []string{"judged_truth.parquet", "judged_truth_v2.parquet"} {
+		d, err := Open(t.Context(), Source{Paths: []string{golden(name)}, Query: "query", Positive: "positive", Label: "label"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := d.ReadBlock(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := []float32{b.Label(0), b.Label(1), b.Label(2), b.Label(3)}; b.Rows != 4 || !slices.Equal(got, []float32{1, 0, 1, 1}) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 func TestNulls(t *testing.T) {
 	ctx := context.Background()
 	want := []string{

@@ -93,6 +93,41 @@ func TestGoldenIDs(t *testing.T) {
 	}
 }
 
+// TestIDsThatDoNotFit: ids, their counts and the hashes beside them have to be of the same texts.
+func TestIDsThatDoNotFit(t *testing.T) {
+	type row struct {
+		queryHash, posHash []int64
+		posCounts          []int32
+	}
+	good := row{[]int64{1, 2}, []int64{3, 4, 5, 6}, []int32{1, 2}}
+	for want, bad := range map[string]row{
+		"": good,
+		"column \"query\": row 1 of the row group: 3 halves of hashes for one text":    {[]int64{1, 2, 3}, good.posHash, good.posCounts},
+		"column \"query\": row 1 of the row group: 4 halves of hashes for one text":    {[]int64{1, 2, 3, 4}, good.posHash, good.posCounts},
+		"column \"pos\": row 1 of the row group: 2 halves of hashes for 2 texts":       {good.queryHash, []int64{3, 4}, good.posCounts},
+		"column \"pos\": row 1 of the row group: more ids are counted than there are":  {good.queryHash, good.posHash, []int32{1, 3}},
+		"column \"pos\": row 1 of the row group: fewer ids are counted than there are": {good.queryHash, good.posHash, []int32{1, 1}},
+		"row 1 of the row group: more ids are counted than there are":                  {good.queryHash, good.posHash, []int32{-1, 4}},
+	} {
+		path := filepath.Join(t.TempDir(), "ids.parquet")
+		w, err := NewParquetWriter(path, OutColumn{"query", TextOut}, OutColumn{"query_hash", LongsOut}, OutColumn{"query_ids", IDsOut},
+			OutColumn{"pos", TextListOut}, OutColumn{"pos_hash", LongsOut}, OutColumn{"pos_ids", IDsOut}, OutColumn{"pos_id_counts", IDsOut})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.SetMetadata(TokenKey, `{"tokenizer": "t"}`)
+		ids, pos := [][]int32{{7}, {7}}, [][]string{{"b", "c"}, {"b", "c"}}
+		err = w.Write([]string{"a", "a"}, [][]int64{good.queryHash, bad.queryHash}, ids, pos, [][]int64{good.posHash, bad.posHash}, [][]int32{{8, 9, 9}, {8, 9, 9}}, [][]int32{good.posCounts, bad.posCounts})
+		if err := errors.Join(err, w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		_, err = readAll(path, idsSource)
+		if want == "" && err != nil || want != "" && (!errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%+v: %v, want %q", bad, err, want)
+		}
+	}
+}
+
 // TestSparseLists: pages read sparsely hold what they hold read slot by slot, and what was written, in every form that parquet-go writes
 // and of rows in any order.
 func TestSparseLists(t *testing.T) {

@@ -157,7 +157,7 @@ func (p *parquetFile) readFooter(f io.ReaderAt) error {
 	return nil
 }
 
-// column finds a column by name and shape.
+// column finds a column by name and shape. It has no leaf where the node is no column of scalars or of lists of these.
 func (p *parquetFile) column(name string) (column, *node, error) {
 	n := p.root.find(name)
 	if n == nil {
@@ -166,10 +166,7 @@ func (p *parquetFile) column(name string) (column, *node, error) {
 	if k := p.root.count(name); k > 1 {
 		return column{}, nil, fail(ErrCorrupt, "%s has %d columns %q, and which one is meant can't be told: all but one need other names", p.path, k, name)
 	}
-	c, ok := n.asColumn()
-	if !ok {
-		return column{}, n, nil
-	}
+	c, _ := n.asColumn()
 	return c, n, nil
 }
 

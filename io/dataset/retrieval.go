@@ -90,9 +90,9 @@ func grade(text string) (float64, error) {
 //	qrels      columns query_id, doc_id, relevance (or query-id, corpus-id, score); or a .tsv file of these without a header; or lines of
 //	           TREC: query, iteration, document and relevance between spaces or tabs, in a file of any other name or a .tsv file
 //
-// Ids are strings or integers. Each argument is a file or a glob; queries may be a folder in BEIR's layout (queries.jsonl,
-// corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of parquet files), then empty arguments are found there. Of several qrels
-// files test's are taken.
+// Ids are strings or integers, which may have become floats; of parquet a column of decimals, dates or the like is an error. Each argument is a
+// file or a glob; queries may be a folder in BEIR's layout (queries.jsonl, corpus.jsonl, qrels/*.tsv) or MTEB's (qrels/test.jsonl, or folders of
+// parquet files), then empty arguments are found there. Of several qrels files test's are taken.
 //
 // Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
 // an id comes twice, or a judgement with another grade, when a query is empty, or when a document's text is null and it has no title. Documents that
@@ -344,7 +344,7 @@ func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 			}
 		}
 		s, err := parseNumber(c[0].text)
-		if err != nil || s != s {
+		if err != nil || s-s != 0 {
 			return &RowError{Row: row, Location: t.Locate(row), Column: score, Reason: fmt.Sprintf("a score of %q: want a number", c[0].text)}
 		}
 		p.A, p.B, p.Scores = append(p.A, pair[0]), append(p.B, pair[1]), append(p.Scores, s)
@@ -378,6 +378,9 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 				}
 				if list {
 					return fail(ErrColumnType, "%s: column %q is list<%s>, want a scalar", t.path(0), name, typ)
+				}
+				if t.json == nil && !t.leaves[leaf].leaf.isPlain() {
+					return fail(ErrColumnType, "%s: column %q is %s, want string, or a number: cast it to one", t.path(0), name, typ)
 				}
 				leaves[i] = leaf
 				wanted = append(wanted, leaf)
@@ -430,7 +433,7 @@ func (t *Table) separated() bool { return t.files[0].cells != nil }
 func (t *Table) cell(v parquet.Value, leaf int) cell {
 	unsigned := len(t.leaves) > 0 && t.leaves[leaf].leaf.unsigned()
 	switch v.Kind() {
-	case parquet.ByteArray, parquet.FixedLenByteArray:
+	case parquet.ByteArray:
 		return cell{text: string(v.ByteArray())}
 	case parquet.Int32:
 		if unsigned {
@@ -443,9 +446,9 @@ func (t *Table) cell(v parquet.Value, leaf int) cell {
 		}
 		return cell{text: strconv.FormatInt(v.Int64(), 10)}
 	case parquet.Float:
-		return cell{text: strconv.FormatFloat(float64(v.Float()), 'g', -1, 32)}
-	case parquet.Double:
-		return cell{text: strconv.FormatFloat(v.Double(), 'g', -1, 64)}
+		return cell{text: strconv.FormatFloat(float64(v.Float()), 'f', -1, 32)}
+	case parquet.Double: // without an exponent: pandas makes one of ids that have gaps, which are integers elsewhere
+		return cell{text: strconv.FormatFloat(v.Double(), 'f', -1, 64)}
 	case parquet.Boolean:
 		return cell{text: strconv.FormatBool(v.Boolean())}
 	}

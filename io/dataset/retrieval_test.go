@@ -70,6 +70,26 @@ func TestRetrievalRepeated(t *testing.T) {
 	}
 }
 
+// Ids are the same whether they are text, integers or what pandas makes of these; what is stored as another number than it says is refused
+// (testdata/golden/dataset/judged.py).
+func TestRetrievalTypes(t *testing.T) {
+	folder := write(t, map[string]string{"t.jsonl": `{"id": 1234567, "text": "a"}` + "\n" + `{"id": 10000000, "text": "b"}`, "t.csv": "id,text\n1234567,a\n10000000,b\n"})
+	texts := func(ending string) string { return filepath.Join(folder, "t."+ending) }
+	r, err := LoadRetrieval(t.Context(), texts("jsonl"), texts("csv"), golden("judged_float.parquet"))
+	if want := []Judgement{{0, 0, 1}, {1, 1, 2}}; err != nil || !reflect.DeepEqual(r.Judgements, want) {
+		t.Errorf("%+v, %v, want %v", r, err, want)
+	}
+	large := write(t, map[string]string{"q.csv": "id,text\n9223372036854775813,a\n", "c.csv": "id,text\n2147483655,b\n"})
+	r, err = LoadRetrieval(t.Context(), filepath.Join(large, "q.csv"), filepath.Join(large, "c.csv"), golden("judged_unsigned.parquet"))
+	if want := []Judgement{{0, 0, -1}}; err != nil || !reflect.DeepEqual(r.Judgements, want) {
+		t.Errorf("%+v, %v, want %v", r, err, want)
+	}
+	_, err = LoadRetrieval(t.Context(), texts("jsonl"), texts("csv"), golden("judged_decimal.parquet"))
+	if want := `judged_decimal.parquet: column "relevance" is decimal(2,1), want string, or a number`; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+}
+
 func TestRetrievalErrors(t *testing.T) {
 	ctx := context.Background()
 	folder := write(t, map[string]string{
@@ -163,13 +183,15 @@ func TestPairs(t *testing.T) {
 	if _, err = LoadPairs(ctx, filepath.Join(folder, "null.jsonl"), "sentence1", "sentence2", "score"); err == nil || !strings.Contains(err.Error(), `null.jsonl:2, column "score"`) {
 		t.Error(err)
 	}
-	separated := write(t, map[string]string{"sts.csv": "sentence1,score,sentence2\n\"a, b\", 4.5,b\nc,0 ,d\n", "null.tsv": "sentence1\tsentence2\tscore\na\tb\t\n"})
+	separated := write(t, map[string]string{"sts.csv": "sentence1,score,sentence2\n\"a, b\", 4.5,b\nc,0 ,d\n", "null.tsv": "sentence1\tsentence2\tscore\na\tb\t\n", "inf.tsv": "sentence1\tsentence2\tscore\na\tb\tinf\n"})
 	got, err = LoadPairs(ctx, filepath.Join(separated, "sts.csv"), "sentence1", "sentence2", "score")
 	if want := (&Pairs{A: []string{"a, b", "c"}, B: []string{"b", "d"}, Scores: []float64{4.5, 0}}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err = LoadPairs(ctx, filepath.Join(separated, "null.tsv"), "sentence1", "sentence2", "score"); err == nil || !strings.Contains(err.Error(), `null.tsv:2, column "score"`) {
-		t.Error(err)
+	for _, name := range []string{"null.tsv", "inf.tsv"} {
+		if _, err = LoadPairs(ctx, filepath.Join(separated, name), "sentence1", "sentence2", "score"); err == nil || !strings.Contains(err.Error(), name+`:2, column "score"`) {
+			t.Error(err)
+		}
 	}
 	g := goldens(t)
 	got, err = LoadPairs(ctx, golden("default.parquet"), "query", "doc.body.text", "weight")

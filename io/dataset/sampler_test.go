@@ -290,9 +290,16 @@ func TestSamplerErrors(t *testing.T) {
 		"rows that can't be used was 3":      func(c *Cursor) { c.Skipped = 3 },
 		"damaged":                            func(c *Cursor) { c.Position = 101 },
 		"1 rows waiting) is damaged":         func(c *Cursor) { c.Pending = []int64{5} },
+		"2 rows waiting) is damaged":         func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{5, 100} },
+		"3 rows waiting) is damaged":         func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{5, -1, 6} },
 	} {
 		c := good
 		change(&c)
+		s := s
+		if strings.Contains(want, "waiting) is damaged") && c.NoDuplicates { // the 100 rows are 0 to 99
+			s, _ = NewSampler(l, texts, with(func(c *SamplerConfig) { c.NoDuplicates, c.DropLast = true, false }))
+			c.DropLast = false
+		}
 		if err := s.Restore(c); !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), want) {
 			t.Errorf("restored a cursor that doesn't fit: %v, want %q", err, want)
 		}

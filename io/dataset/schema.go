@@ -215,6 +215,9 @@ func (n *node) isNumber() bool {
 	return false
 }
 
+// isPlain reports whether a leaf's values are what they are stored as: of a decimal 1.0 that is 10, and of a date the days since 1970.
+func (n *node) isPlain() bool { return n.isText() || n.isNumber() || n.elem.Type.V == format.Boolean }
+
 // unsigned reports whether an integer leaf is annotated as unsigned.
 func (n *node) unsigned() bool {
 	if t, ok := n.elem.LogicalType.Value.(*format.IntType); ok {

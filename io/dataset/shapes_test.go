@@ -9,6 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/parquet-go/parquet-go/deprecated"
+	"github.com/parquet-go/parquet-go/encoding/thrift"
+	"github.com/parquet-go/parquet-go/format"
 )
 
 // shapeRow is what pyarrow reads of testdata/golden/dataset/shapes.parquet.
@@ -294,6 +298,23 @@ func BenchmarkFingerprint(b *testing.B) {
 	for b.Loop() {
 		if _, err := p.hashRange(0, size); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// Old writers say by converted types alone what a number or a text is (parquet.thrift lists them).
+func TestConvertedTypes(t *testing.T) {
+	numbers := []deprecated.ConvertedType{deprecated.Uint8, deprecated.Uint16, deprecated.Uint32, deprecated.Uint64, deprecated.Int8, deprecated.Int16, deprecated.Int32, deprecated.Int64}
+	texts := []deprecated.ConvertedType{deprecated.UTF8, deprecated.Enum, deprecated.Json}
+	for c := deprecated.UTF8; c <= deprecated.Interval; c++ {
+		of := func(kind format.Type) *node {
+			return &node{elem: &format.SchemaElement{Type: thrift.New(kind), ConvertedType: thrift.New(c)}}
+		}
+		if number, text := of(format.Int32).isNumber(), of(format.ByteArray).isText(); number != slices.Contains(numbers, c) || text != slices.Contains(texts, c) {
+			t.Errorf("%v: a number %v, a text %v", c, number, text)
+		}
+		if of(format.Int64).isPlain() != slices.Contains(numbers, c) {
+			t.Errorf("%v: plain", c)
 		}
 	}
 }

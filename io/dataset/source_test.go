@@ -219,6 +219,13 @@ func TestFiles(t *testing.T) {
 	if len(f) != 3 || f[0].Name != "a.parquet" || f[2].Name != "c.parquet" || f[0].Rows*3 != d.Rows() || f[0].Content != f[1].Content || f[0].Content == f[2].Content {
 		t.Errorf("%+v", f)
 	}
+	folder = write(t, map[string]string{"a.jsonl": `{"q": "a", "p": "b"}`, "b.jsonl": `{"q": "a", "p": "b"}`, "c.jsonl": `{"q": "a", "p": "c"}`})
+	if d, err = Open(t.Context(), Source{Paths: []string{filepath.Join(folder, "*.jsonl")}, Query: "q", Positive: "p"}); err != nil {
+		t.Fatal(err)
+	}
+	if f = d.Files(); len(f) != 3 || f[1].Rows != 1 || f[0].Content != f[1].Content || f[0].Content == f[2].Content {
+		t.Errorf("%+v", f)
+	}
 }
 
 // TestChangedFile: a file that is replaced under a run is an error, not other rows.

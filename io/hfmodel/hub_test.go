@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -320,6 +321,73 @@ func TestRevisionsAndShortNames(t *testing.T) {
 	}
 	if dir := mustResolve(t, "name", o); dir != filepath.Join(o.CacheDir, "models--name", "snapshots", commit1) {
 		t.Errorf("the short name gives %s", dir)
+	}
+}
+
+// A server that does not say how long a file is, and whose answer breaks off: what is kept is the whole file, whether its etag is a hash or not.
+func TestUnknownSize(t *testing.T) {
+	noEnvironment(t)
+	for _, etag := range []string{"", `"opaque"`} {
+		h := newFakeHub(t)
+		gets := 0
+		h.header = func(name string, header http.Header) {
+			if name == "tokenizer.json" && etag != "" {
+				header.Set("ETag", etag)
+			}
+		}
+		h.serve = func(w http.ResponseWriter, r *http.Request, name string) bool {
+			if name != "tokenizer.json" {
+				return false
+			}
+			if r.Method == http.MethodHead {
+				return true
+			}
+			data := h.files[name]
+			io.WriteString(w, data[:len(data)/2])
+			w.(http.Flusher).Flush() // so that the answer has no length
+			if gets++; gets == 1 {
+				panic(http.ErrAbortHandler)
+			}
+			io.WriteString(w, data[len(data)/2:])
+			return true
+		}
+		cache := t.TempDir()
+		blobs := filepath.Join(cache, "models--org--name", "blobs")
+		left := h.files["tokenizer.json"] + "and more, which somebody left"
+		if err := errors.Join(os.MkdirAll(blobs, 0o700), os.WriteFile(filepath.Join(blobs, "opaque.incomplete"), []byte(left), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		dir := mustResolve(t, "org/name", Options{Endpoint: h.URL, CacheDir: cache})
+		if data, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(data) != h.files["tokenizer.json"] || gets != 2 {
+			t.Errorf("etag %q: %d bytes of %d, %v, %d requests", etag, len(data), len(h.files["tokenizer.json"]), err, gets)
+		}
+	}
+}
+
+// A repository without what its files say that it has is refused before anything large is fetched.
+func TestMissingParts(t *testing.T) {
+	noEnvironment(t)
+	for want, change := range map[string]func(h *fakeHub){
+		"the repository has no 2_Dense/model.safetensors, the weights of a Dense module": func(h *fakeHub) {
+			h.files["modules.json"] = `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+				{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]`
+			h.files["2_Dense/config.json"] = "{}"
+		},
+		"the repository has no adapter_model.safetensors beside its adapter_config.json": func(h *fakeHub) {
+			h.files["adapter_config.json"] = "{}"
+			delete(h.files, "model.safetensors")
+		},
+		"the repository has no config.json: it is not a model for transformers": func(h *fakeHub) { delete(h.files, "config.json") },
+	} {
+		h := newFakeHub(t)
+		change(h)
+		_, err := resolve(t.Context(), "org/name", Options{Endpoint: h.URL, CacheDir: t.TempDir()})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if seen := h.seen(); slices.ContainsFunc(seen, func(s string) bool { return strings.Contains(s, "content/") }) {
+			t.Errorf("asked for %q", seen)
+		}
 	}
 }
 

@@ -74,6 +74,23 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// A sparse encoder's similarity is its base's, or else the dot product, which is sentence-transformers' for these.
+func TestSparseSimilarity(t *testing.T) {
+	for was, want := range map[string]string{"cosine": "cosine", "": "dot"} {
+		base := copyGolden(t, "st6")
+		edit(t, base, "config_sentence_transformers.json", map[string]any{"similarity_fn_name": was})
+		s := specOf(t, open(t, base))
+		s.Splade, s.Normalize, s.Similarity = &Splade{}, false, ""
+		dir := filepath.Join(t.TempDir(), "m")
+		if err := Save(dir, s); err != nil {
+			t.Fatal(err)
+		}
+		if f := open(t, dir); f.Similarity != want || f.Splade == nil {
+			t.Errorf("%q became %q, want %q", was, f.Similarity, want)
+		}
+	}
+}
+
 // TestUnknownKeys: what we don't know is carried over, what we write wins.
 func TestUnknownKeys(t *testing.T) {
 	base := copyGolden(t, "st6")

@@ -129,6 +129,21 @@ func TestFolder(t *testing.T) {
 	}
 }
 
+// TestGlobs: a glob may begin with what it leaves open.
+func TestGlobs(t *testing.T) {
+	s := newStore(t)
+	s.objects["b.jsonl"], s.objects["a.jsonl"], s.objects["a/b.jsonl"] = "{}", "{ }", "x"
+	for glob, want := range map[string]string{"*.jsonl": "a.jsonl b.jsonl", "?.jsonl": "a.jsonl b.jsonl", "[ab].jsonl": "a.jsonl b.jsonl", "*/b*": "b.jsonl"} {
+		paths, err := Fetch(t.Context(), "s3://bucket/"+glob)
+		for i := range paths {
+			paths[i] = filepath.Base(paths[i])
+		}
+		if got := strings.Join(paths, " "); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", glob, got, err, want)
+		}
+	}
+}
+
 func etag(v string) string { return fmt.Sprintf("%x", dataset.HashText(v).Hi) }
 
 func TestFetch(t *testing.T) {

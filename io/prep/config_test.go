@@ -101,3 +101,32 @@ func TestColumnNames(t *testing.T) {
 		}
 	}
 }
+
+// TestChecks: what a configuration lacks, or has that can't be, is told with its key.
+func TestChecks(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"input: is missing":                                      func(c *Config) { c.Input = nil },
+		"input[0].query: is missing":                             func(c *Config) { c.Input[0].Query = "" },
+		"input[0].share: is 0: with mix: {kind: weighted} every": func(c *Config) { c.Mix.Kind = "weighted" },
+		"output.shards: is -1":                                   func(c *Config) { c.Output.Shards = -1 },
+		"samples: is -1":                                         func(c *Config) { c.Samples = -1 },
+		"max is -1, want at least 0":                             func(c *Config) { c.Filter.Query.Max = -1 },
+		"decontaminate.against[1]: needs path and columns": func(c *Config) {
+			c.Decontaminate.Against = []Against{{Path: []string{"x"}, Columns: []string{"text"}}, {Path: []string{"x"}}}
+		},
+		"decontaminate.against[0]: needs path and columns": func(c *Config) { c.Decontaminate.Against = []Against{{Columns: []string{"text"}}} },
+		"decontaminate.words: is -1":                       func(c *Config) { c.Decontaminate.Words = -1 },
+		"filter.script.name: \"\" is no script":            func(c *Config) { c.Filter.Script.Share = 0.5 },
+		"filter.script.share: is 0, want a share above 0":  func(c *Config) { c.Filter.Script.Name = "Latin" },
+		"split.dev: is 1":                                  func(c *Config) { c.Split.Dev = 1 },
+	} {
+		c := bare(t, "x.jsonl")
+		change(&c)
+		if got := fmt.Sprint(c.Check()); !strings.Contains(got, want) {
+			t.Errorf("%s, want %q", got, want)
+		}
+	}
+	if c := bare(t, "x.jsonl"); len(c.Check()) > 0 {
+		t.Error(c.Check())
+	}
+}

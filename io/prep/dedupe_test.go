@@ -2,6 +2,7 @@ package prep
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -173,6 +174,33 @@ func TestFirstDrops(t *testing.T) {
 	for id, want := range map[int64]int64{40: 6, 50: 3, 61: 59, 41: -1} {
 		if got := f.of(id); got != want {
 			t.Errorf("row %d is said to repeat %d, want %d", id, got, want)
+		}
+	}
+}
+
+// Texts without words are as different as their bytes, and runs of more words than there is room for on the stack are runs all the same.
+func TestShinglesOfOddTexts(t *testing.T) {
+	sketch := func(text string, n int) Sketch { return NewSketch(text, Shingles(nil, text, n)) }
+	for _, c := range []struct {
+		a, b string
+		n    int
+		want float64
+	}{{"!!!", "???", 3, 0}, {"!!!", "!!!", 3, 1}, {"", "!", 3, 0}, {"one", "One!", 3, 1}, {"one", "two", 3, 0}} {
+		if got := Jaccard(sketch(c.a, c.n), sketch(c.b, c.n)); got != c.want {
+			t.Errorf("%q and %q: %v, want %v", c.a, c.b, got, c.want)
+		}
+	}
+	var words []string
+	for i := range 100 {
+		words = append(words, fmt.Sprint("w", i))
+	}
+	text := strings.Join(words, " ")
+	for n, want := range map[int]int{63: 38, 64: 37, 65: 36, 70: 31, 100: 1, 101: 1} { // 100 - n + 1 runs
+		if got := len(Shingles(nil, text, n)); got != want {
+			t.Errorf("%d runs of %d words, want %d", got, n, want)
+		}
+		if got := Jaccard(sketch(text, n), sketch(text+" more", n)); n <= 100 && math.Abs(got-float64(want)/float64(want+1)) > 1e-12 {
+			t.Errorf("runs of %d words: %v", n, got)
 		}
 	}
 }

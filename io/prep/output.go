@@ -90,7 +90,7 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 		x.Release()
 		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
 	}
-	x.half = slices.Contains(names, Temporary) && !slices.Contains(names, Success) && len(names) > 1
+	x.half = !slices.Contains(names, Success) && len(names) > 1 // beside Temporary, without which nothing is ours
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, x.abandon())
@@ -142,10 +142,10 @@ func (x *Claim) cards(ctx context.Context, r *Rules, s *Stats) (names []string, 
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n'), 0o666); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(tmp, cardFile), append(js, '\n')); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(tmp, readme), []byte(card.Markdown()), 0o666); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(tmp, readme), []byte(card.Markdown())); err != nil {
 		return nil, err
 	}
 	for _, f := range s.Files {

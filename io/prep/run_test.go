@@ -440,8 +440,12 @@ func TestTokens(t *testing.T) {
 	c.Output.Shards = 1
 	c.Tokenize = Tokenize{Model: "org/tiny", Dir: tinyTokenizer(t), MaxLength: Lengths{8, 12}, Prompts: Prompts{Query: "sort "}}
 	s := mustRun(t, c)
-	if card := files(t, c.Output.Dir)["card.json"]; !strings.Contains(card, "org/tiny") || strings.Contains(card, c.Tokenize.Dir) {
-		t.Errorf("the card should name the model, and no folder of this machine: %s", card)
+	made, err := tokenize.Load(c.Tokenize.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if card := files(t, c.Output.Dir)["card.json"]; !strings.Contains(card, "org/tiny") || strings.Contains(card, c.Tokenize.Dir) || !strings.Contains(card, fmt.Sprintf(`"tokenizer": %q`, made.Hash())) || !strings.Contains(card, `"unit": "tokens"`) {
+		t.Errorf("the card should name the model and its tokenizer, and no folder of this machine: %s", card)
 	}
 	tok, err := tokenize.Load(c.Tokenize.Dir)
 	if err != nil {

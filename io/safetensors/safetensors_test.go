@@ -105,6 +105,20 @@ func TestGoldenBytes(t *testing.T) {
 	}
 }
 
+// TestBareBytes: without metadata, and of a scalar whose shape is nil, the bytes are those of safetensors.numpy.save (0.8.0) too.
+func TestBareBytes(t *testing.T) {
+	const want = "\xa0\x00\x00\x00\x00\x00\x00\x00" + `{"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[2],"data_offsets":[4,6]},"b":{"dtype":"U8","shape":[1,1],"data_offsets":[6,7]}} ` +
+		"\x00\x00 @\x01\x02\x03"
+	scalar, err := FromFloat32s("s", nil, []float32{2.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got bytes.Buffer
+	if err := Encode(&got, []Tensor{{Name: "b", DType: U8, Shape: []int{1, 1}, Data: []byte{3}}, {Name: "a", DType: U8, Shape: []int{2}, Data: []byte{1, 2}}, scalar}, nil); err != nil || got.String() != want {
+		t.Errorf("%q, %v", got.String(), err)
+	}
+}
+
 // TestGoldenVerdicts: what the reference refuses is refused, what it reads is read alike. Files that only the format's
 // description forbids are named "strict: ".
 func TestGoldenVerdicts(t *testing.T) {
@@ -160,6 +174,7 @@ func TestMessages(t *testing.T) {
 		{`{"enc.w":{"dtype":"F33"}}`, "", `tensor "enc.w": dtype "F33" is unknown; known are BOOL`},
 		{`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}`, "123456",
 			`tensor "b": data_offsets [2, 6] overlap tensor "a", which ends at 4`},
+		{`{"a":{"dtype":"U8","shape":[0]}}`, "", `tensor "a": no data_offsets`},
 		{`{"a":{},"a":{}}`, "", `tensor "a": no dtype`},
 		{`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{}}`, "", `"a" occurs twice`},
 	} {
@@ -396,7 +411,8 @@ func TestAs(t *testing.T) {
 		if again, err := got.As(F32); err != nil || !slices.Equal(again.Data, bytesOf(back)) {
 			t.Errorf("%s as F32: %v", d, err)
 		}
-		for _, v := range []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())} {
+		low, full := math.Float32frombits(0x7f800001), math.Float32frombits(0xffffffff) // NaNs that rounding would make infinite, or 0
+		for _, v := range []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN()), low, full} {
 			one, _ := FromFloat32s("w", []int{1}, []float32{v})
 			h, err := one.As(d)
 			if err == nil {

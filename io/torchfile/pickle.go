@@ -362,7 +362,12 @@ func (m *machine) reduce() error {
 	case !ok:
 	case g == orderedDict && len(list) == 0:
 		return m.push(&dictionary{})
-	case g == rebuildTensor && len(list) >= 6:
+	case g == rebuildTensor && (len(list) == 6 || len(list) == 7):
+		if len(list) == 7 { // such as {"neg": True}: its elements are not those of the storage
+			if d, ok := list[6].(*dictionary); !ok || len(d.keys) > 0 {
+				return fmt.Errorf("a tensor that is not what its storage holds, such as a negative view: save what its resolve_neg() is")
+			}
+		}
 		t, err := newTensor(list)
 		if err != nil {
 			return err

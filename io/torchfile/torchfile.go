@@ -27,6 +27,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"contraflow/io/safetensors"
@@ -190,7 +191,7 @@ func (a *archive) tensor(name string, x tensor) (safetensors.Tensor, error) {
 	n := int64(1)
 	for i := len(x.shape) - 1; i >= 0; i-- {
 		d := int64(x.shape[i])
-		if d != 1 && x.stride[i] != n {
+		if d != 1 && x.stride[i] != n && !slices.Contains(x.shape, 0) {
 			return t, fmt.Errorf("strides %v of shape %v are not those of a contiguous tensor, which alone are supported", x.stride, x.shape)
 		}
 		if d < 0 || d > 0 && n > a.size/d {

@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -34,6 +35,7 @@ func TestTorchSaved(t *testing.T) {
 		"state_dict": linear, "half": linear, "bfloat16": linear, "double": linear,
 		"parameters": {"weight": {1, 1, 1, 1}, "bias": {0, 0}},
 		"views":      {"weight": {4, 5, 6, 7, 8, 9}, "bias": {10, 11}},
+		"unusual":    {"row": {0, 1, 2, 3}, "column": {0, 1, 2}, "scalar": {2.5}, "none": {}},
 	} {
 		tensors, err := Parse(read(t, name))
 		if err != nil {
@@ -62,6 +64,7 @@ func TestRefused(t *testing.T) {
 		"nested":     {want: "the dictionary has a dictionary for the string \"state_dict\""},
 		"module":     {want: `it calls "torch.nn.modules.linear.Linear"`, unsafe: true},
 		"legacy":     {want: "not a zip archive"},
+		"negative":   {want: "a tensor that is not what its storage holds"},
 	} {
 		_, err := Parse(read(t, name))
 		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrUnsafe) != c.unsafe {
@@ -156,6 +159,9 @@ func TestHostile(t *testing.T) {
 		"a long text":         {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02X\xff\xff\xff\xff")}), "it wants 4294967295 bytes", false},
 		"cut":                 {archived(t, entry{name: "a/data.pkl", data: good[:40]}), "data.pkl", false},
 		"nothing":             {archived(t, entry{name: "a/data.pkl", data: []byte(".")}), "values are left", false},
+		"a name twice":        {archived(t, entry{name: "a/data.pkl", data: append(good[:len(good)-1:len(good)-1], good[3:]...)}, entry{name: "a/data/0", data: two}), `the tensor "weight" is there twice`, false},
+		"a nameless storage":  {archived(t, entry{name: "a/data.pkl", data: pickled(2, 2, "")}), "a storage is called", true},
+		"an unclean name":     {archived(t, entry{name: "a//data.pkl", data: good}), "leaves its folder", true},
 		"a list of tensors":   {archived(t, entry{name: "a/data.pkl", data: []byte("].")}), "holds a list", false},
 	} {
 		_, err := Parse(c.data)
@@ -172,6 +178,51 @@ func TestHostile(t *testing.T) {
 		t.Errorf("%d bytes were taken for files of some hundred", m.TotalAlloc)
 	}
 }
+
+// Instructions by themselves, and what Python's pickletools says that they do.
+func TestInstructions(t *testing.T) {
+	storage := "(X\x07\x00\x00\x00storagectorch\nByteStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x08tQ"
+	rebuild := func(shape, stride string) string {
+		return "ctorch._utils\n_rebuild_tensor_v2\n(" + storage + "K\x00" + shape + stride + "\x89ccollections\nOrderedDict\n)RtR"
+	}
+	for pickle, want := range map[string]any{
+		"J\xff\xff\xff\xff":           int64(-1),
+		"J\x70\x11\x01\x00":           int64(70000),
+		"M\xff\xff":                   int64(65535),
+		"\x8a\x00":                    int64(0),
+		"\x8a\x01\xff":                int64(-1),
+		"\x8a\x02\xff\x00":            int64(255),
+		"\x80\x05N":                   nil,
+		rebuild("(K\x08t", "(K\x01t"): tensor{storage: storageOf(8), shape: []int{8}, stride: []int64{1}},
+
+		"\x80\x06N":                      "protocol 6",
+		"K\x01K\x02":                     "1 values are left",
+		"K\x01K\x02s":                    "a value is missing",
+		"q\x00":                          "a value is missing",
+		"h\x00":                          "nothing was kept as number 0",
+		"]K\x01K\x02s":                   "can't be added to a list",
+		"}K\x01a":                        "can't be added to a dictionary",
+		"}(K\x01u":                       "can't be added to a dictionary",
+		"K\x01K\x02\x93":                 "a name that is 2",
+		"e":                              "a mark is missing",
+		storage[:len(storage)-4] + "NtQ": "a storage of", // of None elements
+		"(X\x05\x00\x00\x00otherNNNNtQ":  "is no storage",
+		rebuild("(K\x08t", ")"):          "a tensor of",
+		rebuild("(Nt", "(K\x01t"):        "a tensor of None along one dimension",
+		rebuild("(K\x08t", "(Nt"):        "along one dimension",
+	} {
+		got, err := run([]byte(pickle + "."))
+		if wrong, ok := want.(string); ok {
+			if err == nil || !strings.Contains(err.Error(), wrong) {
+				t.Errorf("%q: %v, %v, want %q", pickle, got, err, wrong)
+			}
+		} else if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %v, %v, want %v", pickle, got, err, want)
+		}
+	}
+}
+
+func storageOf(n int64) storage { return storage{safetensors.U8, "0", n} }
 
 func TestEncode(t *testing.T) {
 	var want []safetensors.Tensor

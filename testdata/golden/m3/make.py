@@ -174,6 +174,9 @@ def make_files():
         "transposed": {"weight": whole[:6].reshape(2, 3).T},
         "nested": {"state_dict": {"weight": torch.ones(1)}},
         "module": linear,  # a pickle of a class
+        # contiguous, though strides along dimensions of 1 are any; a scalar; nothing
+        "unusual": {"row": whole.as_strided((1, 4), (3, 1)), "column": whole.as_strided((3, 1), (1, 7)), "scalar": torch.tensor(2.5), "none": torch.zeros(2, 0, 3)},
+        "negative": {"weight": torch._neg_view(torch.arange(3.0))},  # which its storage is not
     }.items():
         torch.save(value, folder / f"{name}.pt")
     torch.save({"weight": torch.ones(2)}, folder / "legacy.pt", _use_new_zipfile_serialization=False)
