@@ -22,12 +22,13 @@ func newEval() *cobra.Command {
 	var f modelFlags
 	var parts partFlags
 	var queries []string
-	var corpus, qrels, queryPrompt, docPrompt, sts, runFile string
+	var corpus, qrels, queryPrompt, docPrompt, runFile string
+	var scored [len(scoredKinds)]string
 	var columns []string
 	var asJSON, bm25 bool
 	cmd := &cobra.Command{
-		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE)",
-		Short: "Measure a model on a retrieval task, or on scored pairs",
+		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE)",
+		Short: "Measure a model on a retrieval task, or on pairs or triplets of texts",
 		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them, of each query's first 100 documents.
 
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
@@ -37,23 +38,38 @@ more than one of them: then the mean over tasks stands below. Of another dataset
 taken, or else validation, or the only one that it has, and a note says which; ?split=NAME names another.
 
 With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
-rank correlation, and Pearson's.
+rank correlation, and Pearson's. With --pair-classification, pairs of texts with labels (1 or true of those that belong together, 0 or false of
+others), it prints average precision, and the best accuracy and F1 with the cosines from which on pairs then count as belonging together. With --triplets it prints how
+often a text is nearer to its positive than to its negative.
 
 --run keeps each query's first 100 documents in a file, as trec_eval reads it.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json
   contraflow eval --model q/model --queries hf://datasets/mteb/scifact
   contraflow eval --model q/model --queries beir/scifact --queries beir/nfcorpus --queries beir/arguana
-  contraflow eval --model q/model --sts sts.parquet --columns sentence1,sentence2,score`,
+  contraflow eval --model q/model --sts sts.parquet --columns sentence1,sentence2,score
+  contraflow eval --model q/model --pair-classification hf://datasets/sentence-transformers/quora-duplicates?config=pair-class
+  contraflow eval --model q/model --triplets hf://datasets/sentence-transformers/all-nli?config=triplet`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			switch retrieval := queries != nil; {
-			case retrieval == (sts != ""):
-				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), or --sts"))
-			case !retrieval && (corpus+qrels+docPrompt+parts.part+runFile != "" || parts.weights != nil || bm25):
-				return usageError{errors.New("--corpus, --qrels, --document-prompt, --part, --weights, --run and --bm25 are for --queries")}
+			kind, given := 0, 0
+			for i, file := range scored {
+				if file != "" {
+					kind, given = i, given+1
+				}
+			}
+			retrieval := queries != nil
+			switch {
+			case retrieval && given > 0 || given > 1:
+				return usageError{errors.New("give one of --queries, --sts, --pair-classification and --triplets")}
+			case !retrieval && given == 0:
+				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --sts, --pair-classification or --triplets"))
+			case !retrieval && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
+				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
+			case !retrieval && docPrompt != "" && !scoredKinds[kind].asked:
+				return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of --%s are read as queries are", scoredKinds[kind].flag)}
 			case retrieval && cmd.Flags().Changed("columns"):
-				return usageError{errors.New("--columns is for --sts")}
+				return usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}
@@ -76,8 +92,8 @@ rank correlation, and Pearson's.
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
 			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
-			if sts != "" {
-				return measurePairs(cmd, e, sts, columns, queryPrompt, asJSON)
+			if !retrieval {
+				return scoredKinds[kind].run(cmd, e, scored[kind], columns, queryPrompt, docPrompt, asJSON)
 			}
 			u := newUI(cmd.ErrOrStderr(), false)
 			var tasks []taskResult
@@ -116,8 +132,10 @@ rank correlation, and Pearson's.
 	cmd.Flags().StringArrayVar(&queries, "queries", nil, "the `FILE` with the queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
 	cmd.Flags().StringVar(&corpus, "corpus", "", "the `FILE` with the documents")
 	cmd.Flags().StringVar(&qrels, "qrels", "", "the `FILE` with the judgements")
-	cmd.Flags().StringVar(&sts, "sts", "", "a `FILE` with pairs of texts and scores, instead of queries")
-	cmd.Flags().StringSliceVar(&columns, "columns", []string{"sentence1", "sentence2", "score"}, "of --sts: the columns `NAME,NAME,NAME` of both texts, which may be templates such as \"{title} {text}\", and of the score")
+	for i, k := range scoredKinds {
+		cmd.Flags().StringVar(&scored[i], k.flag, "", "a `FILE` with "+k.what+", instead of queries")
+	}
+	cmd.Flags().StringSliceVar(&columns, "columns", nil, "the columns `NAME,NAME,NAME` of --sts (default sentence1,sentence2,score), --pair-classification (sentence1,sentence2,label) or --triplets (anchor,positive,negative); those of texts may be templates such as \"{title} {text}\"")
 	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair", "queries"))
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
@@ -189,33 +207,6 @@ func beginRun(task *embedder.Task, file string) (keep func(run evaluate.Run, err
 		}
 		return f.Commit()
 	}, nil
-}
-
-// measurePairs prints how the cosines of scored pairs correlate with their scores.
-func measurePairs(cmd *cobra.Command, e *embedder.Embedder, file string, columns []string, prompt string, asJSON bool) error {
-	if len(columns) != 3 {
-		return usageError{fmt.Errorf("--columns has %d names, want those of both texts and of the score, as in --columns sentence1,sentence2,score", len(columns))}
-	}
-	p, err := dataset.LoadPairs(measuring(cmd), file, columns[0], columns[1], columns[2])
-	if err != nil {
-		return err
-	}
-	if err := evaluate.CheckGold(p.Scores); err != nil {
-		return fmt.Errorf("%s, column %q: %w", file, columns[2], err)
-	}
-	sims, err := e.Similarity(cmd.Context(), prompt, p.A, p.B)
-	if err != nil {
-		return err
-	}
-	res, err := evaluate.EvaluateSTS(sims, p.Scores)
-	if err != nil {
-		return fmt.Errorf("%s: %w (the first list is the pairs' similarities)", file, err)
-	}
-	if asJSON {
-		return printJSON(cmd, res)
-	}
-	fmt.Fprintf(cmd.OutOrStdout(), "spearman %.4f, pearson %.4f, %d pairs\n", res.Spearman, res.Pearson, res.Pairs)
-	return nil
 }
 
 // withMean adds the mean of several tasks, and calls them by the last part of their paths where that tells them apart.

@@ -225,6 +225,32 @@ func TestEvalSTS(t *testing.T) {
 	if out := succeed(t, "eval", "--model", model, "--sts", at("sts.jsonl")).stdout; !strings.HasPrefix(out, "spearman ") || !strings.HasSuffix(out, ", 6 pairs\n") {
 		t.Errorf("%q", out)
 	}
+	// Pairs and triplets that show what is read how: a query's prompt is part of the same text where it stands on both sides, and not before documents.
+	for name, lines := range map[string][]string{
+		"classes.jsonl":  {`{"sentence1": "a b", "sentence2": "a b", "label": 1, "y": false}`, `{"sentence1": "a b", "sentence2": "c d e", "label": 0, "y": true}`},
+		"triplets.jsonl": {`{"anchor": "a b", "positive": "find : a b", "negative": "a b"}`, `{"anchor": "a b", "positive": "c", "negative": "c"}`},
+		"odd.jsonl":      {`{"sentence1": "a", "sentence2": "b", "label": 2}`},
+	} {
+		if err := os.WriteFile(at(name), []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--pair-classification", at("classes.jsonl")}, "ap 1.0000, accuracy 1.0000 from "},
+		{[]string{"--pair-classification", at("classes.jsonl"), "--columns", "sentence1,sentence2,y"}, "ap 0.5000, accuracy 0.5000 from "},
+		{[]string{"--pair-classification", at("classes.jsonl"), "--json"}, `{"ap":1,"accuracy":1,"accuracy_threshold":`},
+		{[]string{"--triplets", at("triplets.jsonl")}, "accuracy 0.5000, 2 triplets\n"},
+		{[]string{"--triplets", at("triplets.jsonl"), "--query-prompt", ""}, "accuracy 0.0000, 2 triplets\n"},
+		{[]string{"--triplets", at("triplets.jsonl"), "--query-prompt", "", "--columns", "anchor,negative,positive"}, "accuracy 0.5000, 2 triplets\n"},
+		{[]string{"--triplets", at("triplets.jsonl"), "--document-prompt", "find : ", "--columns", "anchor,negative,positive", "--json"}, `{"accuracy":0.5,"triplets":2}`},
+	} {
+		if out := succeed(t, append([]string{"eval", "--model", model}, c.args...)...).stdout; !strings.HasPrefix(out, c.want) {
+			t.Errorf("%v: %q, want %q", c.args, out, c.want)
+		}
+	}
 	// Of a dataset of the hub, which is in the cache, its split test.
 	const commit = "0123456789012345678901234567890123456789"
 	for name, text := range map[string]string{"refs/main": commit, "snapshots/" + commit + "/README.md": "---\nconfigs: [{config_name: default, data_files: [{split: train, path: train.jsonl}, {split: test, path: test.jsonl}]}, {config_name: q, data_dir: q}]\n---\n", "snapshots/" + commit + "/train.jsonl": same.String(), "snapshots/" + commit + "/test.jsonl": rows.String()} {
@@ -260,7 +286,11 @@ func TestEvalSTS(t *testing.T) {
 		{[]string{"--sts", at("sts.jsonl"), "--columns", "a,b,c"}, 1, `has no column "c"`},
 		{[]string{"--sts", at("sts.jsonl"), "--bm25"}, 2, "--bm25 are for --queries"},
 		{[]string{"--queries", dir, "--columns", "a,b,c"}, 2, "--columns is for --sts"},
-		{[]string{"--queries", dir, "--sts", at("sts.jsonl")}, 2, "or --sts"},
+		{[]string{"--queries", dir, "--sts", at("sts.jsonl")}, 2, "give one of --queries, --sts, "},
+		{[]string{"--triplets", at("triplets.jsonl"), "--sts", at("sts.jsonl")}, 2, "give one of --queries, --sts, "},
+		{[]string{"--pair-classification", at("odd.jsonl")}, 1, `odd.jsonl:1, column "label": a label of "2": want 1 or true`},
+		{[]string{"--pair-classification", at("sts.jsonl"), "--columns", "a,b,missing"}, 1, `has no column "missing"`},
+		{[]string{"--pair-classification", at("classes.jsonl"), "--document-prompt", "x"}, 2, "both texts of --pair-classification are read as queries are"},
 	} {
 		if r := contraflow(t, "", append([]string{"eval", "--model", model}, c.args...)...); r.code != c.code || !strings.Contains(r.stderr, c.want) {
 			t.Errorf("%v: %d, %s", c.args, r.code, r.stderr)

@@ -305,55 +305,105 @@ type Pairs struct {
 
 // LoadPairs reads the named columns of files as [OpenTable] does; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
 func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
+	return loadPairs(ctx, path, a, b, score, func(text string) (float64, string) {
+		s, err := parseNumber(text)
+		if err != nil || s-s != 0 {
+			return 0, fmt.Sprintf("a score of %q: want a number", text)
+		}
+		return s, ""
+	})
+}
+
+// LoadLabelledPairs is LoadPairs of pairs whose score is a label, 1 or true of texts that belong together and 0 or false of others; together has
+// them once more.
+func LoadLabelledPairs(ctx context.Context, path, a, b, label string) (p *Pairs, together []bool, err error) {
+	p, err = loadPairs(ctx, path, a, b, label, func(text string) (float64, string) {
+		yes, err := strconv.ParseBool(strings.TrimSpace(text))
+		if s, bad := parseNumber(text); bad == nil && (s == 0 || s == 1) {
+			yes, err = s == 1, nil
+		}
+		if err != nil {
+			return 0, fmt.Sprintf("a label of %q: want 1 or true of texts that belong together, 0 or false of others", text)
+		}
+		together = append(together, yes)
+		return truth(yes), ""
+	})
+	return p, together, err
+}
+
+func loadPairs(ctx context.Context, path, a, b, score string, number func(text string) (_ float64, reason string)) (*Pairs, error) {
+	p := &Pairs{}
+	return p, loadColumns(ctx, path, []string{a, b}, score, func(texts []string, text string) (reason string) {
+		s, reason := number(text)
+		if reason == "" {
+			p.A, p.B, p.Scores = append(p.A, texts[0]), append(p.B, texts[1]), append(p.Scores, s)
+		}
+		return reason
+	})
+}
+
+// Triplets are three columns of texts: of one that the second belongs to, and the third does not.
+type Triplets struct {
+	Queries, Positives, Negatives []string
+}
+
+// Pairs are the queries with their positives, then with their negatives.
+func (t *Triplets) Pairs() (queries, documents []string) {
+	return slices.Concat(t.Queries, t.Queries), slices.Concat(t.Positives, t.Negatives)
+}
+
+// LoadTriplets reads the named columns as LoadPairs does.
+func LoadTriplets(ctx context.Context, path, query, positive, negative string) (*Triplets, error) {
+	t := &Triplets{}
+	return t, loadColumns(ctx, path, []string{query, positive, negative}, "", func(texts []string, _ string) string {
+		t.Queries, t.Positives, t.Negatives = append(t.Queries, texts[0]), append(t.Positives, texts[1]), append(t.Negatives, texts[2])
+		return ""
+	})
+}
+
+// loadColumns yields the texts of columns, which may be templates, and what a column of numbers has, unless it is "". A reason makes an error of the row.
+func loadColumns(ctx context.Context, path string, names []string, number string, row func(texts []string, number string) (reason string)) error {
 	t, err := OpenTable(ctx, []string{path})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer t.Close()
-	p := &Pairs{}
-	columns := [][]string{{score}}
+	columns := [][]string{{number}} // none, if that is ""
 	use := func(column string) int {
 		columns = append(columns, []string{column})
 		return len(columns) - 1
 	}
-	var texts [2]struct {
-		name   string
+	texts := make([]struct {
 		column int
 		joined *joined // of a template
-	}
-	for i, name := range []string{a, b} {
-		if texts[i].name = name; !isTemplate(name) {
+	}, len(names))
+	for i, name := range names {
+		if !isTemplate(name) {
 			texts[i].column = use(name)
 			continue
 		}
 		j, err := parseTemplate(name, use)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		texts[i].joined = &j
 	}
-	err = t.cells(ctx, columns, func(row int64, c []cell) error {
-		var pair [2]string
+	read := make([]string, len(names))
+	return t.cells(ctx, columns, func(n int64, c []cell) error {
 		for i, x := range texts {
-			if pair[i] = c[x.column].text; x.joined != nil {
+			if read[i] = c[x.column].text; x.joined != nil {
 				text, off, n := x.joined.appendTo(nil, func(column int) []byte { return []byte(c[column].text) })
-				pair[i] = string(text[off : off+n])
+				read[i] = string(text[off : off+n])
 			}
-			if reason := checkText([]byte(pair[i])); reason != "" {
-				return &RowError{Row: row, Location: t.Locate(row), Column: x.name, Reason: "the text is null or " + reason}
+			if reason := checkText([]byte(read[i])); reason != "" {
+				return &RowError{Row: n, Location: t.Locate(n), Column: names[i], Reason: "the text is null or " + reason}
 			}
 		}
-		s, err := parseNumber(c[0].text)
-		if err != nil || s-s != 0 {
-			return &RowError{Row: row, Location: t.Locate(row), Column: score, Reason: fmt.Sprintf("a score of %q: want a number", c[0].text)}
+		if reason := row(read, c[0].text); reason != "" {
+			return &RowError{Row: n, Location: t.Locate(n), Column: number, Reason: reason}
 		}
-		p.A, p.B, p.Scores = append(p.A, pair[0]), append(p.B, pair[1]), append(p.Scores, s)
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
 }
 
 // cell is a scalar as text.

@@ -304,38 +304,75 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 
 // Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product.
 func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
-	if len(a) != len(b) {
-		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
-	}
 	return Text{Tokenizer: e.tok, QueryLength: e.queryLength, QueryPrompt: prompt}.Similarity(ctx, &e.engine, a, b)
+}
+
+// Relevance is likewise of each query and document.
+func (e *Embedder) Relevance(ctx context.Context, queryPrompt, documentPrompt string, queries, documents []string) ([]float64, error) {
+	t := Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt}
+	return t.Relevance(ctx, &e.engine, queries, documents)
 }
 
 // first tells whether this rank is the one that gets embeddings.
 func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
 
-// Similarity is the cosine of each pair of texts, of sparse embeddings their product; with ranks that embed together, on rank 0.
+// Similarity is the cosine of each pair of texts, of sparse embeddings their product; with ranks that embed together, on rank 0. Both texts are read
+// as queries are.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
-	size := e.Size()
-	sides := [2][]float32{}
-	for i, texts := range [][]string{a, b} {
-		ids, err := tokens(ctx, t.Tokenizer, t.QueryPrompt, texts, t.QueryLength)
-		if err != nil {
-			return nil, err
-		}
-		sides[i] = make([]float32, len(texts)*size)
-		if err := e.Embed(ctx, ids, func(k int, vec []float32) { copy(sides[i][k*size:], vec) }); err != nil {
-			return nil, err
-		}
+	return t.compare(ctx, e, a, b, t.QueryPrompt, t.QueryLength)
+}
+
+// Relevance is likewise of each query and document, read as such.
+func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []string) ([]float64, error) {
+	return t.compare(ctx, e, queries, documents, t.DocumentPrompt, t.DocumentLength)
+}
+
+// compare embeds each text once, whose embedding so is the same wherever it stands: pairs that are alike have equal similarities.
+func (t Text) compare(ctx context.Context, e *Engine, a, b []string, prompt string, length int) ([]float64, error) {
+	if len(a) != len(b) {
+		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
 	}
-	if !e.first() {
-		return nil, nil
+	type asked struct {
+		text, prompt string
+		length       int
+	}
+	places := map[asked]int{}
+	var ids [][]int32
+	find := func(texts []string, prompt string, length int) ([]int, error) {
+		var fresh []string
+		at := make([]int, len(texts))
+		for i, x := range texts {
+			k, ok := places[asked{x, prompt, length}]
+			if !ok {
+				k = len(places)
+				places[asked{x, prompt, length}], fresh = k, append(fresh, x)
+			}
+			at[i] = k
+		}
+		more, err := tokens(ctx, t.Tokenizer, prompt, fresh, length)
+		ids = append(ids, more...)
+		return at, err
+	}
+	left, err := find(a, t.QueryPrompt, t.QueryLength)
+	if err != nil {
+		return nil, err
+	}
+	right, err := find(b, prompt, length)
+	if err != nil {
+		return nil, err
+	}
+	size := e.Size()
+	vecs := make([]float32, len(ids)*size)
+	if err := e.Embed(ctx, ids, func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
+		return nil, err
 	}
 	out, compare := make([]float64, len(a)), cosine
 	if e.Sparse() {
 		compare = product
 	}
 	for i := range out {
-		out[i] = compare(sides[0][i*size:(i+1)*size], sides[1][i*size:(i+1)*size])
+		x, y := left[i]*size, right[i]*size
+		out[i] = compare(vecs[x:x+size], vecs[y:y+size])
 	}
 	return out, nil
 }

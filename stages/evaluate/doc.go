@@ -1,5 +1,5 @@
 // Package evaluate measures what a trained model is worth: retrieval metrics, correlation for semantic textual
-// similarity, and BM25 as the yardstick beside them.
+// similarity, how well pairs and triplets are told apart, and BM25 as the yardstick beside them.
 //
 // # Retrieval, from scores to a figure
 //

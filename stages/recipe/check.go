@@ -244,10 +244,11 @@ func (c *checker) checkRest(r *Recipe) {
 	c.checkTasks(e)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := len(e.Retrieval)+len(e.STS)+len(e.Loss) > 0, "eval.retrieval, eval.sts or eval.loss"
+	measured, task := len(e.Retrieval)+len(e.Rerank)+e.scored()+len(e.Loss) > 0, "eval.retrieval"
 	if r.Model.Kind == "reranker" {
-		measured, task = len(e.Rerank)+len(e.Loss) > 0, "eval.rerank or eval.loss"
+		task = "eval.rerank"
 	}
+	task += ", eval.sts, eval.pair_classification, eval.triplets or eval.loss"
 	c.require(!r.Save.Best || measured, "save.best", "needs %s: it is by that metric", task)
 	c.require(!e.AtStart || measured, "eval.at_start", "needs %s", task)
 	if s := e.EarlyStopping; s != nil {

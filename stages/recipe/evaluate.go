@@ -71,7 +71,7 @@ func (e Evaluation) String() string {
 // mixedMean is the metric of tasks that have different ones.
 const mixedMean = "mean"
 
-// task is something that a run's model is measured on: retrieval, reranking BM25's first documents, or scored pairs.
+// task is something that a run's model is measured on: retrieval, reranking BM25's first documents, or scores of pairs.
 type task struct {
 	key  string // eval.retrieval, or of several eval.retrieval[1]
 	name string
@@ -81,7 +81,7 @@ type task struct {
 	retrieval *embedder.Task // of data
 	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
 	top       int            // of them
-	pairs     *dataset.Pairs
+	scored    *scoredTask
 }
 
 // defaultTop is how many of BM25's documents are reranked.
@@ -120,13 +120,10 @@ func (c *checker) checkTasks(e Eval) {
 		whole(key, r.Queries, r.Corpus, r.Qrels)
 		c.require(r.Top >= 0, key+".top", "is negative")
 	}
-	for i, s := range e.STS {
-		key := key("sts", i, len(e.STS), s.Name, s.Path)
-		c.require(s.Path != "" && s.A != "" && s.B != "" && s.Score != "", key, "needs path and the columns a, b and score")
-	}
+	c.checkScored(e, key)
 	if e.Metric == lossMetric {
 		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
-	} else if len(e.STS) == 0 || len(e.Retrieval) > 0 {
+	} else if e.scored() == 0 || len(e.Retrieval)+len(e.Rerank) > 0 {
 		if _, err := evaluate.ParseMeasure(e.Metric); err != nil {
 			c.fail("eval.metric", "%v; or loss, of the rows of eval.loss", err)
 		}
@@ -165,18 +162,7 @@ func (x *Run) openEval(ctx context.Context) error {
 		}
 		x.tasks = append(x.tasks, t)
 	}
-	for i, s := range e.STS {
-		t := task{key: taskKey("sts", i, len(e.STS)), name: taskName(s.Name, s.Path), from: s.Path}
-		var err error
-		if t.pairs, err = dataset.LoadPairs(x.measuring(ctx, t.key), s.Path, s.A, s.B, s.Score); err != nil {
-			return fmt.Errorf("%s: %w", t.key, err)
-		}
-		if err := evaluate.CheckGold(t.pairs.Scores); err != nil {
-			return fmt.Errorf("%s: %s, column %q: %w; it takes another file (%[1]s.path) or column (%[1]s.score), or no eval.sts", t.key, s.Path, s.Score, err)
-		}
-		x.tasks = append(x.tasks, t)
-	}
-	return nil
+	return x.openScored(ctx)
 }
 
 // measuring has datasets of the hub that a key names as a whole stand for rows to measure with, and notes which.
@@ -257,22 +243,8 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 
 // measureTask measures the model on one task; the value is nil on ranks but the first, and where there is none.
 func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []hfmodel.Metric, error) {
-	if t.pairs != nil {
-		sims, err := x.evalText().Similarity(ctx, engine, t.pairs.A, t.pairs.B)
-		if err != nil || !x.Main() {
-			return nil, nil, err
-		}
-		res, err := evaluate.EvaluateSTS(sims, t.pairs.Scores)
-		if err != nil {
-			if len(x.tasks)+len(x.heldOut) == 1 {
-				x.obs.note("%s has no figure this time: %v (the first list is the pairs' similarities)", t.key, err)
-				return nil, nil, nil
-			}
-			x.obs.note("%s has no figure this time, and counts as 0: %v (the first list is the pairs' similarities)", t.key, err)
-			res = evaluate.STS{Pairs: len(sims)}
-		}
-		js, err := json.Marshal(res)
-		return &TaskValue{t.name, "spearman", res.Spearman, json.RawMessage(js)}, []hfmodel.Metric{{Dataset: t.from, Name: "spearman", Value: res.Spearman}}, err
+	if t.scored != nil {
+		return x.measureScored(ctx, engine, t)
 	}
 	name := x.Recipe.Eval.ranks()
 	measure, err := evaluate.ParseMeasure(name)
@@ -345,8 +317,8 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 // identity names what a task measures, and its content.
 func (t *task) identity(metric string) (name string, content any) {
 	switch {
-	case t.pairs != nil:
-		return "spearman", t.pairs
+	case t.scored != nil:
+		return t.scored.metric, t.scored.content
 	case t.first != nil:
 		return fmt.Sprintf("%s of %d", metric, t.top), t.data
 	case t.retrieval.Fusion != nil:

@@ -204,6 +204,9 @@ type Eval struct {
 	STS       OneOrMore[STS]       `yaml:"sts,omitempty"`
 	Rerank    OneOrMore[Rerank]    `yaml:"rerank,omitempty"`
 
+	PairClassification OneOrMore[PairClassification] `yaml:"pair_classification,omitempty"`
+	Triplets           OneOrMore[Triplets]           `yaml:"triplets,omitempty"`
+
 	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
 	// Of m3: what documents are ranked by.
@@ -261,6 +264,25 @@ type STS struct {
 	A     string `yaml:"a"`
 	B     string `yaml:"b"`
 	Score string `yaml:"score"`
+}
+
+// PairClassification are pairs of texts with labels: 1 or true of those that belong together, 0 or false of others.
+type PairClassification struct {
+	Name  string `yaml:"name,omitempty"` // "": by its path
+	Path  string `yaml:"path" path:"~"`
+	A     string `yaml:"a"`
+	B     string `yaml:"b"`
+	Label string `yaml:"label"`
+}
+
+// Triplets are queries with a document that each is to be nearer to than to another.
+type Triplets struct {
+	Name     string  `yaml:"name,omitempty"` // "": by its path
+	Path     string  `yaml:"path" path:"~"`
+	Query    string  `yaml:"query"`
+	Positive string  `yaml:"positive"`
+	Negative string  `yaml:"negative"`
+	Margin   float64 `yaml:"margin,omitempty"` // by which it is to be nearer, at least 0
 }
 
 type Save struct {

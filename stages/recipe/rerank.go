@@ -59,7 +59,7 @@ func (c *checker) checkReranker(r *Recipe) {
 	for _, key := range []string{"pooling", "normalize"} {
 		c.require(c.find("model."+key) == nil, "model."+key, "is for embedders: a reranker's head says how it pools")
 	}
-	c.require(len(r.Eval.Retrieval)+len(r.Eval.STS) == 0, "eval", "a reranker is measured by eval.rerank")
+	c.require(len(r.Eval.Retrieval) == 0, "eval.retrieval", "embeds documents: a reranker is measured by eval.rerank")
 }
 
 // checkGroupColumns finds what a dataset lacks for a reranker's loss, or has beside it.

@@ -29,6 +29,28 @@ func Evaluate(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, task *
 	return task.Measure(run, measures...)
 }
 
+// ScorePairs scores each query's document with a model in training. Ranks that score together all call it; it returns nil on all but rank 0.
+func ScorePairs(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, queries, documents []string) ([]float64, error) {
+	if len(queries) != len(documents) {
+		return nil, fmt.Errorf("%d queries and %d documents: pairs have one of each", len(queries), len(documents))
+	}
+	scores := make([]float64, len(queries))
+	for from := 0; from < len(queries); from += rerankPairs {
+		to := min(from+rerankPairs, len(queries))
+		ids, kinds, _, err := p.EncodeAll(ctx, queries[from:to], documents[from:to])
+		if err != nil {
+			return nil, err
+		}
+		if err := e.EmbedTyped(ctx, ids, kinds, func(i int, score []float32) { scores[from+i] = float64(score[0]) }); err != nil {
+			return nil, err
+		}
+	}
+	if e.Ranks != nil && e.Ranks.Rank() > 0 {
+		return nil, nil
+	}
+	return scores, nil
+}
+
 // rerankPairs is how many pairs are tokenized at a time.
 const rerankPairs = 16384
 

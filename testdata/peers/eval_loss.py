@@ -1,9 +1,10 @@
 """The loss on held-out rows (eval.loss), and sentence-transformers' eval_loss of the same rows in the same batches, the last of which is not full: of
-models as they are, before the first step, and of what contraflow has trained from them.
+models as they are, before the first step, and of what contraflow has trained from them. Likewise what its evaluators of pairs and triplets say, and what
+eval.sts, eval.pair_classification and eval.triplets do.
 
     python testdata/peers/eval_loss.py CONTRAFLOW [--seed N] [LOSS ...]
 
-Prints a table. Exits with 1 if a loss is off by more than 1e-5 of it. Needs sentence-transformers (6.2 was used) and datasets.
+Prints tables. Exits with 1 if a loss is off by more than 1e-5 of it, or a figure of an evaluator by more than 1e-5. Needs sentence-transformers (6.2 was used) and datasets.
 """
 
 import argparse
@@ -24,7 +25,9 @@ import transformers
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers.cross_encoder import evaluation as CE
 from sentence_transformers.cross_encoder import losses as C
+from sentence_transformers.sentence_transformer import evaluation as E
 from sentence_transformers.sentence_transformer import losses as L
 
 transformers.utils.logging.disable_progress_bar()
@@ -131,6 +134,61 @@ for name, (loss, columns, peer, texts, prompts) in CASES.items():
     print(f"{name} | {before:.6f} {after:.6f} | {errors[0][0]:.0e} {errors[0][1]:.0e} | {errors[1][0]:.0e} {errors[1][1]:.0e}", flush=True)
     if not max(max(e) for e in errors) < 1e-5:
         bad.append(name)
+
+def evaluators(folder, kind):
+    """Theirs, by the names that ours have: the evaluator of pairs reads texts as they are, where ours puts the queries' prompt before them."""
+    a, b, grades, labels = [r["q"] for r in dev], [r["p"] for r in dev], [r["grade"] for r in dev], [r["binary"] for r in dev]
+    if kind:
+        model = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity(), model_kwargs={"dtype": torch.float32})
+        pairs = list(zip(a, b))
+        scored, classified = CE.CrossEncoderCorrelationEvaluator(pairs, grades)(model), CE.CrossEncoderClassificationEvaluator(pairs, labels)(model)
+        classified, triplets = {k.replace("average_precision", "ap"): v for k, v in classified.items()}, {}
+    else:
+        model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+        triplets = E.TripletEvaluator(a, b, [r["n"] for r in dev])(model)
+        a, b = ([model.prompts["query"] + x for x in texts] for texts in (a, b))
+        scored, classified = E.EmbeddingSimilarityEvaluator(a, b, grades)(model), E.BinaryClassificationEvaluator(a, b, labels)(model)
+    plain = [{k.replace("cosine_", "").replace("_cosine", ""): v for k, v in x.items()} for x in (scored, classified, triplets)]
+    return dict(zip(("sts", "classes", "triplets"), plain))
+
+
+def compare(model, kind, loss):
+    shutil.rmtree(work / "run", ignore_errors=True)
+    (work / "recipe.yaml").write_text(f"""
+model: {{path: {model}{kind}}}
+data: {{train: [{{path: {work / "train.jsonl"}, {PAIR}, negatives: n}}]}}
+batch: {{global_size: {BATCH}, no_duplicates: false}}
+loss: {{{loss}}}
+optimizer: {{lr: 1e-2}}
+train: {{max_steps: 4}}
+eval:
+  at_start: true
+  sts: {{name: sts, path: {work / "dev.jsonl"}, a: q, b: p, score: grade}}
+  pair_classification: {{name: classes, path: {work / "dev.jsonl"}, a: q, b: p, label: binary}}
+  triplets: {{name: triplets, path: {work / "dev.jsonl"}, query: q, positive: p, negative: n}}
+save: {{dir: {work / "run"}}}
+""")
+    subprocess.run([args.contraflow, "train", "-c", work / "recipe.yaml", "--quiet"], check=True)
+    lines = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+    compared = 0
+    for which, line in (("before", [e for e in lines if "metric" in e][0]), ("after", [e for e in lines if "metric" in e][-1])):
+        want = evaluators(model if which == "before" else work / "run" / "model", kind)
+        for task in line["tasks"]:
+            for name, value in task["eval"].items():
+                v = want[task["name"]].get(name)
+                if v is not None:
+                    compared += 1
+                    print(f"{'reranker' if kind else 'embedder'} {which} | {task['name']} {name} | {v:.6f} | {abs(v - value):.0e}", flush=True)
+                    if not abs(v - value) < 1e-5:
+                        bad.append(f"{which} {task['name']} {name}")
+    if compared != (18 if kind else 22):
+        bad.append(f"{compared} figures")
+
+
+if not args.only:
+    print("evaluators | figure | sentence-transformers | error")
+    compare(tiny, "", MNRL)
+    compare(cross, ", kind: reranker", "name: cross_entropy")
 shutil.rmtree(work)
 if bad:
     sys.exit(f"off by more than 1e-5: {bad}")

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+)
+
+// scoredKinds are what eval measures by similarities of pairs of texts.
+var scoredKinds = [...]scoredKind{
+	{"sts", "pairs of texts and scores", []string{"sentence1", "sentence2", "score"}, false, measureSTS},
+	{"pair-classification", "pairs of texts and labels", []string{"sentence1", "sentence2", "label"}, false, measureLabelled},
+	{"triplets", "triplets of texts", []string{"anchor", "positive", "negative"}, true, measureTriplets},
+}
+
+type scoredKind struct {
+	flag, what string
+	columns    []string
+	asked      bool // the first text is a query, the others are documents; otherwise all are read as queries are
+	measure    func(ctx context.Context, file string, columns []string, similar similar) (result any, text string, err error)
+}
+
+// similar are the similarities of pairs of texts.
+type similar func(a, b []string) ([]float64, error)
+
+func (k scoredKind) run(cmd *cobra.Command, e *embedder.Embedder, file string, columns []string, queryPrompt, docPrompt string, asJSON bool) error {
+	if columns == nil {
+		columns = k.columns
+	}
+	if len(columns) != len(k.columns) {
+		return usageError{fmt.Errorf("--columns has %d names, want %d as in --columns %s", len(columns), len(k.columns), strings.Join(k.columns, ","))}
+	}
+	result, text, err := k.measure(measuring(cmd), file, columns, func(a, b []string) ([]float64, error) {
+		if k.asked {
+			return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
+		}
+		return e.Similarity(cmd.Context(), queryPrompt, a, b)
+	})
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return printJSON(cmd, result)
+	}
+	fmt.Fprintln(cmd.OutOrStdout(), text)
+	return nil
+}
+
+func measureSTS(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
+	p, err := dataset.LoadPairs(ctx, file, columns[0], columns[1], columns[2])
+	if err != nil {
+		return nil, "", err
+	}
+	if err := evaluate.CheckGold(p.Scores); err != nil {
+		return nil, "", fmt.Errorf("%s, column %q: %w", file, columns[2], err)
+	}
+	sims, err := similar(p.A, p.B)
+	if err != nil {
+		return nil, "", err
+	}
+	r, err := evaluate.EvaluateSTS(sims, p.Scores)
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w (the first list is the pairs' similarities)", file, err)
+	}
+	return r, fmt.Sprintf("spearman %.4f, pearson %.4f, %d pairs", r.Spearman, r.Pearson, r.Pairs), nil
+}
+
+func measureLabelled(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
+	p, together, err := dataset.LoadLabelledPairs(ctx, file, columns[0], columns[1], columns[2])
+	if err != nil {
+		return nil, "", err
+	}
+	if err := evaluate.CheckLabels(together); err != nil {
+		return nil, "", fmt.Errorf("%s, column %q: %w", file, columns[2], err)
+	}
+	sims, err := similar(p.A, p.B)
+	if err != nil {
+		return nil, "", err
+	}
+	r, err := evaluate.ClassifyPairs(sims, together)
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", file, err)
+	}
+	return r, fmt.Sprintf("ap %.4f, accuracy %.4f from %.4f on, f1 %.4f from %.4f on (precision %.4f, recall %.4f, mcc %.4f), %d pairs",
+		r.AP, r.Accuracy, r.AccuracyThreshold, r.F1, r.F1Threshold, r.Precision, r.Recall, r.MCC, r.Pairs), nil
+}
+
+func measureTriplets(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
+	t, err := dataset.LoadTriplets(ctx, file, columns[0], columns[1], columns[2])
+	if err != nil {
+		return nil, "", err
+	}
+	sims, err := similar(t.Pairs())
+	if err != nil {
+		return nil, "", err
+	}
+	n := len(t.Queries)
+	r, err := evaluate.CompareTriplets(sims[:n], sims[n:], 0)
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", file, err)
+	}
+	return r, fmt.Sprintf("accuracy %.4f, %d triplets", r.Accuracy, r.Triplets), nil
+}

@@ -1,0 +1,180 @@
+package recipe
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/reranker"
+)
+
+// pairFiles are pairs with labels, and triplets of which half have a query's own words in the negative; some of both come twice.
+func (j *job) pairFiles(t *testing.T) (labelled, triplets []string, sets []string) {
+	t.Helper()
+	var rows, three strings.Builder
+	line := func(b *strings.Builder, v any) {
+		js, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(append(js, '\n'))
+	}
+	for i := range 16 {
+		a, b := j.words[i%12]+" "+j.words[2*i%12], j.words[(3*i+1)%12]
+		line(&rows, map[string]any{"a": a, "b": b, "y": (i*i)%3 == 1, "s": i % 5})
+		labelled = append(labelled, a, b)
+		line(&three, map[string]any{"q": a, "p": b, "n": j.words[(5*i+i%2)%12]})
+		triplets = append(triplets, a, b, j.words[(5*i+i%2)%12])
+	}
+	for name, text := range map[string]string{"labelled.jsonl": rows.String(), "triplets.jsonl": three.String()} {
+		if err := os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return labelled, triplets, []string{
+		fmt.Sprintf("eval.sts={path: %q, a: a, b: b, score: s}", filepath.Join(j.dir, "labelled.jsonl")),
+		fmt.Sprintf("eval.pair_classification={name: labels, path: %q, a: a, b: b, label: y}", filepath.Join(j.dir, "labelled.jsonl")),
+		fmt.Sprintf("eval.triplets=[{path: %q, query: q, positive: p, negative: n}, {name: by far, path: %[1]q, query: q, positive: p, negative: n, margin: 0.1}]", filepath.Join(j.dir, "triplets.jsonl")),
+	}
+}
+
+// Pairs and triplets have the figures of the saved model's scores, of embedders and of rerankers, alone and on two ranks. What is read as a query is,
+// and what as a document.
+func TestScoredTasks(t *testing.T) {
+	j := newJob(t, 40)
+	labelled, triplets, tasks := j.pairFiles(t)
+	split := func(texts []string, n int) (columns [][]string) {
+		columns = make([][]string, n)
+		for i, x := range texts {
+			columns[i%n] = append(columns[i%n], x)
+		}
+		return columns
+	}
+	pairs, three := split(labelled, 2), split(triplets, 3)
+	var gold []float64
+	var together []bool
+	for i := range pairs[0] {
+		gold, together = append(gold, float64(i%5)), append(together, (i*i)%3 == 1)
+	}
+	const query, document = "ask: ", "doc: "
+	for kind, c := range map[string]struct {
+		sets   []string
+		scores func(dir string, asked bool, a, b []string) ([]float64, error)
+	}{
+		"embedder": {
+			[]string{fmt.Sprintf("data.train.0.prompts={query: %q, document: %q}", query, document)},
+			func(dir string, asked bool, a, b []string) ([]float64, error) {
+				e, err := embedder.Load(dir)
+				if err != nil {
+					return nil, err
+				}
+				defer e.Close()
+				if asked {
+					return e.Relevance(t.Context(), query, document, a, b)
+				}
+				return e.Similarity(t.Context(), query, a, b)
+			},
+		},
+		"reranker": {
+			[]string{"model.kind=reranker", "model.max_length=32", "data.train.0.negatives=[p]", "loss.name=cross_entropy"},
+			func(dir string, _ bool, a, b []string) ([]float64, error) {
+				r, err := reranker.Load(dir)
+				if err != nil {
+					return nil, err
+				}
+				defer r.Close()
+				scores, _, err := r.ScorePairs(t.Context(), a, b)
+				out := make([]float64, len(scores))
+				for i, s := range scores {
+					out[i] = float64(s)
+				}
+				return out, err
+			},
+		},
+	} {
+		for _, mesh := range []string{"mesh.replicate=1", "mesh.replicate=2"} {
+			out := kind + mesh
+			if _, err := j.run(t, out, nil, 0, false, append(append([]string{mesh, "eval.every=0", "train.max_steps=2", "optimizer.lr=1e-2"}, tasks...), c.sets...)...); err != nil {
+				t.Fatalf("%s: %v", out, err)
+			}
+			scores := func(asked bool, a, b []string) []float64 {
+				s, err := c.scores(filepath.Join(j.dir, out, "model"), asked, a, b)
+				if err != nil {
+					t.Fatalf("%s: %v", out, err)
+				}
+				return s
+			}
+			all := j.evaluations(t, out)
+			got := all[len(all)-1]
+			sims, near, far := scores(false, pairs[0], pairs[1]), scores(true, three[0], three[1]), scores(true, three[0], three[2])
+			sts, err1 := evaluate.EvaluateSTS(sims, gold)
+			classes, err2 := evaluate.ClassifyPairs(sims, together)
+			plain, err3 := evaluate.CompareTriplets(near, far, 0)
+			margin, err4 := evaluate.CompareTriplets(near, far, 0.1)
+			if err1 != nil || err2 != nil || err3 != nil || err4 != nil || len(got.Tasks) != 4 || got.Metric != "mean" {
+				t.Fatalf("%s: %v, %v, %v, %v: %+v", out, err1, err2, err3, err4, got)
+			}
+			for i, want := range []struct {
+				name, metric string
+				value        float64
+			}{{"labelled", "spearman", sts.Spearman}, {"labels", "ap", classes.AP}, {"triplets", "accuracy", plain.Accuracy}, {"by far", "accuracy", margin.Accuracy}} {
+				if v := got.Tasks[i]; v.Name != want.name || v.Metric != want.metric || math.Abs(v.Value-want.value) > 1e-12 {
+					t.Errorf("%s: %+v, want %+v", out, v, want)
+				}
+			}
+			var told evaluate.PairClassification
+			if err := json.Unmarshal(got.Tasks[1].Eval, &told); err != nil || told.Pairs != 16 || math.Abs(told.F1Threshold-classes.F1Threshold) > 1e-5 {
+				t.Errorf("%s: %s, want %+v", out, got.Tasks[1].Eval, classes)
+			}
+			if plain.Accuracy == margin.Accuracy || plain.Accuracy == 0 || classes.AP == 1 {
+				t.Errorf("%s: %+v, %+v, %+v: mistakes would not show", out, plain, margin, classes)
+			}
+			card, err := os.ReadFile(filepath.Join(j.dir, out, "model", "README.md"))
+			if err != nil || !strings.Contains(string(card), "mcc") {
+				t.Errorf("%s: %v: the card has no mcc:\n%s", out, err, card)
+			}
+		}
+	}
+}
+
+func TestScoredMistakes(t *testing.T) {
+	j := newJob(t, 40)
+	_, _, tasks := j.pairFiles(t)
+	for name, text := range map[string]string{
+		"odd.jsonl":   `{"a": "x", "b": "y", "y": 1}` + "\n" + `{"a": "x", "b": "y", "y": 2}` + "\n",
+		"same.jsonl":  `{"a": "x", "b": "y", "y": 1}` + "\n" + `{"a": "x", "b": "z", "y": true}` + "\n",
+		"empty.jsonl": `{"q": "x", "p": "y", "n": "z"}` + "\n" + `{"q": "x", "p": "", "n": "z"}` + "\n",
+	} {
+		if err := os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := func(name string) string { return fmt.Sprintf("%q", filepath.Join(j.dir, name)) }
+	for want, sets := range map[string][]string{
+		`odd.jsonl:2, column "y": a label of "2": want 1 or true`:                                                          {"eval.pair_classification={path: " + path("odd.jsonl") + ", a: a, b: b, label: y}"},
+		`same.jsonl, column "y": 2 of 2 labels are 1: there is nothing to tell apart; it takes another file (eval.pair_cl`: {"eval.pair_classification={path: " + path("same.jsonl") + ", a: a, b: b, label: y}"},
+		`empty.jsonl:2, column "p": the text is null or`:                                                                   {"eval.triplets={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: n}"},
+		`has no column "m"`: {"eval.triplets={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: m}"},
+		"eval.triplets.margin: is -1, want a number of at least 0":                     {"eval.triplets={path: x, query: q, positive: p, negative: n, margin: -1}"},
+		"eval.triplets: needs path and the columns query, positive and negative":       {"eval.triplets={path: x, query: q, positive: p}"},
+		"eval.pair_classification: needs path and the columns a, b and label":          {"eval.pair_classification={path: x, a: a, b: b}"},
+		"eval.pair_classification[0].score: unknown key":                               {"eval.pair_classification={path: x, a: a, b: b, score: y}"},
+		"eval.pair_classification: compares embeddings: measure an m3 by eval.retriev": {tasks[1], "model.kind=m3"},
+		"eval.triplets: compares embeddings: measure a multi_vector by eval.retrieval": {tasks[2], "model.kind=multi_vector"},
+		"eval.retrieval: embeds documents: a reranker is measured by eval.rerank":      {"eval.retrieval={queries: beir/a}", "model.kind=reranker", "data.train.0.negatives=[p]"},
+	} {
+		_, err := Parse("job", []byte(j.text), append([]string{"save.dir=" + filepath.Join(j.dir, "bad")}, sets...))
+		if err == nil {
+			_, err = j.run(t, "bad", nil, 0, false, sets...)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", sets, err, want)
+		}
+	}
+}
