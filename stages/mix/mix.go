@@ -187,6 +187,7 @@ type job struct {
 	weights     []float64
 	tensors     []safetensors.Tensor // of the mixed model, without data
 	done, total int64
+	since       int // elements that were read since the files' memory was given back
 	progress    func(done, total int64)
 }
 
@@ -249,6 +250,9 @@ func whole(d safetensors.DType) bool {
 // chunk is how many elements are in memory at once, of each model. Its parts are a few MB: about what a processor's last cache holds.
 const chunk = 1 << 18
 
+// mapped is how many elements of files may stay in memory once they are read.
+const mapped = 1 << 22
+
 // write gives a tensor's bytes.
 func (j *job) write(w io.Writer, t safetensors.Tensor) error {
 	var vs []values
@@ -262,11 +266,6 @@ func (j *job) write(w io.Writer, t safetensors.Tensor) error {
 		}
 		vs = append(vs, v)
 	}
-	defer func() {
-		for _, s := range j.sources {
-			s.folder.Forget()
-		}
-	}()
 	if whole(t.DType) {
 		j.count(t.Len())
 		_, err := w.Write(vs[0].tensor.Data)
@@ -329,6 +328,12 @@ func (j *job) read(v values, at int, dst []float32) error {
 	}
 	if err := v.read(at, dst); err != nil {
 		return err
+	}
+	if j.since += len(dst); j.since >= mapped {
+		j.since = 0
+		for _, s := range j.sources {
+			s.folder.Forget()
+		}
 	}
 	for k, x := range dst {
 		if x-x != 0 {

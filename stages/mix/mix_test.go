@@ -180,7 +180,7 @@ func folderOf(t *testing.T, name string) string {
 		os.Remove(filepath.Join(dir, "config.json"))
 		os.Remove(filepath.Join(dir, "sentence_bert_config.json"))
 		put(t, dir, map[string]string{"modules.json": `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}]`})
-		putTensor(t, filepath.Join(dir, "model.safetensors"), "embedding.weight", 300, 5)
+		putTensor(t, filepath.Join(dir, "model.safetensors"), "embedding.weight", 300, 1000) // of more elements than are in memory at once
 	case "dense":
 		put(t, dir, map[string]string{
 			"modules.json": "[" + transformer + `, {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -399,7 +399,32 @@ func TestKinds(t *testing.T) {
 				sameFiles(t, a, dir)
 			}
 			loads(t, dir)
+			if name == "m3/model" { // its heads are there in both forms
+				was := stored(t, dir)
+				for _, head := range []string{"colbert_linear", "sparse_linear"} {
+					if err := os.Remove(filepath.Join(dir, head+".pt")); err != nil {
+						t.Error(err)
+					}
+					if is := stored(t, dir); !bytes.Equal(was[head+".weight"].Data, is[head+".weight"].Data) || !bytes.Equal(was[head+".bias"].Data, is[head+".bias"].Data) {
+						t.Errorf("%s.safetensors is not %[1]s.pt", head)
+					}
+				}
+			}
 		})
+	}
+}
+
+// A large tensor is one vector, however it is read: of two at a right angle, the one with a number in its first row and the other in its last, the arc's third
+// has cos(30°) of the first and sin(30°) of the second.
+func TestLarge(t *testing.T) {
+	a := variant(t, folderOf(t, "static"), func(_ string, vs []float32) { clear(vs); vs[1] = 2 })
+	b := variant(t, a, func(_ string, vs []float32) { clear(vs); vs[len(vs)-1] = 4 })
+	got := floats(t, stored(t, mixed(t, mix.Options{Method: mix.SLERP}, mix.Model{Path: a, Weight: 2. / 3}, mix.Model{Path: b, Weight: 1. / 3}))["embedding.weight"])
+	for i, v := range got {
+		want := map[int]float64{1: 2 * math.Sqrt(3) / 2, len(got) - 1: 4 * 0.5}[i]
+		if math.Abs(float64(v)-want) > f32Eps*want {
+			t.Fatalf("element %d is %v, want %v", i, v, want)
+		}
 	}
 }
 
