@@ -11,8 +11,18 @@ import (
 	"testing"
 
 	"contraflow/io/safetensors"
+	"contraflow/io/torchfile"
 	"contraflow/testdata/goldens"
 )
+
+func tensorsOf(t *testing.T, f *Folder) []safetensors.Tensor {
+	t.Helper()
+	list, err := f.Stored()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
 
 // A folder with other weights has this one's files, those that only Python reads among them, and nothing that belongs to the old weights: other forms of
 // them, shards, the card. config.json names the type that is written.
@@ -34,9 +44,9 @@ func TestRewrite(t *testing.T) {
 	}
 	put(t, dir, "config.json", strings.Replace(string(config), "{", `{"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": "gone.Y"},`, 1))
 	f := open(t, dir)
-	list, err := f.Stored()
-	if err != nil || len(list) != len(f.Names()) {
-		t.Fatalf("%d tensors of %d: %v", len(list), len(f.Names()), err)
+	list := tensorsOf(t, f)
+	if len(list) != len(f.Names()) {
+		t.Fatalf("%d tensors of %d", len(list), len(f.Names()))
 	}
 	for i := range list {
 		list[i] = safetensors.Tensor{Name: list[i].Name, DType: safetensors.BF16, Shape: list[i].Shape}
@@ -68,6 +78,28 @@ func TestRewrite(t *testing.T) {
 		if y, err := g.Tensor(x.Name); err != nil || y.DType != x.DType || !slices.Equal(x.Shape, y.Shape) {
 			t.Errorf("%v became %v: %v", x, y, err)
 		}
+	}
+
+	// Weights that torch.save wrote become safetensors, and are not there twice.
+	data, err := torchfile.Encode("pytorch_model", tensorsOf(t, g))
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := t.TempDir()
+	for _, name := range []string{"config.json", "tokenizer.json"} {
+		file, err := os.ReadFile(filepath.Join(out, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, saved, name, string(file))
+	}
+	put(t, saved, "pytorch_model.bin", string(data))
+	again := filepath.Join(t.TempDir(), "again")
+	if err := open(t, saved).Rewrite(again, list, nil, zeros); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(again, "pytorch_model.bin")); err == nil || len(open(t, again).Names()) != len(list) {
+		t.Error("the old weights are there")
 	}
 
 	// What fails leaves what was there.

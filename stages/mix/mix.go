@@ -202,9 +202,9 @@ func (j *job) plan(o Options) error {
 		}
 		var lacks *source
 		for _, s := range j.sources {
-			v, err := s.find(t.Name)
+			v, err := s.find(first, t.Name)
 			switch {
-			case errors.Is(err, safetensors.ErrNoTensor) && !first.needed[t.Name]:
+			case errors.Is(err, safetensors.ErrNoTensor) && first.needed[t.Name] == "":
 				lacks = s
 			case err != nil:
 				return err
@@ -228,7 +228,7 @@ func (j *job) plan(o Options) error {
 		j.total += int64(t.Len())
 	}
 	for _, s := range j.sources[1:] {
-		if rest := s.rest(first.stored); len(rest) > 0 {
+		if rest := s.rest(first); len(rest) > 0 {
 			o.Note(fmt.Sprintf("%s is not in %s, nor are %d others of %s's tensors: they are left out, as nothing here depends on them", rest[0], first.name, len(rest)-1, s.name))
 		}
 	}
@@ -260,7 +260,7 @@ func (j *job) write(w io.Writer, t safetensors.Tensor) error {
 		if i > 0 && whole(t.DType) {
 			break
 		}
-		v, err := s.find(t.Name)
+		v, err := s.find(j.sources[0], t.Name)
 		if err != nil {
 			return err
 		}

@@ -352,6 +352,11 @@ func TestKinds(t *testing.T) {
 					vs[i] *= 2
 				}
 			})
+			ones := variant(t, a, func(_ string, vs []float32) {
+				for i := range vs {
+					vs[i] = 1 // 0 times it added to -0 would be 0
+				}
+			})
 			type case_ struct {
 				method mix.Method
 				models []mix.Model
@@ -361,7 +366,8 @@ func TestKinds(t *testing.T) {
 			if name == "bert/minilm-tiny" {
 				cases = append(cases,
 					case_{mix.SLERP, []mix.Model{{Path: a}, {Path: b, Weight: 1}}, 2},
-					case_{"", []mix.Model{{Path: a, Weight: 1}, {Path: b}}, 1},
+					case_{"", []mix.Model{{Path: a, Weight: 1}, {Path: ones}}, 1},
+					case_{"", []mix.Model{{Path: ones}, {Path: a, Weight: 1}}, 1},
 					case_{mix.SLERP, []mix.Model{{Path: a, Weight: 0.7}, {Path: a, Weight: 0.3}}, 1},
 					case_{"", []mix.Model{{Path: a, Weight: 0.7}, {Path: a, Weight: 0.3}}, 1},
 					case_{"", []mix.Model{{Path: a, Weight: 2}, {Path: b, Weight: -1}}, 0},

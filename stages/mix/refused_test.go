@@ -1,6 +1,7 @@
 package mix_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math"
@@ -247,6 +248,22 @@ func TestOtherNames(t *testing.T) {
 		}
 	}
 	loads(t, dir)
+	// The first BERT checkpoints call LayerNorm's weight gamma; whichever is first, the mixed model's names are its.
+	old := variantOf(t, tuned, func(dir string) {
+		retyped(t, filepath.Join(dir, "model.safetensors"), func(x safetensors.Tensor) safetensors.Tensor {
+			x.Name = strings.NewReplacer("LayerNorm.weight", "LayerNorm.gamma", "LayerNorm.bias", "LayerNorm.beta").Replace("bert." + x.Name)
+			return x
+		})
+	})
+	for _, order := range [][2]string{{old, tuned}, {tuned, old}} {
+		is, was := stored(t, mixed(t, mix.Options{Note: func(m string) { t.Error(m) }}, mix.Model{Path: order[0], Weight: 0.5}, mix.Model{Path: order[1], Weight: 0.5})), stored(t, order[0])
+		for name, x := range was {
+			if y, ok := is[name]; !ok || len(is) != len(was) || !bytes.Equal(x.Data, y.Data) {
+				t.Fatalf("%v became %v", x, y)
+			}
+		}
+	}
+
 	card, err := os.ReadFile(filepath.Join(dir, "README.md"))
 	if err != nil || !strings.Contains(string(card), "| `tuned` | 0.5 |\n| `base` | 0.5 |") {
 		t.Errorf("%v\n%s", err, card)

@@ -28,7 +28,7 @@ type source struct {
 	config transformer.Config
 	params []transformer.Param
 	stored []safetensors.Tensor
-	needed map[string]bool // of stored, by name: what embeddings or scores depend on
+	needed map[string]string // of stored, what embeddings or scores depend on: the parameter by the tensor's name
 
 	state    *checkpoint.Checkpoint // of a checkpoint's folder; nil otherwise
 	trained  map[string]string      // its parameters, by the name of the tensor of folder that each takes the place of
@@ -36,7 +36,7 @@ type source struct {
 }
 
 func open(m Model) (_ *source, err error) {
-	s := &source{name: m.name(), path: m.Path, needed: map[string]bool{}, trained: map[string]string{}}
+	s := &source{name: m.name(), path: m.Path, needed: map[string]string{}, trained: map[string]string{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -79,7 +79,7 @@ func open(m Model) (_ *source, err error) {
 		if s.folder.Static() {
 			name = p.Name
 		}
-		s.needed[name] = true
+		s.needed[name] = p.Name
 		if s.state != nil && s.state.Has(p.Name) {
 			s.trained[name] = p.Name
 		}
@@ -175,8 +175,12 @@ func (s *source) close() error {
 	return errors.Join(errs...)
 }
 
-// find is the tensor that is called by a name of the first model.
-func (s *source) find(name string) (values, error) {
+// find is the tensor that the first model calls by a name. Parameters have names that do not depend on how a file calls them (gamma or weight, with a
+// prefix or without).
+func (s *source) find(first *source, name string) (values, error) {
+	if p, ok := first.needed[name]; ok {
+		name = p
+	}
 	t, err := s.folder.Tensor(name, s.config.Prefixes()...)
 	if err != nil {
 		return values{}, fmt.Errorf("%s: %w", s.name, err)
@@ -193,10 +197,10 @@ func (s *source) find(name string) (values, error) {
 }
 
 // rest are the tensors that the names of the first model's do not come to.
-func (s *source) rest(first []safetensors.Tensor) (names []string) {
+func (s *source) rest(first *source) (names []string) {
 	taken := map[string]bool{}
-	for _, t := range first {
-		if v, err := s.find(t.Name); err == nil {
+	for _, t := range first.stored {
+		if v, err := s.find(first, t.Name); err == nil {
 			taken[v.name] = true
 		}
 	}
