@@ -162,11 +162,15 @@ func (f *mixFlags) models(args []string) ([]mix.Model, error) {
 
 // weigh gives models the weights that follow from their losses, and prints them.
 func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
+	if err := mix.Compare(models); err != nil { // before anything is computed
+		return err
+	}
 	data, err := dataset.Open(measuring(cmd), dataset.Source{Paths: f.rows, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery, InOrder: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
+	newUI(cmd.ErrOrStderr(), false).notes(data)
 	d, err := gpustage.OpenBest(notes(cmd))
 	if err != nil {
 		return err

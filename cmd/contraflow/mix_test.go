@@ -109,6 +109,7 @@ func TestMix(t *testing.T) {
 		{[]string{model, base, "--out", at("x"), "--temperature", "1"}, 2, "--temperature is of --by-loss"},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--temperature", "0"}, 2, "--temperature: a temperature of 0, want a number above 0"},
 		{[]string{model, steps[0], "--out", at("x"), "--by-loss", at("train.parquet")}, 1, "is a checkpoint: losses are measured of models' folders"},
+		{[]string{model, goldens.Path(t, "bert/odd-sizes"), "--out", at("x"), "--by-loss", at("train.parquet")}, 1, "they pool otherwise"},
 		{[]string{model, at("run"), "--out", at("x")}, 1, "the model is in " + model},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--positive", "pos"}, 1, `"pos"`},
 	} {

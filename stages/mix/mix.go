@@ -12,7 +12,7 @@
 // where a tensor counts as one vector, as in FlagEmbedding's LM_Cocktail (mix_models) and mergekit (linear, slerp). SLERP, spherical linear interpolation, keeps the
 // length between the two that a mean shortens.
 //
-// Sums are made in double precision and rounded once to what is written. Tensors go from file to file piece by piece: that the models
+// Sums are made in double precision and rounded to float32, and from there to bf16 or f16 where that is written. Tensors go from file to file piece by piece: that the models
 // are large needs no memory.
 package mix
 
@@ -54,9 +54,6 @@ const (
 	Linear Method = "linear" // the mean, of any number of models
 	SLERP  Method = "slerp"  // spherical linear interpolation, of two
 )
-
-// Methods are all of them.
-var Methods = []Method{Linear, SLERP}
 
 // Options of Write. The zero value is a linear mean, written as the first model's tensors are.
 type Options struct {
@@ -119,7 +116,7 @@ func scaled(models []Model, sum float64) string {
 // Write mixes models and writes the folder of the mixed one, as a whole or not at all. A model in dir is replaced, unless it is one of those that are mixed.
 //
 // Weights sum to 1, within 0.001: they are then divided by their sum. Of [Linear] one may be negative, which takes a model away from the others. A model of weight 0 is
-// checked and adds nothing: with a weight of 1 for a model the numbers are that model's, bit for bit.
+// checked and adds nothing: with a weight of 1 for a model the numbers are that model's, bit for bit if they are written in the type that it has.
 //
 // The models must be of one architecture, with the same shapes, modules, heads, pooling and tokenizer; an error names what differs. A LoRA adapter is an
 // error: it is merged first. The files beside the weights are the first model's. Tensors that no embedding or score depends on
@@ -135,27 +132,16 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 	if o.Progress == nil {
 		o.Progress = func(int64, int64) {}
 	}
-	var sources []*source
-	defer func() {
-		for _, s := range sources {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	for _, m := range models {
-		s, err := open(m)
-		if err != nil {
-			return err
-		}
-		sources = append(sources, s)
+	sources, err := openAll(models, o.Note)
+	defer func() { err = errors.Join(err, closeAll(sources)) }()
+	if err != nil {
+		return err
+	}
+	for _, s := range sources {
 		for _, used := range s.folders() {
 			if same, err := embedder.Overlap(dir, used); err != nil || same {
 				return errors.Join(err, fmt.Errorf("%s would replace %s, which is being mixed: choose another folder", dir, used))
 			}
-		}
-	}
-	for _, s := range sources[1:] {
-		if err := sources[0].fits(s, o.Note); err != nil {
-			return err
 		}
 	}
 	j := job{ctx: ctx, method: o.Method, sources: sources, progress: o.Progress}
@@ -177,6 +163,40 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 	}
 	folder := sources[0].folder
 	return folder.Rewrite(dir, j.tensors, folder.MixedCard(dir, how, parts), j.write)
+}
+
+// Compare opens models and tells why they can't be mixed, as Write does before it reads their numbers.
+func Compare(models []Model) error {
+	sources, err := openAll(models, func(string) {})
+	return errors.Join(err, closeAll(sources))
+}
+
+// openAll opens models that can be mixed. What is open is to be closed after an error too.
+func openAll(models []Model, note func(string)) (sources []*source, err error) {
+	for _, m := range models {
+		s, err := open(m)
+		if err != nil {
+			return sources, err
+		}
+		sources = append(sources, s)
+	}
+	for i, s := range sources {
+		if i == 0 {
+			continue
+		}
+		if err := sources[0].fits(s, note); err != nil {
+			return sources, err
+		}
+	}
+	return sources, nil
+}
+
+func closeAll(sources []*source) error {
+	var errs []error
+	for _, s := range sources {
+		errs = append(errs, s.close())
+	}
+	return errors.Join(errs...)
 }
 
 // job is what is written.

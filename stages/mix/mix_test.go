@@ -265,8 +265,8 @@ func tiny(t *testing.T, g *goldens.Golden) (a, b, c string) {
 	return a, of("b"), of("c")
 }
 
-// The means are torch's in double precision, rounded once: to f32, half a unit in the last place, and to bf16 by way of f32. What is a zero in exact
-// arithmetic may be anything of the rounding of the truth itself.
+// The means are torch's in double precision, rounded: to f32, half a unit in the last place, and from there to bf16. What is a zero in exact arithmetic may be
+// anything of the rounding of the truth itself.
 func TestGolden(t *testing.T) {
 	g := goldens.Load(t, "mix/models")
 	var meta struct {
