@@ -117,6 +117,9 @@ func TestMix(t *testing.T) {
 		if out := r.stdout + r.stderr; r.code != c.code || !strings.Contains(out, c.want) {
 			t.Errorf("%v: exit code %d, want %d and %q in\n%s", c.args, r.code, c.code, c.want, out)
 		}
+		if strings.Contains(r.stdout, "weight ") {
+			t.Errorf("%v: losses are measured of models that are not mixed:\n%s", c.args, r.stdout)
+		}
 	}
 	if _, err := os.Stat(at("x")); err == nil {
 		t.Error("a refused mix has written a folder")

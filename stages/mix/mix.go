@@ -157,9 +157,9 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 		j.weights = append(j.weights, m.Weight/sum)
 		parts = append(parts, hfmodel.MixedPart{Name: m.name(), Weight: m.Weight / sum})
 	}
-	how := "The parameters of this model are the weighted mean of those of"
+	how := "The parameters of this model are the weighted mean of those of these models:"
 	if o.Method == SLERP {
-		how = "The parameters of this model are interpolated spherically (SLERP, tensor by tensor) between those of"
+		how = "The parameters of this model are interpolated spherically (SLERP, tensor by tensor) between those of these two:"
 	}
 	folder := sources[0].folder
 	return folder.Rewrite(dir, j.tensors, folder.MixedCard(dir, how, parts), j.write)
