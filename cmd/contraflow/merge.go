@@ -20,7 +20,8 @@ func newMerge() *cobra.Command {
 		Long: `merge writes a model folder whose weights have a LoRA adapter added to them. It loads wherever its base model does, without PEFT.
 
 The adapter is a folder that a run with model.lora, PEFT or sentence-transformers has saved, and its base an embedding model: rerankers that
-contraflow trains with LoRA are merged as they are saved, and others PEFT's merge_and_unload merges.`,
+contraflow trains with LoRA are merged as they are saved, and others PEFT's merge_and_unload merges. The mean of several models, which some call merging
+as well, is contraflow mix.`,
 		Example: `  contraflow merge --adapter runs/x/model --out runs/x/merged
   contraflow merge --model intfloat/e5-small-v2 --adapter adapter --out merged`,
 		Args: noArgs,

@@ -494,3 +494,29 @@ func TestBeginRemoves(t *testing.T) {
 		t.Errorf("steps %v are left (%v), want 3", got, err)
 	}
 }
+
+// A checkpoint is found by its folder, and checked as others are; a folder of another name is none.
+func TestLoadFolder(t *testing.T) {
+	_, dir := saved(t, 3)
+	folder := filepath.Join(dir, folderName(3))
+	c, err := LoadFolder(folder, Disk{})
+	if err != nil || c.Step != 3 || !IsCheckpoint(folder) || IsCheckpoint(dir) {
+		t.Fatalf("%v, %v", c, err)
+	}
+	c.Close()
+	other := filepath.Join(dir, "third")
+	if err := os.Rename(folder, other); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{other, filepath.Join(dir, "step-3"), dir} {
+		if _, err := LoadFolder(name, Disk{}); err == nil || !strings.Contains(err.Error(), name+" is not the folder of a checkpoint, such as step-00000500") {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(os.Rename(other, folder), os.Truncate(filepath.Join(folder, partName(0)), 5)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadFolder(folder, Disk{}); err == nil || !strings.Contains(err.Error(), "has 5 bytes, want") {
+		t.Error(err)
+	}
+}

@@ -66,6 +66,28 @@ func (s *Store) Load(step int) (*Checkpoint, error) {
 	return c, nil
 }
 
+// LoadFolder opens the checkpoint in a folder, of whichever store, and checks it as Load does.
+func LoadFolder(dir string, fs FS) (*Checkpoint, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	var step int
+	if digits, ok := strings.CutPrefix(filepath.Base(dir), "step-"); ok {
+		step, _ = strconv.Atoi(digits)
+	}
+	if folderName(step) != filepath.Base(dir) {
+		return nil, fmt.Errorf("%s is not the folder of a checkpoint, such as %s", dir, folderName(500))
+	}
+	return Open(filepath.Dir(dir), fs).Load(step)
+}
+
+// IsCheckpoint tells whether a folder holds a checkpoint, complete or damaged.
+func IsCheckpoint(dir string) bool {
+	info, err := os.Stat(filepath.Join(dir, manifestName))
+	return err == nil && info.Mode().IsRegular()
+}
+
 // LoadChecked opens a checkpoint whose hashes another rank has checked.
 func (s *Store) LoadChecked(step int) (*Checkpoint, error) {
 	dir := s.path(folderName(step))

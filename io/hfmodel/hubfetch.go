@@ -120,15 +120,20 @@ func checkListed(name string) error {
 	return nil
 }
 
-// neededFiles picks what Open and a tokenizer read. Every name it returns has passed checkPath.
+// neededFiles picks what Open and a tokenizer read from the files of a repository. Every name it returns has passed checkPath.
 func (f *Folder) neededFiles(listed []string) (files []string, err error) {
-	has := map[string]bool{}
+	names := map[string]bool{}
 	for _, name := range listed {
-		has[name] = true
+		names[name] = true
 	}
+	return f.needed(func(name string) bool { return names[name] })
+}
+
+// needed is neededFiles of whatever has tells of.
+func (f *Folder) needed(has func(name string) bool) (files []string, err error) {
 	add := func(dir string, names ...string) (n int) {
 		for _, name := range names {
-			if name = path.Join(dir, name); has[name] {
+			if name = path.Join(dir, name); has(name) {
 				files = append(files, name)
 				n++
 			}
@@ -147,7 +152,7 @@ func (f *Folder) neededFiles(listed []string) (files []string, err error) {
 			return nil, fmt.Errorf("the repository has no %s, the weights of a Dense module", path.Join(m.Path, weightsFile))
 		}
 	}
-	adapter := has[path.Join(transformer, adapterConfigFile)] && !has[path.Join(transformer, weightsFile)] && !has[path.Join(transformer, indexFile)]
+	adapter := has(path.Join(transformer, adapterConfigFile)) && !has(path.Join(transformer, weightsFile)) && !has(path.Join(transformer, indexFile))
 	if adapter && add(transformer, adapterConfigFile, AdapterWeights) < 2 {
 		return nil, fmt.Errorf("the repository has no %s beside its %s", AdapterWeights, adapterConfigFile)
 	}

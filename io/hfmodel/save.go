@@ -279,14 +279,7 @@ var encoders = map[string]string{"t5": "T5EncoderModel", "mt5": "MT5EncoderModel
 
 // configBytes is config.json, unchanged unless it claims another dtype than the tensors', or a decoder.
 func (s Spec) configBytes(config *object) []byte {
-	dtype := ""
-	for _, t := range s.Tensors {
-		if name, ok := torchDTypes[t.DType]; ok {
-			dtype = name
-			break
-		}
-	}
-	changed := false
+	changed := setDType(config, s.Tensors)
 	var modelType string
 	var classes []string
 	config.get("model_type", &modelType) // a config.json without either has no such class
@@ -295,6 +288,21 @@ func (s Spec) configBytes(config *object) []byte {
 		config.set("architectures", []string{class})
 		changed = true
 	}
+	if changed {
+		return config.bytes()
+	}
+	return s.Config
+}
+
+// setDType has config.json name the type of the first tensor of floats, if it names one. It tells whether that is a change.
+func setDType(config *object, tensors []safetensors.Tensor) (changed bool) {
+	dtype := ""
+	for _, t := range tensors {
+		if name, ok := torchDTypes[t.DType]; ok {
+			dtype = name
+			break
+		}
+	}
 	for _, key := range []string{"dtype", "torch_dtype"} {
 		var now string
 		if ok, err := config.get(key, &now); ok && err == nil && dtype != "" && strings.TrimPrefix(now, "torch.") != dtype {
@@ -302,10 +310,7 @@ func (s Spec) configBytes(config *object) []byte {
 			changed = true
 		}
 	}
-	if changed {
-		return config.bytes()
-	}
-	return s.Config
+	return changed
 }
 
 func (s Spec) transformerBytes(base *object) []byte {

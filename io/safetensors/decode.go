@@ -43,6 +43,17 @@ func (t Tensor) Float32s(dst []float32) (err error) {
 	return nil
 }
 
+// Elements are n elements of the tensor, in row-major order, from the given one on: a vector in the same memory. Of a type whose elements are no
+// whole bytes there is none, nor of elements that the tensor does not have.
+func (t Tensor) Elements(from, n int) (Tensor, error) {
+	size := t.DType.Bits() / 8
+	if size*8 != t.DType.Bits() || size == 0 || from < 0 || n < 0 || from > t.Len()-n || len(t.Data) != t.Len()*size {
+		return Tensor{}, fmt.Errorf("tensor %v has no %d elements from %d on", t, n, from)
+	}
+	t.Shape, t.Data = []int{n}, t.Data[from*size:(from+n)*size]
+	return t, nil
+}
+
 func (t Tensor) float32s(dst []float32) error {
 	size, err := byteSize(t.DType, t.Shape)
 	if err != nil {

@@ -5,11 +5,13 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -436,5 +438,53 @@ func TestAs(t *testing.T) {
 	}
 	if _, err := large.As(I8); err == nil {
 		t.Error("I8 was written")
+	}
+}
+
+// Tensors that are written one by one make the same file as those in memory, in the order of the file, and one that is not as long as its shape says is an error.
+func TestEncodeEach(t *testing.T) {
+	a, err := FromFloat32s("a", []int{2, 3}, []float32{1, 2, 3, 4, 5, 6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := Tensor{Name: "b", DType: I64, Shape: []int{1}, Data: []byte("12345678")}
+	var whole, each bytes.Buffer
+	if err := Encode(&whole, []Tensor{a, b}, nil); err != nil {
+		t.Fatal(err)
+	}
+	data := map[string][]byte{"a": a.Data, "b": b.Data}
+	order := ""
+	write := func(w io.Writer, x Tensor) error {
+		order += x.Name
+		for _, c := range data[x.Name] { // in pieces
+			if _, err := w.Write([]byte{c}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	bare := []Tensor{{Name: "a", DType: F32, Shape: []int{2, 3}}, {Name: "b", DType: I64, Shape: []int{1}}}
+	if err := EncodeEach(&each, bare, nil, write); err != nil || !bytes.Equal(whole.Bytes(), each.Bytes()) || order != "ba" {
+		t.Errorf("%v, order %q\n%q\n%q", err, order, each.Bytes(), whole.Bytes())
+	}
+	for _, wrong := range []string{"1234567", "123456789"} {
+		data["b"] = []byte(wrong)
+		if err := EncodeEach(io.Discard, bare, nil, write); err == nil || !strings.Contains(err.Error(), `tensor "b": `+strconv.Itoa(len(wrong))+` bytes were written, but shape [1] of I64 takes 8`) {
+			t.Error(err)
+		}
+	}
+
+	part, err := a.Elements(2, 3)
+	vs := make([]float32, 3)
+	if err != nil || part.Float32s(vs) != nil || vs[0] != 3 || vs[2] != 5 {
+		t.Errorf("%v, %v, %v", part, vs, err)
+	}
+	for _, x := range [][2]int{{-1, 2}, {0, -1}, {4, 3}, {7, 0}, {1, math.MaxInt}} {
+		if _, err := a.Elements(x[0], x[1]); err == nil {
+			t.Errorf("there are no elements %v", x)
+		}
+	}
+	if _, err := (Tensor{Name: "f", DType: F4, Shape: []int{2}, Data: []byte{1}}).Elements(0, 1); err == nil {
+		t.Error("half a byte")
 	}
 }

@@ -20,10 +20,29 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 	return atomicfile.Write(path, func(w io.Writer) error { return Encode(w, tensors, metadata) })
 }
 
+// WriteEach is Write of tensors that need not be in memory: see [EncodeEach].
+func WriteEach(path string, tensors []Tensor, metadata map[string]string, write func(w io.Writer, t Tensor) error) error {
+	return atomicfile.Write(path, func(w io.Writer) error { return EncodeEach(w, tensors, metadata, write) })
+}
+
 // Encode writes a file's bytes to w: the header, then each tensor's Data in one Write. Like the reference, it puts the
 // strictest alignment first and then orders by name, so that for the same tensors (and up to one entry of metadata)
 // the bytes are the same.
 func Encode(w io.Writer, tensors []Tensor, metadata map[string]string) error {
+	for _, t := range tensors {
+		if size, err := byteSize(t.DType, t.Shape); err == nil && size != len(t.Data) {
+			return fmt.Errorf("tensor %q: %d bytes of data, but shape %v of %s takes %d", t.Name, len(t.Data), t.Shape, t.DType, size)
+		}
+	}
+	return EncodeEach(w, tensors, metadata, func(w io.Writer, t Tensor) error {
+		_, err := w.Write(t.Data)
+		return err
+	})
+}
+
+// EncodeEach is Encode of tensors that need not be in memory: of each, write gives the bytes when it is its turn, in the order of the file. They must be
+// as many as its type and shape take.
+func EncodeEach(w io.Writer, tensors []Tensor, metadata map[string]string, write func(w io.Writer, t Tensor) error) error {
 	sorted := slices.Clone(tensors)
 	slices.SortStableFunc(sorted, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(b.DType.rank(), a.DType.rank()), cmp.Compare(a.Name, b.Name))
@@ -36,11 +55,27 @@ func Encode(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 		return err
 	}
 	for _, t := range sorted {
-		if _, err := w.Write(t.Data); err != nil {
+		counted := &counter{w: w}
+		if err := write(counted, t); err != nil {
 			return err
+		}
+		if size, _ := byteSize(t.DType, t.Shape); counted.n != size { // the header has looked for its error
+			return fmt.Errorf("tensor %q: %d bytes were written, but shape %v of %s takes %d", t.Name, counted.n, t.Shape, t.DType, size)
 		}
 	}
 	return nil
+}
+
+// counter counts the bytes that pass.
+type counter struct {
+	w io.Writer
+	n int
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.n += n
+	return n, err
 }
 
 // encodeHeader returns the length and the header, padded so that the data begins at a multiple of 8.
@@ -64,9 +99,6 @@ func encodeHeader(tensors []Tensor, metadata map[string]string) ([]byte, error) 
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
-		case size != len(t.Data):
-			return nil, fmt.Errorf("tensor %q: %d bytes of data, but shape %v of %s takes %d",
-				t.Name, len(t.Data), t.Shape, t.DType, size)
 		case !utf8.ValidString(t.Name):
 			return nil, fmt.Errorf("tensor %q: the name is not valid UTF-8", t.Name)
 		case t.Name == metadataKey:

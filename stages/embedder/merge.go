@@ -40,7 +40,7 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 			"contraflow train saves rerankers with LoRA's factors merged", f.Base.Dir, f.Architecture())
 	}
 	for _, x := range []struct{ what, dir string }{{"adapter", f.Dir}, {"base model", f.Base.Dir}} {
-		if same, err := overlap(out, x.dir); err != nil || same {
+		if same, err := Overlap(out, x.dir); err != nil || same {
 			return errors.Join(err, fmt.Errorf("%s would replace the %s in %s: choose another folder", out, x.what, x.dir))
 		}
 	}
@@ -120,8 +120,8 @@ func multiVectorSpec(spec *hfmodel.Spec, f *hfmodel.Folder, m *transformer.Model
 
 var activationNames = map[gpustage.Activation]string{gpustage.Identity: "identity", gpustage.Tanh: "tanh", gpustage.ReLU: "relu", gpustage.GELU: "gelu", gpustage.SiLU: "silu"}
 
-// overlap tells whether two paths lead to one folder, or one into the other.
-func overlap(a, b string) (bool, error) {
+// Overlap tells whether two paths lead to one folder, or one into the other. Neither need exist.
+func Overlap(a, b string) (bool, error) {
 	if in, err := within(a, b); in || err != nil {
 		return in, err
 	}

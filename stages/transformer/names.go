@@ -51,6 +51,9 @@ func (c Config) names() names {
 	return n
 }
 
+// Parameters are the model's, by name and shape, as a folder holds them: what they are without a device for them.
+func (c Config) Parameters() []Param { return c.parameters() }
+
 // parameters lists the parameters in the order in which they lie in memory if all of them train: the word embeddings,
 // everything else outside of layers, then layer by layer. Projections of the same input lie side by side, so that one product
 // computes them all.

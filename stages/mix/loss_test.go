@@ -1,0 +1,85 @@
+package mix_test
+
+import (
+	"context"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"contraflow/gpustage/cpu"
+	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
+	"contraflow/stages/mix"
+	"contraflow/testdata/goldens"
+)
+
+// The loss is the mean of -log softmax(20 cos(q, d)) over a batch's documents, here in double precision from the model's own embeddings: batches of two rows, each with its
+// positive and its negative.
+func TestLoss(t *testing.T) {
+	rows := [][3]string{
+		{"the cat", "a cat sat on the mat", "dogs bark"}, {"what is a gradient?", "the slope of a loss", "a hill"},
+		{"where is it?", "it is here", "nowhere"}, {"a dog", "the dog ran", "red"},
+	}
+	var text strings.Builder
+	for _, r := range rows {
+		text.WriteString(`{"q": "` + r[0] + `", "p": "` + r[1] + `", "n": "` + r[2] + `"}` + "\n")
+	}
+	dir := t.TempDir()
+	put(t, dir, map[string]string{"dev.jsonl": text.String()})
+	ctx, model := context.Background(), goldens.Path(t, "bert/minilm-tiny")
+	data, err := dataset.Open(ctx, dataset.Source{Paths: []string{filepath.Join(dir, "dev.jsonl")}, Query: "q", Positive: "p", Negatives: []string{"n"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	got, err := mix.Loss(ctx, d, model, data, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	e, err := embedder.Load(model, embedder.OnDevice(d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	embed := func(prompt string, texts ...string) [][]float32 {
+		vecs, err := e.EmbedPrompt(ctx, prompt, texts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return vecs
+	}
+	want := 0.0
+	for b := 0; b < len(rows); b += 2 {
+		q := embed("query", rows[b][0], rows[b+1][0])
+		docs := embed("document", rows[b][1], rows[b+1][1], rows[b][2], rows[b+1][2])
+		for i := range q {
+			sum, own := 0.0, 0.0
+			for k, doc := range docs {
+				dot := 0.0
+				for j, v := range doc {
+					dot += float64(v) * float64(q[i][j])
+				}
+				if sum += math.Exp(20 * dot); k == i {
+					own = 20 * dot
+				}
+			}
+			want += (math.Log(sum) - own) / float64(len(rows))
+		}
+	}
+	if math.Abs(got-want) > 20*8*f32Eps { // 20 cosines, each a few roundings off
+		t.Errorf("the loss is %v, want %v", got, want)
+	}
+	if _, err := mix.Loss(ctx, d, folderOf(t, "splade/encoder"), data, 2); err == nil || !strings.Contains(err.Error(), "one dense embedding") {
+		t.Error(err)
+	}
+	if _, err := mix.Loss(ctx, d, folderOf(t, "rerank/cross"), data, 2); err == nil || !strings.Contains(err.Error(), "is a reranker") {
+		t.Error(err)
+	}
+}
