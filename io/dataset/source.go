@@ -46,6 +46,9 @@ type Source struct {
 	Scores []string
 	// CheckScore is CheckLabel of each score.
 	CheckScore func(score float64) error
+	// CheckNegatives says what is wrong with how many negatives a row has for what it is to be used for, such as loss.Triplet's, which takes at least one; the row
+	// can't be used then. nil: any number will do.
+	CheckNegatives func(n int) error
 	// CheckText says of a text that has something in it, or of its ids where Tokens has those read, what is wrong with it for what it is to be used for; its
 	// row can't be used then. "": nothing is. Of a list it is asked of every text. It is called from several goroutines; nil: any text will do.
 	CheckText func(role Role, text string, ids []int32) string

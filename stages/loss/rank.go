@@ -158,6 +158,14 @@ const mostGain = 900
 // CheckScore is CheckLabel of a document's score, which is its label.
 func (g Groups) CheckScore(y float64) error { return g.CheckLabel(y) }
 
+// CheckNegatives refuses a row of one document where the objective is a mean over the others. Compute takes it, with a loss of 0; dataset.Source.CheckNegatives refuses it.
+func (g Groups) CheckNegatives(n int) error {
+	if g.Name == GroupMarginMSE {
+		return checkNegatives(string(g.Name), n)
+	}
+	return nil
+}
+
 // LabelError is about a row whose labels a loss can't take.
 type LabelError struct {
 	Row int // of the batch that Compute was given
