@@ -39,6 +39,9 @@ taken, or else validation, or the only one that it has, and a note says which; ?
 With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
 rank correlation, and Pearson's.
 
+A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other
+commands have it: what is measured on fewer rows is another task, which no other number compares with. Documents without text are ranked as such, and counted.
+
 --run keeps each query's first 100 documents in a file, as trec_eval reads it.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json

@@ -98,6 +98,19 @@ func grade(text string) (float64, error) {
 // an id comes twice, or a judgement with another grade, when a query is empty, or when a document's text is null and it has no title. Documents that
 // are empty are counted, and so are judgements that are only repeated.
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
+	r, err := loadRetrieval(ctx, queries, corpus, qrels)
+	return r, measured(err)
+}
+
+// measured is the error of rows that a model is measured on. None is left out, as others of training data are: a number of fewer rows is another task's.
+func measured(err error) error {
+	if errors.Is(err, ErrBadRow) {
+		return fmt.Errorf("%w; a model is measured on all rows, so it takes a file without this one, or with it put right", err)
+	}
+	return err
+}
+
+func loadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
 	queries, corpus, qrels, err := layoutBEIR(ctx, queries, corpus, qrels)
 	if err != nil {
 		return nil, err
@@ -305,6 +318,11 @@ type Pairs struct {
 
 // LoadPairs reads the named columns of files as [OpenTable] does; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
 func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
+	p, err := loadPairs(ctx, path, a, b, score)
+	return p, measured(err)
+}
+
+func loadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 	t, err := OpenTable(ctx, []string{path})
 	if err != nil {
 		return nil, err
