@@ -199,7 +199,7 @@ func measurePairs(cmd *cobra.Command, e *embedder.Embedder, file string, columns
 	if len(columns) != 3 {
 		return usageError{fmt.Errorf("--columns has %d names, want those of both texts and of the score, as in --columns sentence1,sentence2,score", len(columns))}
 	}
-	p, err := dataset.LoadPairs(measuring(cmd), file, columns[0], columns[1], columns[2])
+	p, err := dataset.LoadPairs(noting(cmd), file, columns[0], columns[1], columns[2])
 	if err != nil {
 		return err
 	}
@@ -279,9 +279,9 @@ func isTask(queries, corpus, qrels string) error {
 	return nil
 }
 
-// measuring has datasets of the hub that are named as a whole stand for rows to measure with, and notes which.
-func measuring(cmd *cobra.Command) context.Context {
-	return dataset.WithSplits(dataset.WithNote(cmd.Context(), notes(cmd)), dataset.HeldOut)
+// noting notes what a user should know of the files, such as which split a dataset of the hub has to measure with.
+func noting(cmd *cobra.Command) context.Context {
+	return dataset.WithNote(cmd.Context(), notes(cmd))
 }
 
 // loadRetrieval loads a retrieval task, of which corpus and judgements may be left out where queries is a folder.
@@ -289,7 +289,7 @@ func loadRetrieval(cmd *cobra.Command, queries, corpus, qrels string) (*dataset.
 	if err := isTask(queries, corpus, qrels); err != nil {
 		return nil, err
 	}
-	r, err := dataset.LoadRetrieval(measuring(cmd), queries, corpus, qrels)
+	r, err := dataset.LoadRetrieval(noting(cmd), queries, corpus, qrels)
 	if err != nil {
 		return nil, err
 	}

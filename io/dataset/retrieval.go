@@ -96,7 +96,7 @@ func grade(text string) (float64, error) {
 //
 // Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
 // an id comes twice, or a judgement with another grade, when a query is empty, or when a document's text is null and it has no title. Documents that
-// are empty are counted, and so are judgements that are only repeated.
+// are empty are counted, and so are judgements that are only repeated. Of a URL that names a dataset as a whole they are what is [HeldOut].
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
 	r, err := loadRetrieval(ctx, queries, corpus, qrels)
 	return r, measured(err)
@@ -186,7 +186,7 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 		}
 	}
 	if remote(qrels) { // it may be a .tsv file that is no table
-		found, err := fetchURL(ctx, qrels)
+		found, err := fetchURL(ctx, qrels, HeldOut)
 		if err != nil {
 			return "", "", "", err
 		}
@@ -276,7 +276,7 @@ func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(i
 			return err
 		}
 	}
-	t, err := OpenTable(ctx, []string{path})
+	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
 	if err != nil {
 		return err
 	}
@@ -316,14 +316,14 @@ type Pairs struct {
 	Scores []float64
 }
 
-// LoadPairs reads the named columns of files as [OpenTable] does; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
+// LoadPairs reads the named columns of files as [OpenTableOf] does what is [HeldOut]; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
 func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 	p, err := loadPairs(ctx, path, a, b, score)
 	return p, measured(err)
 }
 
 func loadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
-	t, err := OpenTable(ctx, []string{path})
+	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
 	if err != nil {
 		return nil, err
 	}

@@ -168,7 +168,7 @@ func (x *Run) openEval(ctx context.Context) error {
 	for i, s := range e.STS {
 		t := task{key: taskKey("sts", i, len(e.STS)), name: taskName(s.Name, s.Path), from: s.Path}
 		var err error
-		if t.pairs, err = dataset.LoadPairs(x.measuring(ctx, t.key), s.Path, s.A, s.B, s.Score); err != nil {
+		if t.pairs, err = dataset.LoadPairs(x.noting(ctx, t.key), s.Path, s.A, s.B, s.Score); err != nil {
 			return fmt.Errorf("%s: %w", t.key, err)
 		}
 		if err := evaluate.CheckGold(t.pairs.Scores); err != nil {
@@ -177,11 +177,6 @@ func (x *Run) openEval(ctx context.Context) error {
 		x.tasks = append(x.tasks, t)
 	}
 	return nil
-}
-
-// measuring has datasets of the hub that a key names as a whole stand for rows to measure with, and notes which.
-func (x *Run) measuring(ctx context.Context, key string) context.Context {
-	return dataset.WithSplits(x.noting(ctx, key), dataset.HeldOut)
 }
 
 // noting has what is to be known of a key's files become notes of the run.
@@ -193,7 +188,7 @@ func (x *Run) noting(ctx context.Context, key string) context.Context {
 }
 
 func (x *Run) loadTask(ctx context.Context, t *task, queries, corpus, qrels string, text embedder.Text) (err error) {
-	if t.data, err = dataset.LoadRetrieval(x.measuring(ctx, t.key), queries, corpus, qrels); err != nil {
+	if t.data, err = dataset.LoadRetrieval(x.noting(ctx, t.key), queries, corpus, qrels); err != nil {
 		return fmt.Errorf("%s: %w", t.key, err)
 	}
 	if note := t.data.Note(); note != "" {
