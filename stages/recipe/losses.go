@@ -50,6 +50,7 @@ type Loss struct {
 	Weighting loss.Scheme `yaml:"weighting,omitempty"`
 	K         int         `yaml:"k,omitempty"`
 	Sigma     float64     `yaml:"sigma,omitempty"`
+	Alpha     float64     `yaml:"alpha,omitempty"`
 	Mu        float64     `yaml:"mu,omitempty"`
 	PosWeight float64     `yaml:"pos_weight,omitempty"`
 	ByLabel   bool        `yaml:"by_label,omitempty"`

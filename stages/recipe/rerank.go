@@ -19,7 +19,7 @@ import (
 // which of a smaller one are fewer to draw from: that is another gradient.
 
 func (l Loss) groups() loss.Groups {
-	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill, Scale: l.Scale, Activation: l.Activation}
+	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Alpha: l.Alpha, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill, Scale: l.Scale, Activation: l.Activation}
 }
 
 // inBatch is how many documents of other rows a row gets: dataset.AllNegatives for all, 0 for losses of a row's own documents.
@@ -32,7 +32,7 @@ func (l Loss) inBatch() int {
 
 // groupOptions are those of each of a reranker's losses.
 var groupOptions = map[loss.GroupLoss][]string{
-	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"},
+	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"}, loss.GroupADRMSE: {"alpha"},
 	loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"},
 	loss.GroupMNRL:         {"num_negatives", "scale", "activation"},
 	loss.GroupCrossEntropy: {"self_distill"}, loss.GroupKL: {"self_distill"}, loss.GroupDistill: {"self_distill"}, loss.GroupListNet: {"self_distill"},

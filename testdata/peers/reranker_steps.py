@@ -211,6 +211,7 @@ CASES = {  # with options of loss; or the peer's loss, with its columns
     "list_mle, by label": ({"name": "ListMLELoss", "respect_input_order": False}, lambda: table("docs", "graded"), listwise(L.ListMLELoss, respect_input_order=False), LISTS),
     "p_list_mle": ("PListMLELoss", lambda: table("docs", "graded"), listwise(L.PListMLELoss), LISTS),
     "rank_net": ("RankNetLoss", lambda: table("docs", "graded"), listwise(L.RankNetLoss), LISTS),
+    "adr_mse": ("ADRMSELoss", lambda: table("docs", "graded"), listwise(L.ADRMSELoss), LISTS),
     "lambda": ({}, lambda: table("docs", "graded"), listwise(L.LambdaLoss), None),
     "lambda, k": ({"name": "LambdaLoss", "k": 2}, lambda: table("docs", "graded"), listwise(L.LambdaLoss, k=2), LISTS),
     "bce": ("BinaryCrossEntropyLoss", lambda: table("docs", label=True), pointwise(L.BinaryCrossEntropyLoss), ["query", "positive", "label"]),
