@@ -18,8 +18,8 @@ import (
 // layer but the last, of -sum q log softmax(s) besides, where q, the softmax of the last layer's scores, has no gradient (FlagEmbedding's
 // layer-wise rerankers).
 //
-// What is relevant the data says: Scores, one for each document, or Labels of rows that have one document each; or else the
-// first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
+// What is relevant the data says: Scores, one for each document, or Labels of rows that have one document each, or with margin_mse, without Scores, Labels that
+// are l_0 - l_j for all j of a row; or else the first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
 //
 //	cross_entropy  -log p of the first document (FlagEmbedding's rerankers)
 //	mnrl           cross_entropy of Scale sigmoid(s) in the place of s, where documents of other rows are in the group (sentence-transformers')
@@ -231,13 +231,14 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 			switch {
 			case b.Scores != nil:
 				l[k] = b.Scores[at]
-			case b.Labels != nil:
+			case b.Labels != nil && (k == 0 || g.Name != GroupMarginMSE):
 				l[k] = b.Labels[i]
+			case b.Labels != nil: // whose difference to the first is the label
 			case k == 0:
 				l[k] = 1
 			}
 		}
-		if b.Scores == nil && b.Labels != nil && n > 1 {
+		if b.Scores == nil && b.Labels != nil && n > 1 && g.Name != GroupMarginMSE {
 			return r, &LabelError{i, fmt.Sprintf("it has a label and %d documents: labels are for rows of one; scores are one for each document", n)}
 		}
 		for _, v := range l {

@@ -463,7 +463,7 @@ func (l *Loss) termNegatives() func(int) error {
 func (l Loss) reads() (label, scores, teacher bool) {
 	k := l.kind()
 	if k.reranker {
-		return l.Name == "bce" || l.Name == "mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
+		return l.Name == "bce" || l.Name == "mse" || l.Name == "margin_mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
 	}
 	angle, margin := k.names[0] == "angle", k.names[0] == "margin_mse"
 	return k.label || angle || margin, k.scores || margin || k.m3 && l.Distillation != "", k.teacher

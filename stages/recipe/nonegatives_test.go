@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -118,6 +119,43 @@ func TestWhichLossesNeedNegatives(t *testing.T) {
 		l := Loss{Name: string(name), reranker: true}
 		if check := l.checkNegatives(); (check != nil) != slices.Contains([]loss.GroupLoss{loss.GroupMarginMSE}, name) {
 			t.Errorf("a reranker's %s needs negatives: %t", name, check != nil)
+		}
+	}
+}
+
+// A reranker's margin_mse trains on labels that are differences of scores as on the scores.
+func TestMarginsAsLabels(t *testing.T) {
+	j := newJob(t, 20)
+	f, err := os.Create(filepath.Join(j.dir, "data.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	enc := json.NewEncoder(f)
+	for i := range 16 {
+		margin := float64(i%5) / 4 // in float32, too
+		if err := enc.Encode(map[string]any{"q": j.words[i], "p": j.words[100+i], "n": j.words[50+i], "s": []float64{1 + margin, 1}, "m": margin}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var losses []map[int]float64
+	for i, c := range []struct {
+		named string
+		ranks int
+	}{{"scores: s", 1}, {"label: m", 1}, {"label: m", 2}} {
+		o, err := j.run(t, fmt.Sprint(i), nil, 0, false, fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n], %s}]", f.Name(), c.named), "model.kind=reranker", "loss=margin_mse",
+			"batch.accumulate=1", "model.dropout=0", "train.epochs=1", fmt.Sprint("mesh.replicate=", c.ranks))
+		if err != nil {
+			t.Fatal(err)
+		}
+		losses = append(losses, o.losses)
+	}
+	for step, want := range losses[0] {
+		one, two := losses[1][step], losses[2][step]
+		if one != want || !(math.Abs(two-want) <= 1e-4*want) || want == 0 {
+			t.Errorf("step %d: %v of scores, %v of their differences, %v on two ranks", step, want, one, two)
 		}
 	}
 }

@@ -68,7 +68,9 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 	for at, l := range l.each(at) {
 		named := at + ".name: " + l.Name
 		switch l.Name {
-		case "kl", "distill", "margin_mse", "list_net":
+		case "margin_mse":
+			c.require(len(s.Scores) > 0 || s.Label != "" && s.Documents == "", key+"scores", "are missing: %s learns from a score of each document, or from their difference as label", named)
+		case "kl", "distill", "list_net":
 			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
 		case "cross_entropy", "mnrl": // of the first
 		case "list_mle", "p_list_mle": // in their order
@@ -87,7 +89,11 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse, and documents: names a column with a list of them, of which scores: names one with a label of each", named)
 		}
 	}
-	c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
+	margins := len(s.Scores) == 0 // as labels
+	for _, l := range l.each(at) {
+		margins = margins && l.Name == "margin_mse"
+	}
+	c.require(s.Label == "" || len(s.Negatives) == 0 || margins, key+"label", "is for pairs, or margin_mse without scores: of rows with negatives, scores say how relevant each document is")
 }
 
 // checkGroups checks a reranker's loss at a key.

@@ -231,6 +231,6 @@ func (r *recipe) pairColumns(p *part, of peer) {
 		r.fail("columns: %s%v are %d: %s takes %d, such as %s", p.of(), names(p.texts), n, of.name, want, names(strings.Fields(of.inputs)))
 	}
 	if of.name == "margin_mse" {
-		r.assume("%s%s has a list with a score of each document, the positive's first; of differences of scores rerankers do not learn here", p.of(), p.texts[len(p.texts)-1])
+		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:", p.of(), p.texts[len(p.texts)-1])
 	}
 }
