@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"contraflow/gpustage"
+	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
@@ -125,7 +127,7 @@ func (e *Encoder) splits() (loss.RowSplitter, bool) {
 func (b *Batch) forLoss(m *transformer.Model) *loss.Batch {
 	lb := &loss.Batch{
 		Rows: len(b.Rows), Normalized: m.Head.Normalize, Rounded: m.Options.BF16, Owner: b.Owner, Texts: b.Texts, Weights: b.Weights, Labels: b.Labels, Scores: b.Scores, Teacher: b.Teacher,
-		Dataset: b.Source,
+		Dataset: b.Source, Ragged: slices.ContainsFunc(b.Columns, func(c dataset.Column) bool { return c.Ragged }),
 	}
 	if n := m.Config.Scorer.Scores(); n > 1 {
 		lb.Layers = n

@@ -42,6 +42,9 @@ rank correlation, and Pearson's. With --pair-classification, pairs of texts with
 others), it prints average precision, and the best accuracy and F1 with the cosines from which on pairs then count as belonging together. With --triplets it prints how
 often a text is nearer to its positive than to its negative.
 
+A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other
+commands have it: what is measured on fewer rows is another task, which no other number compares with. Documents without text are ranked as such, and counted.
+
 --run keeps each query's first 100 documents in a file, as trec_eval reads it.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json
@@ -267,9 +270,9 @@ func isTask(queries, corpus, qrels string) error {
 	return nil
 }
 
-// measuring has datasets of the hub that are named as a whole stand for rows to measure with, and notes which.
-func measuring(cmd *cobra.Command) context.Context {
-	return dataset.WithSplits(dataset.WithNote(cmd.Context(), notes(cmd)), dataset.HeldOut)
+// noting notes what a user should know of the files, such as which split a dataset of the hub has to measure with.
+func noting(cmd *cobra.Command) context.Context {
+	return dataset.WithNote(cmd.Context(), notes(cmd))
 }
 
 // loadRetrieval loads a retrieval task, of which corpus and judgements may be left out where queries is a folder.
@@ -277,7 +280,7 @@ func loadRetrieval(cmd *cobra.Command, queries, corpus, qrels string) (*dataset.
 	if err := isTask(queries, corpus, qrels); err != nil {
 		return nil, err
 	}
-	r, err := dataset.LoadRetrieval(measuring(cmd), queries, corpus, qrels)
+	r, err := dataset.LoadRetrieval(noting(cmd), queries, corpus, qrels)
 	if err != nil {
 		return nil, err
 	}

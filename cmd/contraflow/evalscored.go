@@ -36,7 +36,7 @@ func (k scoredKind) run(cmd *cobra.Command, e *embedder.Embedder, file string, c
 	if len(columns) != len(k.columns) {
 		return usageError{fmt.Errorf("--columns has %d names, want %d as in --columns %s", len(columns), len(k.columns), strings.Join(k.columns, ","))}
 	}
-	result, text, err := k.measure(measuring(cmd), file, columns, func(a, b []string) ([]float64, error) {
+	result, text, err := k.measure(noting(cmd), file, columns, func(a, b []string) ([]float64, error) {
 		if k.asked {
 			return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
 		}

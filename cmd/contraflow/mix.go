@@ -165,7 +165,7 @@ func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
 	if err := mix.Compare(models); err != nil { // before anything is computed
 		return err
 	}
-	data, err := dataset.Open(measuring(cmd), dataset.Source{Paths: f.rows, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery, InOrder: true})
+	data, err := dataset.Open(noting(cmd), dataset.Source{Paths: f.rows, Splits: dataset.HeldOut, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery, InOrder: true})
 	if err != nil {
 		return err
 	}

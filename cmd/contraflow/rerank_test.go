@@ -90,7 +90,7 @@ func TestReranker(t *testing.T) {
 		succeed(t, "train", "-c", recipe, "--out", at(fmt.Sprint("loss", i)), "--set", "loss={name: "+loss+"}", "--set", "train.max_steps=2", "--set", "mesh.replicate=2")
 	}
 	for set, want := range map[string]string{
-		"loss.name=gist":                         `loss.name: is "gist", want one of bce`,
+		"loss.name=gist":                         `loss.name: is "gist", want one of adr_mse, bce`,
 		"loss.scale=3":                           "loss.scale: is for mnrl; the options of cross_entropy are name, self_distill",
 		"loss.margin=3":                          "loss.margin: is for embedders' gist",
 		"loss={name: bce, k: 3}":                 "loss.k: is for rank_net, lambda; the options of bce are name, pos_weight",

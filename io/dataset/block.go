@@ -104,7 +104,8 @@ func (b *Block) Weight(row int) float32 {
 
 // Check returns what is wrong with a row as a *RowError: a text that is null, blank or not UTF-8, a list without elements
 // or of a length that the others don't have, a value of the wrong type, a line that isn't JSON, a weight below 0, a label or a
-// score that is no number, or none for [Source].CheckLabel or CheckScore, a text for CheckText, other scores than documents.
+// score that is no number, or none for [Source].CheckLabel or CheckScore, a text for CheckText, a number of negatives for CheckNegatives, other scores than
+// documents. Of lists every text and score counts, also those that [Source].NegativesPerQuery leaves out of an epoch.
 func (b *Block) Check(row int) error {
 	if column, reason := b.check(row); reason != "" {
 		return b.d.rowError(b.First+int64(row), column, reason)
@@ -151,7 +152,34 @@ func (b *Block) check(row int) (column, reason string) {
 			return column, reason
 		}
 	}
+	if b.d.src.CheckNegatives != nil {
+		if column, reason := b.checkNegatives(row); reason != "" {
+			return column, reason
+		}
+	}
 	return b.checkNumbers(row)
+}
+
+// checkNegatives asks CheckNegatives of a row. The column is the first one of negatives, or else the positive's.
+func (b *Block) checkNegatives(row int) (column, reason string) {
+	n, found := 0, false
+	for role, r := range b.d.roles {
+		if r.role == Query {
+			continue
+		}
+		if !found {
+			column, found = b.d.textName(r.source), r.role == Negative
+		}
+		if r.role == Negative && r.picks != AllNegatives {
+			n += r.picks
+		} else if r.role == Negative {
+			n += max(0, len(b.texts[r.source].row(row))-b.d.firstText(role))
+		}
+	}
+	if err := b.d.src.CheckNegatives(n); err != nil {
+		return column, err.Error()
+	}
+	return "", ""
 }
 
 // checkTexts asks CheckText of each of a row's texts.

@@ -26,7 +26,7 @@ func filesOf(ctx context.Context, path string, bare func(path string) bool) ([]s
 		return []string{path}, nil
 	}
 	if remote(path) {
-		found, err := fetchURL(ctx, path)
+		found, err := fetchURL(ctx, path, HeldOut)
 		slices.Sort(found)
 		return found, err
 	}
@@ -58,7 +58,7 @@ func loadFile(ctx context.Context, path string, add func(query, doc string, rele
 			return err
 		}
 	}
-	t, err := OpenTable(ctx, []string{path})
+	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
 	if err != nil {
 		return err
 	}

@@ -14,16 +14,16 @@ import (
 
 var schemes struct {
 	sync.Mutex
-	fetch map[string]func(ctx context.Context, pattern string) ([]string, error)
+	fetch map[string]func(ctx context.Context, pattern string, s Splits) ([]string, error)
 }
 
-// RegisterScheme makes URLs of a scheme usable as paths. fetch brings what a URL, whose path may be a glob or a folder, stands for onto this machine, and
-// returns where it is; it may be called from several goroutines.
-func RegisterScheme(scheme string, fetch func(ctx context.Context, pattern string) ([]string, error)) {
+// RegisterScheme makes URLs of a scheme usable as paths. fetch brings what a URL, whose path may be a glob or a folder, stands for onto this machine, of
+// a dataset as a whole such splits, and returns where it is; it may be called from several goroutines.
+func RegisterScheme(scheme string, fetch func(ctx context.Context, pattern string, s Splits) ([]string, error)) {
 	schemes.Lock()
 	defer schemes.Unlock()
 	if schemes.fetch == nil {
-		schemes.fetch = map[string]func(context.Context, string) ([]string, error){}
+		schemes.fetch = map[string]func(context.Context, string, Splits) ([]string, error){}
 	}
 	schemes.fetch[scheme] = fetch
 }
@@ -55,20 +55,20 @@ func Pick(names []string, pattern string) (found []string) {
 func remote(path string) bool { return strings.Contains(path, "://") }
 
 // fetchURL brings a URL's files here.
-func fetchURL(ctx context.Context, url string) ([]string, error) {
+func fetchURL(ctx context.Context, url string, s Splits) ([]string, error) {
 	scheme, _, _ := strings.Cut(url, "://")
 	schemes.Lock()
 	f := schemes.fetch[scheme]
 	var known []string
-	for s := range schemes.fetch {
-		known = append(known, s+"://")
+	for name := range schemes.fetch {
+		known = append(known, name+"://")
 	}
 	schemes.Unlock()
 	if f == nil {
 		slices.Sort(known)
 		return nil, fail(ErrNoFiles, "%s: no way to read %s:// is known; known are paths and %s", url, scheme, strings.Join(known, ", "))
 	}
-	paths, err := f(ctx, url)
+	paths, err := f(ctx, url, s)
 	if err == nil && len(paths) == 0 {
 		err = fail(ErrNoFiles, "%s matches no file", url)
 	}
@@ -86,7 +86,7 @@ func fetchFolder(ctx context.Context, url string) (string, error) {
 		var found []string
 		var err error
 		for _, pattern := range []string{part + ".*", part + "/*"} {
-			if found, err = fetchURL(ctx, url+"/"+pattern); err == nil {
+			if found, err = fetchURL(ctx, url+"/"+pattern, HeldOut); err == nil {
 				break
 			}
 		}

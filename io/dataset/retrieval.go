@@ -96,8 +96,21 @@ func grade(text string) (float64, error) {
 //
 // Judgements of unknown queries are left out and counted, those of unknown documents are kept apart; it is an error when no others remain, when
 // an id comes twice, or a judgement with another grade, when a query is empty, or when a document's text is null and it has no title. Documents that
-// are empty are counted, and so are judgements that are only repeated.
+// are empty are counted, and so are judgements that are only repeated. Of a URL that names a dataset as a whole they are what is [HeldOut].
 func LoadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
+	r, err := loadRetrieval(ctx, queries, corpus, qrels)
+	return r, measured(err)
+}
+
+// measured is the error of rows that a model is measured on. None is left out, as others of training data are: a number of fewer rows is another task's.
+func measured(err error) error {
+	if errors.Is(err, ErrBadRow) {
+		return fmt.Errorf("%w; a model is measured on all rows, so it takes a file without this one, or with it put right", err)
+	}
+	return err
+}
+
+func loadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retrieval, error) {
 	queries, corpus, qrels, err := layoutBEIR(ctx, queries, corpus, qrels)
 	if err != nil {
 		return nil, err
@@ -173,7 +186,7 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 		}
 	}
 	if remote(qrels) { // it may be a .tsv file that is no table
-		found, err := fetchURL(ctx, qrels)
+		found, err := fetchURL(ctx, qrels, HeldOut)
 		if err != nil {
 			return "", "", "", err
 		}
@@ -263,7 +276,7 @@ func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(i
 			return err
 		}
 	}
-	t, err := OpenTable(ctx, []string{path})
+	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
 	if err != nil {
 		return err
 	}
@@ -303,7 +316,7 @@ type Pairs struct {
 	Scores []float64
 }
 
-// LoadPairs reads the named columns of files as [OpenTable] does; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
+// LoadPairs reads the named columns of files as [OpenTableOf] does what is [HeldOut]; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
 func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
 	return loadPairs(ctx, path, a, b, score, func(text string) (float64, string) {
 		s, err := parseNumber(text)
@@ -363,7 +376,7 @@ func LoadTriplets(ctx context.Context, path, query, positive, negative string) (
 
 // loadColumns yields the texts of columns, which may be templates, and what a column of numbers has, unless it is "". A reason makes an error of the row.
 func loadColumns(ctx context.Context, path string, names []string, number string, row func(texts []string, number string) (reason string)) error {
-	t, err := OpenTable(ctx, []string{path})
+	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
 	if err != nil {
 		return err
 	}
@@ -389,7 +402,7 @@ func loadColumns(ctx context.Context, path string, names []string, number string
 		texts[i].joined = &j
 	}
 	read := make([]string, len(names))
-	return t.cells(ctx, columns, func(n int64, c []cell) error {
+	return measured(t.cells(ctx, columns, func(n int64, c []cell) error {
 		for i, x := range texts {
 			if read[i] = c[x.column].text; x.joined != nil {
 				text, off, n := x.joined.appendTo(nil, func(column int) []byte { return []byte(c[column].text) })
@@ -403,7 +416,7 @@ func loadColumns(ctx context.Context, path string, names []string, number string
 			return &RowError{Row: n, Location: t.Locate(n), Column: number, Reason: reason}
 		}
 		return nil
-	})
+	}))
 }
 
 // cell is a scalar as text.

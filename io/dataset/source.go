@@ -26,6 +26,7 @@ type Source struct {
 	// .parquet files, .jsonl, .ndjson or .json files (of JSON lines, or each one JSON array of objects), .csv and .tsv files whose first line names the columns (the last five also
 	// .gz and .zst), in small or capital letters, and globs of those. What is there by the name that is given is that file, not a glob. In separated values lists are cells of JSON: ["a", "b"].
 	Paths     []string
+	Splits    Splits // of a dataset that a URL among Paths names as a whole
 	Query     string
 	Positive  string // "" if rows are single texts with a Label or a Teacher's embedding
 	Negatives []string
@@ -46,6 +47,9 @@ type Source struct {
 	Scores []string
 	// CheckScore is CheckLabel of each score.
 	CheckScore func(score float64) error
+	// CheckNegatives says what is wrong with how many negatives a row has for what it is to be used for, such as loss.Triplet's, which takes at least one; the row
+	// can't be used then. nil: any number will do.
+	CheckNegatives func(n int) error
 	// CheckText says of a text that has something in it, or of its ids where Tokens has those read, what is wrong with it for what it is to be used for; its
 	// row can't be used then. "": nothing is. Of a list it is asked of every text. It is called from several goroutines; nil: any text will do.
 	CheckText func(role Role, text string, ids []int32) string
@@ -181,7 +185,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err er
 	if src.InOrder {
 		named = expandInOrder
 	}
-	paths, err := named(ctx, src.Paths)
+	paths, err := named(ctx, src.Paths, src.Splits)
 	if err != nil {
 		return nil, err
 	}
@@ -358,14 +362,14 @@ func InGlob(name string) string {
 }
 
 // expand turns files, globs and URLs into sorted, distinct paths.
-func expand(ctx context.Context, patterns []string) ([]string, error) {
-	paths, err := expandInOrder(ctx, patterns)
+func expand(ctx context.Context, patterns []string, s Splits) ([]string, error) {
+	paths, err := expandInOrder(ctx, patterns, s)
 	slices.Sort(paths)
 	return slices.Compact(paths), err
 }
 
 // expandInOrder keeps the order of the patterns, and files that are named twice. The files of one pattern are in the order of their paths.
-func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
+func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, error) {
 	if len(patterns) == 0 {
 		return nil, fail(ErrNoFiles, "no path of data files is given")
 	}
@@ -377,7 +381,7 @@ func expandInOrder(ctx context.Context, patterns []string) ([]string, error) {
 		found := []string{filepath.Clean(p)}
 		if remote(p) {
 			var err error
-			if found, err = fetchURL(ctx, p); err != nil {
+			if found, err = fetchURL(ctx, p, s); err != nil {
 				return nil, err
 			}
 		} else if IsGlob(p) {

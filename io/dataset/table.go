@@ -24,6 +24,7 @@ type Table struct {
 	arena  []byte       // of the text at hand, if it is joined
 	empty  bool         // texts of nothing are texts
 	bad    bool         // rows that can't be read are rows of nulls
+	splits Splits       // that URLs stand for
 }
 
 // KeepEmpty has texts without anything in them taken, as corpora have some and their rows are to keep their places. Otherwise they are errors.
@@ -56,6 +57,11 @@ func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
 	return openTable(ctx, patterns, &Table{})
 }
 
+// OpenTableOf is [OpenTable] where URLs that name datasets as a whole stand for other splits than train.
+func OpenTableOf(ctx context.Context, patterns []string, s Splits) (*Table, error) {
+	return openTable(ctx, patterns, &Table{splits: s})
+}
+
 // OpenTableWithBad is [OpenTable] for programs that leave out rows that can't be used. A line that is no JSON, or a row with more or fewer fields
 // than its file has columns, is no error: it has no part in the columns' types and keeps its place as a row of nulls, and [Chunk].Bad says what
 // is wrong with it. So it does of rows whose texts can't be used: an empty one stands for them.
@@ -64,7 +70,7 @@ func OpenTableWithBad(ctx context.Context, patterns []string) (*Table, error) {
 }
 
 func openTable(ctx context.Context, patterns []string, t *Table) (*Table, error) {
-	paths, err := expandInOrder(ctx, patterns)
+	paths, err := expandInOrder(ctx, patterns, t.splits)
 	if err != nil {
 		return nil, err
 	}

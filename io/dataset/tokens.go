@@ -53,7 +53,7 @@ func (d *Dataset) Cut() int64 { return d.cut }
 
 // PreparedTokens says what made the ids in the files that the source names; nil if some have none.
 func PreparedTokens(ctx context.Context, src Source) (*TokenInfo, error) {
-	paths, err := expand(ctx, src.Paths)
+	paths, err := expand(ctx, src.Paths, src.Splits)
 	if err != nil {
 		return nil, err
 	}

@@ -16,28 +16,14 @@ const (
 	All                   // all there are
 )
 
-type (
-	splitsKey struct{}
-	noteKey   struct{}
-)
-
-// WithSplits has URLs that are read with a context stand for other splits than train.
-func WithSplits(ctx context.Context, s Splits) context.Context {
-	return context.WithValue(ctx, splitsKey{}, s)
-}
+type noteKey struct{}
 
 // WithNote has note called with what a user should know of URLs that are read with a context, such as the split that a dataset was found to have.
 func WithNote(ctx context.Context, note func(message string)) context.Context {
 	return context.WithValue(ctx, noteKey{}, note)
 }
 
-// SplitsOf are a context's, and Note its function, nil if it has none: for the functions of [RegisterScheme].
-func SplitsOf(ctx context.Context) Splits {
-	s, _ := ctx.Value(splitsKey{}).(Splits)
-	return s
-}
-
-// Note is described at [SplitsOf].
+// Note is a context's function, nil if it has none: for those of [RegisterScheme].
 func Note(ctx context.Context) func(message string) {
 	note, _ := ctx.Value(noteKey{}).(func(string))
 	return note

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"contraflow/io/atomicfile"
+
+	"contraflow/io/dataset"
 )
 
 var (
@@ -35,6 +37,8 @@ type Options struct {
 	// Warn, if not nil, gets what a user should know although the model was found, such as that the hub did not answer
 	// and the cached model is used.
 	Warn func(message string)
+
+	Splits dataset.Splits // of a dataset that Data is asked for as a whole
 }
 
 // Progress of a download. Sizes are in bytes; what was already there counts as done.

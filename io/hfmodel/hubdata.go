@@ -16,8 +16,8 @@ import (
 )
 
 func init() {
-	dataset.RegisterScheme("hf", func(ctx context.Context, url string) ([]string, error) {
-		return Data(ctx, url, Options{Warn: dataset.Note(ctx)})
+	dataset.RegisterScheme("hf", func(ctx context.Context, url string, s dataset.Splits) ([]string, error) {
+		return Data(ctx, url, Options{Warn: dataset.Note(ctx), Splits: s})
 	})
 }
 
@@ -33,7 +33,7 @@ const dataPrefix = "hf://datasets/"
 // Configurations and splits are what the dataset's card says, or else what its files' names say, as Python's datasets has it; files without a split's
 // word in their names are train. Of the files of a split that names say, the parquet files are taken, or where there are none those of JSON, or those of
 // CSV and TSV; what is no data by its name, such as README.md or dataset_infos.json, never. Where nothing says which configuration is the default, or the
-// split is not there, or no file is what the card names, that is an error with those there are. [dataset.WithSplits] has a dataset without a split's name
+// split is not there, or no file is what the card names, that is an error with those there are. Options.Splits has a dataset without a split's name
 // stand for others than train; of what is to measure with, Options.Warn is told the split.
 //
 // Offline the same holds of what the cache has. It is an error where the files of a split are not all there, as far as the card or the count in their names
@@ -72,7 +72,7 @@ func Data(ctx context.Context, ref string, o Options) (paths []string, err error
 	if err != nil {
 		return nil, err
 	}
-	meant := meant{whole: whole{url: dataPrefix + strings.TrimRight(rest, "/"), folder: glob, part: p, splits: dataset.SplitsOf(ctx), note: h.opts.Warn}, given: given}
+	meant := meant{whole: whole{url: dataPrefix + strings.TrimRight(rest, "/"), folder: glob, part: p, splits: o.Splits, note: h.opts.Warn}, given: given}
 	h.kind = "datasets"
 	h.storage = filepath.Join(h.cache, "datasets--"+strings.ReplaceAll(id, "/", "--"))
 	if !h.opts.Offline {

@@ -130,7 +130,7 @@ func TestDataOffline(t *testing.T) {
 			h.token = "now private"
 			for _, offline := range []bool{true, false} { // or the hub answers no more
 				notes := ""
-				files, err := Data(dataset.WithSplits(t.Context(), c.splits), wholeName+c.then, Options{Offline: offline, Warn: func(m string) { notes += m }})
+				files, err := Data(t.Context(), wholeName+c.then, Options{Splits: c.splits, Offline: offline, Warn: func(m string) { notes += m }})
 				for i := range files {
 					files[i] = filepath.Base(files[i])
 				}
@@ -177,8 +177,8 @@ func TestDataNotes(t *testing.T) {
 	notes := []string{}
 	read := func(splits dataset.Splits, want string) {
 		t.Helper()
-		ctx := dataset.WithNote(dataset.WithSplits(t.Context(), splits), func(m string) { notes = append(notes, m) })
-		d, err := dataset.Open(ctx, dataset.Source{Paths: []string{wholeName}, Query: "query", Positive: "query"})
+		ctx := dataset.WithNote(t.Context(), func(m string) { notes = append(notes, m) })
+		d, err := dataset.Open(ctx, dataset.Source{Paths: []string{wholeName}, Splits: splits, Query: "query", Positive: "query"})
 		if err != nil {
 			t.Fatal(err)
 		}

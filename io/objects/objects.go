@@ -41,8 +41,9 @@ import (
 )
 
 func init() {
-	dataset.RegisterScheme("s3", Fetch)
-	dataset.RegisterScheme("gs", Fetch)
+	for _, scheme := range []string{"s3", "gs"} {
+		dataset.RegisterScheme(scheme, func(ctx context.Context, ref string, _ dataset.Splits) ([]string, error) { return Fetch(ctx, ref) })
+	}
 }
 
 // Fetch brings what a URL stands for into the cache and returns the copies' paths, in the order of their keys. The key may be a glob, in which * does not

@@ -93,7 +93,7 @@ func (r *Rules) avoid(ctx context.Context, a Against) error {
 	if r.seen == nil {
 		r.seen = map[uint64]struct{}{}
 	}
-	t, err := dataset.OpenTable(dataset.WithSplits(ctx, dataset.All), a.Path) // rows to train on may be among its own to train on
+	t, err := dataset.OpenTableOf(ctx, a.Path, dataset.All) // rows to train on may be among its own to train on
 	if err != nil {
 		return err
 	}

@@ -44,10 +44,10 @@ func TestContaminationIsOfNormalizedTexts(t *testing.T) {
 func TestContaminationOfAllSplits(t *testing.T) {
 	const test = "these words are of a row to test with"
 	dir := t.TempDir()
-	dataset.RegisterScheme("whole", func(ctx context.Context, _ string) (files []string, err error) {
+	dataset.RegisterScheme("whole", func(_ context.Context, _ string, splits dataset.Splits) (files []string, err error) {
 		for name, text := range map[string]string{"train": "nothing else is said by what one trains on", "test": test} {
 			file := filepath.Join(dir, name+".jsonl")
-			if name == "train" || dataset.SplitsOf(ctx) == dataset.All {
+			if name == "train" || splits == dataset.All {
 				files = append(files, file)
 			}
 			err = errors.Join(err, os.WriteFile(file, fmt.Appendf(nil, "{\"text\": %q}\n", text), 0o666))

@@ -91,6 +91,9 @@ type Batch struct {
 	Special []int32 // tokens that have no lexical weight
 	Step    int     // of training, from 0
 
+	// Ragged tells that rows have any number of negatives: that nobody has one here does not mean that the data has none.
+	Ragged bool
+
 	Dataset int // which one the rows are from, of several
 
 	// Draw is a number that is another one for every batch, and the same on all replicas: what a loss draws at random follows from it.

@@ -374,9 +374,18 @@ func rowsMemory(z Size, m Metric) int {
 type needs struct {
 	tokens         bool // there may be no embeddings
 	labels, scores bool
+	orNegatives    bool // labels are not needed where there are negatives, or may be
 	pairs          bool // no negatives
-	negatives      bool // some negatives
+	negatives      bool // some negatives, or rows that may have some
 	unweighted     bool
+}
+
+// checkNegatives refuses a row without negatives, for a loss of this name.
+func checkNegatives(name string, n int) error {
+	if n < 1 {
+		return fmt.Errorf("the row has no negatives, which %s compares with the positive", name)
+	}
+	return nil
 }
 
 func (b *Batch) need(n needs) error {
@@ -390,13 +399,13 @@ func (b *Batch) need(n needs) error {
 		return err
 	}
 	switch {
-	case n.labels && b.Labels == nil:
+	case n.labels && b.Labels == nil && !(n.orNegatives && (len(b.Owner) > 0 || b.Ragged)):
 		return fmt.Errorf("the loss needs labels: data.train[].label (in Go dataset.Source.Label) names their column")
 	case n.scores && b.Scores == nil:
 		return fmt.Errorf("the loss needs a teacher's scores: data.train[].scores (in Go dataset.Source.Scores) names their columns")
 	case n.pairs && len(b.Owner) > 0:
 		return fmt.Errorf("the loss takes pairs with labels, and the batch has negatives: leave out data.train[].negatives (in Go dataset.Source.Negatives)")
-	case n.negatives && len(b.Owner) == 0:
+	case n.negatives && len(b.Owner) == 0 && !b.Ragged:
 		return fmt.Errorf("the loss needs negatives: data.train[].negatives (in Go dataset.Source.Negatives) names their columns")
 	}
 	if n.unweighted {

@@ -183,6 +183,9 @@ func (Triplet) SplitsRows() {}
 
 func (Triplet) MeansRows() bool { return true }
 
+// CheckNegatives refuses a row without negatives, of which there is no mean. Compute takes it, with a loss of 0; dataset.Source.CheckNegatives refuses it.
+func (Triplet) CheckNegatives(n int) error { return checkNegatives("triplet", n) }
+
 // Check finds settings that make no sense.
 func (l Triplet) Check() error {
 	if err := checkMetric(l.Metric, Cosine, Euclidean, Manhattan); err != nil {
@@ -232,6 +235,9 @@ type MarginMSE struct {
 func (MarginMSE) SplitsRows() {}
 
 func (MarginMSE) MeansRows() bool { return true }
+
+// CheckNegatives is Triplet's.
+func (MarginMSE) CheckNegatives(n int) error { return checkNegatives("margin_mse", n) }
 
 // Check finds settings that make no sense.
 func (l MarginMSE) Check() error {
@@ -289,6 +295,9 @@ type DistillKL struct {
 func (DistillKL) SplitsRows() {}
 
 func (DistillKL) MeansRows() bool { return true }
+
+// CheckNegatives refuses a row without negatives: a distribution over one document is the teacher's whatever its score is. As for Triplet, Compute takes it.
+func (DistillKL) CheckNegatives(n int) error { return checkNegatives("distill_kl", n) }
 
 // Check finds settings that make no sense.
 func (l DistillKL) Check() error {
@@ -376,7 +385,7 @@ func (l CoSENT) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 	if err := l.Check(); err != nil {
 		return Result{}, err
 	}
-	if err := b.need(needs{labels: len(b.Owner) == 0, unweighted: true}); err != nil {
+	if err := b.need(needs{labels: true, orNegatives: true, unweighted: true}); err != nil {
 		return Result{}, err
 	}
 	mark := a.Mark()

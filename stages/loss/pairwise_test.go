@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -249,6 +250,26 @@ func TestPairwiseRagged(t *testing.T) {
 			}
 		}
 		checkGradient(t, s, l, b, 1e-7)
+	}
+}
+
+// Where rows may have negatives, a batch in which none has one is no error: there is nothing to compare. Where none can have any, and no labels, it is one.
+func TestPairwiseWithoutNegatives(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	for _, l := range []Loss{MarginMSE{}, DistillKL{}, Triplet{}, CoSENT{Metric: Angle}} {
+		b := ragged(t, s, rand.New(rand.NewPCG(5, 6)))
+		n := 2 * b.Rows
+		b.Embeddings, b.Gradient, b.Owner, b.Texts, b.Scores, b.Labels = b.Embeddings.Span(0, n), b.Gradient.Span(0, n), nil, b.Texts[:n], b.Scores[:b.Rows], nil
+		a := newArena(t, s, l.Memory(b.Size()))
+		defer a.Free()
+		if _, err := l.Compute(s, a, b); err == nil || !strings.HasPrefix(err.Error(), "the loss needs ") {
+			t.Errorf("%T: %v", l, err)
+		}
+		b.Ragged = true
+		r, err := l.Compute(s, a, b)
+		if err != nil || r.Sum != 0 || r.Weight != float64(b.Rows) || slices.ContainsFunc(gpustage.Slice[float64](b.Gradient), func(d float64) bool { return d != 0 }) {
+			t.Errorf("%T: %+v, %v", l, r, err)
+		}
 	}
 }
 

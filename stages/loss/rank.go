@@ -18,8 +18,8 @@ import (
 // layer but the last, of -sum q log softmax(s) besides, where q, the softmax of the last layer's scores, has no gradient (FlagEmbedding's
 // layer-wise rerankers).
 //
-// What is relevant the data says: Scores, one for each document, or Labels of rows that have one document each; or else the
-// first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
+// What is relevant the data says: Scores, one for each document, or Labels of rows that have one document each, or with margin_mse, without Scores, Labels that
+// are l_0 - l_j for all j of a row; or else the first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
 //
 //	cross_entropy  -log p of the first document (FlagEmbedding's rerankers)
 //	mnrl           cross_entropy of Scale sigmoid(s) in the place of s, where documents of other rows are in the group (sentence-transformers')
@@ -31,16 +31,19 @@ import (
 //	bce            mean of -l log sigmoid(s) - (1-l) log sigmoid(-s), the first times PosWeight
 //	mse            mean of (s - l)^2
 //	margin_mse     mean over the others of ((s_0 - s_j) - (l_0 - l_j))^2 (Hofstätter et al., arXiv 2010.02666)
+//	adr_mse        mean over the documents of (r - a)^2 / log2(1 + r), r the rank by label, of equal ones the mean of theirs, and a the approximate
+//	               one by score, 1 + sum over the others of sigmoid(Alpha (s_j - s_i)) (Rank-DistiLLM: Schlatt et al., arXiv 2405.07920)
 //	rank_net       mean over pairs l_i > l_j of -log2 sigmoid(Sigma (s_i - s_j)) (Burges et al., ICML 2005)
 //	lambda         likewise, weighted by what a swap would change of nDCG (Wang et al., CIKM 2018); see Scheme
 //
 // sentence-transformers' losses of CrossEncoder have these names, and the values are theirs. A group counts as its row's weight says, but
-// with rank_net and lambda as many times as it has pairs: they are means over a batch's pairs.
+// with rank_net and lambda as many times as it has pairs, and with adr_mse as it has documents: they are means over a batch's pairs, and documents.
 type Groups struct {
 	Name      GroupLoss
 	Scheme    Scheme  // lambda: NDCGLoss2PP if empty
 	K         int     // rank_net, lambda: pairs with a document among the first K by score; 0: all
 	Sigma     float64 // 0: 1
+	Alpha     float64 // adr_mse; 0: 1
 	Mu        float64 // of ndcg_loss2pp; 0: 10
 	PosWeight float64 // bce; 0: 1
 	ByLabel   bool    // list_mle, p_list_mle
@@ -66,6 +69,7 @@ const (
 	GroupBCE          GroupLoss = "bce"
 	GroupMSE          GroupLoss = "mse"
 	GroupMarginMSE    GroupLoss = "margin_mse"
+	GroupADRMSE       GroupLoss = "adr_mse"
 	GroupRankNet      GroupLoss = "rank_net"
 	GroupLambda       GroupLoss = "lambda"
 )
@@ -90,7 +94,7 @@ const (
 
 // GroupLosses, Schemes and Activations list them.
 var (
-	GroupLosses = []GroupLoss{GroupCrossEntropy, GroupMNRL, GroupKL, GroupDistill, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupRankNet, GroupLambda}
+	GroupLosses = []GroupLoss{GroupCrossEntropy, GroupMNRL, GroupKL, GroupDistill, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupADRMSE, GroupRankNet, GroupLambda}
 	// SelfDistilling are the losses that SelfDistill can be added to.
 	SelfDistilling = []GroupLoss{GroupCrossEntropy, GroupKL, GroupDistill, GroupListNet}
 	Schemes        = []Scheme{NDCGLoss2PP, NDCGLoss2, NDCGLoss1, LambdaRank}
@@ -119,8 +123,8 @@ func (g Groups) Check() error {
 		return fmt.Errorf("there is no activation %q: want %s", g.Activation, joinNames(Activations))
 	case !(g.Scale >= 0) || math.IsInf(g.Scale, 0):
 		return fmt.Errorf("%s: scale is %v, want a positive number", g.Name, g.Scale)
-	case g.K < 0 || !(g.Sigma >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
-		return fmt.Errorf("%s: k, sigma, mu and pos_weight can't be negative", g.Name)
+	case g.K < 0 || !(g.Sigma >= 0) || !(g.Alpha >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
+		return fmt.Errorf("%s: k, sigma, alpha, mu and pos_weight can't be negative", g.Name)
 	case g.SelfDistill && !slices.Contains(SelfDistilling, g.Name):
 		return fmt.Errorf("%s: self_distill is of %s, which are of a softmax as what the last layer teaches is", g.Name, joinNames(SelfDistilling))
 	case g.Mu != 0 && g.Scheme != "" && g.Scheme != NDCGLoss2PP:
@@ -135,8 +139,8 @@ func (g Groups) Pairs() bool { return g.Name == GroupRankNet || g.Name == GroupL
 // SplitsRows tells that Groups is a RowSplitter: groups don't see each other.
 func (Groups) SplitsRows() {}
 
-// MeansRows tells that it is a mean over groups, and not over pairs of documents.
-func (g Groups) MeansRows() bool { return !g.Pairs() }
+// MeansRows tells that it is a mean over groups, and not over documents or pairs of them.
+func (g Groups) MeansRows() bool { return !g.Pairs() && g.Name != GroupADRMSE }
 
 // Memory is the copy of the scores that Compute makes, and of their gradient.
 func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size()+64) + 128 }
@@ -157,6 +161,14 @@ const mostGain = 900
 
 // CheckScore is CheckLabel of a document's score, which is its label.
 func (g Groups) CheckScore(y float64) error { return g.CheckLabel(y) }
+
+// CheckNegatives refuses a row of one document where the objective is a mean over the others. Compute takes it, with a loss of 0; dataset.Source.CheckNegatives refuses it.
+func (g Groups) CheckNegatives(n int) error {
+	if g.Name == GroupMarginMSE {
+		return checkNegatives(string(g.Name), n)
+	}
+	return nil
+}
 
 // LabelError is about a row whose labels a loss can't take.
 type LabelError struct {
@@ -219,13 +231,14 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 			switch {
 			case b.Scores != nil:
 				l[k] = b.Scores[at]
-			case b.Labels != nil:
+			case b.Labels != nil && (k == 0 || g.Name != GroupMarginMSE):
 				l[k] = b.Labels[i]
+			case b.Labels != nil: // whose difference to the first is the label
 			case k == 0:
 				l[k] = 1
 			}
 		}
-		if b.Scores == nil && b.Labels != nil && n > 1 {
+		if b.Scores == nil && b.Labels != nil && n > 1 && g.Name != GroupMarginMSE {
 			return r, &LabelError{i, fmt.Sprintf("it has a label and %d documents: labels are for rows of one; scores are one for each document", n)}
 		}
 		for _, v := range l {
@@ -308,6 +321,8 @@ func (g Groups) ofGroup(s, l, d []float64) (sum, weight float64) {
 			d[0] += 2 * e / (n - 1)
 			d[j] -= 2 * e / (n - 1)
 		}
+	case GroupADRMSE:
+		return g.ranks(s, l, d), n
 	case GroupRankNet, GroupLambda:
 		return g.pairwise(s, l, d)
 	}
@@ -380,6 +395,36 @@ func (g Groups) listMLE(s, l, d []float64) (sum float64) {
 		d[order[i]] -= weights[i]
 		for k, v := range rest {
 			d[order[n-1-k]] += weights[i] * math.Exp(v-lse)
+		}
+	}
+	return sum
+}
+
+// ranks is adr_mse, summed over the group.
+func (g Groups) ranks(s, l, d []float64) (sum float64) {
+	alpha := cmp.Or(g.Alpha, 1)
+	for i := range s {
+		rank, found := 0.5, 1.0
+		for j := range s {
+			switch {
+			case l[j] > l[i]:
+				rank++
+			case l[j] == l[i]:
+				rank += 0.5
+			}
+			if j != i {
+				found += sigmoid(alpha * (s[j] - s[i]))
+			}
+		}
+		weight, off := 1/math.Log2(rank+1), found-rank
+		sum += weight * off * off
+		for j := range s {
+			if j != i {
+				x := alpha * (s[j] - s[i])
+				slope := 2 * weight * off * alpha * sigmoid(x) * sigmoid(-x)
+				d[j] += slope
+				d[i] -= slope
+			}
 		}
 	}
 	return sum

@@ -133,7 +133,7 @@ func TestGroupsRows(t *testing.T) {
 		}
 		return r, grad, err
 	}
-	for _, name := range []GroupLoss{GroupBCE, GroupRankNet, GroupLambda} {
+	for _, name := range []GroupLoss{GroupBCE, GroupADRMSE, GroupRankNet, GroupLambda} {
 		said, dSaid, err := run(Groups{Name: name}, func(*Batch) {})
 		if err != nil {
 			t.Fatal(err)

@@ -17,7 +17,7 @@ type Term struct {
 
 // Sum is the sum of losses of a batch's embeddings, each the mean over what it is a mean over (rows, documents, pairs of pairs) times its factor.
 //
-// Where all terms are means over rows ([RowMean]: every loss of this package for embeddings, and those of [Groups] but rank_net and lambda), the
+// Where all terms are means over rows ([RowMean]: every loss of this package for embeddings, and those of [Groups] but rank_net, lambda and adr_mse), the
 // sum is one too: it splits rows, so that replicas share the work, and the rows of a step's batches count alike in every term.
 //
 // A term that is a mean over anything else, or a loss of one's own that does not say so, is divided by its own weight of the batch, and the sum counts

@@ -103,6 +103,11 @@ func TestDocumentsKeys(t *testing.T) {
 		{"reranker", "documents: docs, positive: p, scores: labels", "lambda", "data.train[0].positive: is among the documents already"},
 		{"reranker", "documents: docs, negatives: [n], scores: labels", "lambda", "data.train[0].negatives: are among the documents already"},
 		{"reranker", "positive: docs, label: labels", "lambda", "documents: names a column with a list of them, of which scores: names one with a label of each"},
+		{"reranker", "positive: p, negatives: [n], label: l", "margin_mse", ""},
+		{"reranker", "positive: p, negatives: [n]", "margin_mse", "data.train[0].scores: are missing: loss.name: margin_mse learns from a score of each document, or from their difference as label"},
+		{"reranker", "positive: p, negatives: [n], label: l, scores: s", "margin_mse", "data.train[0].label: is for pairs, or margin_mse without scores"},
+		{"reranker", "positive: p, negatives: [n], label: l", "[margin_mse, bce]", "data.train[0].label: is for pairs, or margin_mse without scores"},
+		{"reranker", "documents: docs", "margin_mse", "data.train[0].scores: are missing"},
 		{"embedder", "documents: docs, scores: labels", "distill_kl", "data.train[0].documents: is for model.kind: reranker"},
 	} {
 		_, err := Parse("recipe", []byte(fmt.Sprintf(text, c.kind, c.columns, c.loss)), nil)

@@ -165,11 +165,6 @@ func (x *Run) openEval(ctx context.Context) error {
 	return x.openScored(ctx)
 }
 
-// measuring has datasets of the hub that a key names as a whole stand for rows to measure with, and notes which.
-func (x *Run) measuring(ctx context.Context, key string) context.Context {
-	return dataset.WithSplits(x.noting(ctx, key), dataset.HeldOut)
-}
-
 // noting has what is to be known of a key's files become notes of the run.
 func (x *Run) noting(ctx context.Context, key string) context.Context {
 	if !x.Main() {
@@ -179,7 +174,7 @@ func (x *Run) noting(ctx context.Context, key string) context.Context {
 }
 
 func (x *Run) loadTask(ctx context.Context, t *task, queries, corpus, qrels string, text embedder.Text) (err error) {
-	if t.data, err = dataset.LoadRetrieval(x.measuring(ctx, t.key), queries, corpus, qrels); err != nil {
+	if t.data, err = dataset.LoadRetrieval(x.noting(ctx, t.key), queries, corpus, qrels); err != nil {
 		return fmt.Errorf("%s: %w", t.key, err)
 	}
 	if note := t.data.Note(); note != "" {

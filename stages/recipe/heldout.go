@@ -150,8 +150,8 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 		return err
 	}
 	files := h.source().files(l, false)
-	files.CheckText = text.CheckText(0)
-	d, err := dataset.Open(x.measuring(ctx, key), files)
+	files.CheckText, files.Splits = text.CheckText(0), dataset.HeldOut
+	d, err := dataset.Open(x.noting(ctx, key), files)
 	if err != nil {
 		return err
 	}

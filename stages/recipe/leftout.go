@@ -62,9 +62,19 @@ type SkippedRow struct {
 	File     string `json:"file"`
 	RowGroup *int   `json:"row_group,omitempty"` // parquet
 	Row      int64  `json:"row"`                 // of the file, from 0
-	Line     int64  `json:"line,omitempty"`      // JSON lines, from 1
+	Line     int64  `json:"line,omitempty"`      // JSON lines, .csv and .tsv, from 1
+	Element  int64  `json:"element,omitempty"`   // of a file that is a JSON array, from 1
 	Column   string `json:"column,omitempty"`
 	Reason   string `json:"reason"`
+}
+
+// Where says where the row is, as errors do.
+func (r SkippedRow) Where() dataset.Location {
+	at := dataset.Location{File: r.File, RowGroup: -1, Row: r.Row, Line: r.Line, Element: r.Element}
+	if r.RowGroup != nil {
+		at.RowGroup = *r.RowGroup
+	}
+	return at
 }
 
 // skippedFile is where in save.dir they are; with notBegun behind it those of a run that has not begun.
@@ -81,7 +91,7 @@ func writeSkipped(path string, rows []*dataset.RowError) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	for _, s := range rows {
-		row := SkippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Column: s.Column, Reason: s.Reason}
+		row := SkippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Element: s.Location.Element, Column: s.Column, Reason: s.Reason}
 		if s.Location.RowGroup >= 0 {
 			row.RowGroup = &s.Location.RowGroup
 		}

@@ -50,6 +50,7 @@ type Loss struct {
 	Weighting loss.Scheme `yaml:"weighting,omitempty"`
 	K         int         `yaml:"k,omitempty"`
 	Sigma     float64     `yaml:"sigma,omitempty"`
+	Alpha     float64     `yaml:"alpha,omitempty"`
 	Mu        float64     `yaml:"mu,omitempty"`
 	PosWeight float64     `yaml:"pos_weight,omitempty"`
 	ByLabel   bool        `yaml:"by_label,omitempty"`
@@ -392,14 +393,17 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 }
 
 // checkLabel is what a dataset's labels must be for the loss; nil: numbers.
-func (l Loss) checkLabel() func(float64) error { return l.checkNumber((*Loss).termLabel) }
+func (l Loss) checkLabel() func(float64) error { return checkAll(l, (*Loss).termLabel) }
 
 // checkScore is what its scores must be.
-func (l Loss) checkScore() func(float64) error { return l.checkNumber((*Loss).termScore) }
+func (l Loss) checkScore() func(float64) error { return checkAll(l, (*Loss).termScore) }
 
-// checkNumber is what is a number for each of the loss's terms; nil: all are.
-func (l Loss) checkNumber(of func(*Loss) func(float64) error) func(float64) error {
-	var checks []func(float64) error
+// checkNegatives is how many negatives a row must have; nil: any number.
+func (l Loss) checkNegatives() func(int) error { return checkAll(l, (*Loss).termNegatives) }
+
+// checkAll is what is a number for each of a loss's terms; nil: all are.
+func checkAll[T any](l Loss, of func(*Loss) func(T) error) func(T) error {
+	var checks []func(T) error
 	for _, t := range l.each("") {
 		if check := of(t); check != nil {
 			checks = append(checks, check)
@@ -408,9 +412,9 @@ func (l Loss) checkNumber(of func(*Loss) func(float64) error) func(float64) erro
 	if checks == nil {
 		return nil
 	}
-	return func(y float64) error {
+	return func(x T) error {
 		for _, check := range checks {
-			if err := check(y); err != nil {
+			if err := check(x); err != nil {
 				return err
 			}
 		}
@@ -440,11 +444,26 @@ func (l *Loss) termScore() func(float64) error {
 	return nil
 }
 
+// termNegatives is checkNegatives of a loss that is no sum.
+func (l *Loss) termNegatives() func(int) error {
+	switch k := l.kind(); {
+	case k.reranker && l.groups().Name == loss.GroupMarginMSE:
+		return l.groups().CheckNegatives
+	case k.names[0] == "triplet":
+		return loss.Triplet{}.CheckNegatives
+	case k.names[0] == "margin_mse":
+		return loss.MarginMSE{}.CheckNegatives
+	case k.names[0] == "distill_kl":
+		return loss.DistillKL{}.CheckNegatives
+	}
+	return nil
+}
+
 // reads tells which columns beside the texts the loss reads, where it does not need them.
 func (l Loss) reads() (label, scores, teacher bool) {
 	k := l.kind()
 	if k.reranker {
-		return l.Name == "bce" || l.Name == "mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
+		return l.Name == "bce" || l.Name == "mse" || l.Name == "margin_mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
 	}
 	angle, margin := k.names[0] == "angle", k.names[0] == "margin_mse"
 	return k.label || angle || margin, k.scores || margin || k.m3 && l.Distillation != "", k.teacher

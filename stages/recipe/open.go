@@ -501,7 +501,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 func (s Source) files(l Loss, tokens bool) dataset.Source {
 	return dataset.Source{
 		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
-		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, CheckScore: l.checkScore(), Teacher: s.Teacher, Tokens: tokens,
+		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, CheckScore: l.checkScore(), CheckNegatives: l.checkNegatives(), Teacher: s.Teacher, Tokens: tokens,
 	}
 }
 

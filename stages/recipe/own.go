@@ -15,8 +15,8 @@ import (
 
 // What a program puts in the place of a recipe's, or adds to it.
 
-// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have; where it has a method CheckLabel or CheckScore (func(float64) error), as
-// those of package loss that not all numbers will do for, a row that it refuses ends the run before its step, whatever data.on_error says. All ranks are given the same, and a run
+// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have; where it has a method CheckLabel or CheckScore (func(float64) error) or
+// CheckNegatives (func(n int) error), as those of package loss that not all numbers will do for, a row that it refuses, as the epoch has drawn it, ends the run before its step, whatever data.on_error says. All ranks are given the same, and a run
 // that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
 // of their own, too, and its gradient is verified by Verify.
 func WithLoss(l loss.Loss) TrainOption { return func(o *trainOptions) { o.own.loss = l } }
@@ -59,14 +59,15 @@ func (o own) says(text []byte) []byte {
 	return bytes.Replace(text, []byte(key), []byte("\n"+notes+key[1:]), 1)
 }
 
-// checks tells whether the program's own loss says which labels or scores it takes.
+// checks tells whether the program's own loss says which labels, scores or numbers of negatives it takes.
 func (o own) checks() bool {
 	_, labels := o.loss.(interface{ CheckLabel(float64) error })
 	_, scores := o.loss.(interface{ CheckScore(float64) error })
-	return labels || scores
+	_, negatives := o.loss.(interface{ CheckNegatives(int) error })
+	return labels || scores || negatives
 }
 
-// check finds a row's label or score that the program's own loss does not take.
+// check finds what of a row's label, scores and negatives the program's own loss does not take.
 func (o own) check(e *dataset.Example, data stages.Rows) error {
 	if l, ok := o.loss.(interface{ CheckLabel(float64) error }); ok && data.HasLabels() {
 		if err := l.CheckLabel(float64(e.Label)); err != nil {
@@ -79,6 +80,9 @@ func (o own) check(e *dataset.Example, data stages.Rows) error {
 				return fmt.Errorf("score %d is %v: %w", k, s, err)
 			}
 		}
+	}
+	if l, ok := o.loss.(interface{ CheckNegatives(int) error }); ok {
+		return l.CheckNegatives(max(0, max(len(e.Texts), len(e.IDs))-2))
 	}
 	return nil
 }

@@ -324,7 +324,7 @@ func TestLossOptions(t *testing.T) {
 		"scale": "7", "temperature": "0.3", "student_temperature": "3", "teacher_temperature": "4", "directions": "[query_to_doc]", "partition_mode": "per_direction",
 		"mask_duplicates": "false", "hardness_mode": "hard_negatives", "hardness_strength": "9", "margin": "0.3", "margin_strategy": "relative", "contrast_anchors": "false",
 		"contrast_positives": "false", "parts": "[dense, sparse]", "self_distill": "false", "self_distill_from": "3", "distillation": "kl_div", "matryoshka": "{dims: [8]}",
-		"weighting": "lambda_rank", "k": "2", "sigma": "2", "mu": "3", "pos_weight": "2", "by_label": "true", "activation": "identity",
+		"weighting": "lambda_rank", "k": "2", "sigma": "2", "alpha": "2", "mu": "3", "pos_weight": "2", "by_label": "true", "activation": "identity",
 	}
 	needs := map[string]string{ // so that an option can be another
 		"mnrl": ", directions: [query_to_doc, doc_to_query], hardness_mode: all_negatives, hardness_strength: 5", "gist": ", guide: g", "m3": ", self_distill: true",

@@ -19,7 +19,7 @@ import (
 // which of a smaller one are fewer to draw from: that is another gradient.
 
 func (l Loss) groups() loss.Groups {
-	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill, Scale: l.Scale, Activation: l.Activation}
+	return loss.Groups{Name: loss.GroupLoss(l.Name), Scheme: l.Weighting, K: l.K, Sigma: l.Sigma, Alpha: l.Alpha, Mu: l.Mu, PosWeight: l.PosWeight, ByLabel: l.ByLabel, SelfDistill: l.SelfDistill, Scale: l.Scale, Activation: l.Activation}
 }
 
 // inBatch is how many documents of other rows a row gets: dataset.AllNegatives for all, 0 for losses of a row's own documents.
@@ -32,7 +32,7 @@ func (l Loss) inBatch() int {
 
 // groupOptions are those of each of a reranker's losses.
 var groupOptions = map[loss.GroupLoss][]string{
-	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"},
+	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"}, loss.GroupADRMSE: {"alpha"},
 	loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"},
 	loss.GroupMNRL:         {"num_negatives", "scale", "activation"},
 	loss.GroupCrossEntropy: {"self_distill"}, loss.GroupKL: {"self_distill"}, loss.GroupDistill: {"self_distill"}, loss.GroupListNet: {"self_distill"},
@@ -68,7 +68,9 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 	for at, l := range l.each(at) {
 		named := at + ".name: " + l.Name
 		switch l.Name {
-		case "kl", "distill", "margin_mse", "list_net":
+		case "margin_mse":
+			c.require(len(s.Scores) > 0 || s.Label != "" && s.Documents == "", key+"scores", "are missing: %s learns from a score of each document, or from their difference as label", named)
+		case "kl", "distill", "list_net":
 			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
 		case "cross_entropy", "mnrl": // of the first
 		case "list_mle", "p_list_mle": // in their order
@@ -87,7 +89,11 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 			c.require(len(s.Negatives) > 0, key+"negatives", "are missing: %s compares a row's documents, and of one it learns nothing; for pairs with labels there are bce and mse, and documents: names a column with a list of them, of which scores: names one with a label of each", named)
 		}
 	}
-	c.require(s.Label == "" || len(s.Negatives) == 0, key+"label", "is for pairs: of rows with negatives, scores say how relevant each document is")
+	margins := len(s.Scores) == 0 // as labels
+	for _, l := range l.each(at) {
+		margins = margins && l.Name == "margin_mse"
+	}
+	c.require(s.Label == "" || len(s.Negatives) == 0 || margins, key+"label", "is for pairs, or margin_mse without scores: of rows with negatives, scores say how relevant each document is")
 }
 
 // checkGroups checks a reranker's loss at a key.

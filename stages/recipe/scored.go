@@ -62,7 +62,7 @@ func (x *Run) openScored(ctx context.Context) error {
 	add := func(kind string, i, n int, name, path string, load func(ctx context.Context, key string) (*scoredTask, error)) error {
 		t := task{key: taskKey(kind, i, n), name: taskName(name, path), from: path}
 		var err error
-		if t.scored, err = load(x.measuring(ctx, t.key), t.key); err != nil {
+		if t.scored, err = load(x.noting(ctx, t.key), t.key); err != nil {
 			return fmt.Errorf("%s: %w", t.key, err)
 		}
 		x.tasks = append(x.tasks, t)

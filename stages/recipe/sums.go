@@ -174,13 +174,13 @@ func (c *checker) checkGroupTerms(l *Loss, at string) {
 	for key, t := range l.each(at) {
 		c.checkGroups(t, key)
 		c.require(l.Terms == nil || t.Weight > 0 && !math.IsInf(t.Weight, 0), key+".weight", "is %v, want a positive number", t.Weight)
-		c.require(l.Terms == nil || one || !t.groups().Pairs(), key+".name", "%s is a mean over a batch's pairs of documents, and no term of a sum, which is a mean over rows", t.Name)
+		c.require(l.Terms == nil || one || t.groups().MeansRows(), key+".name", "%s is a mean over a batch's documents, or pairs of them, and no term of a sum, which is a mean over rows", t.Name)
 		c.require(l.Terms == nil || one || t.inBatch() == 0, key+".name", "mnrl is no term of a sum, whose losses have the same documents: those of other rows are its alone")
 	}
 	if !one {
 		return
 	}
-	if t := l.Terms[0]; t.groups().Pairs() || t.inBatch() != 0 {
+	if t := l.Terms[0]; !t.groups().MeansRows() || t.inBatch() != 0 {
 		c.require(t.Weight == 1, at+"[0].weight", "is %v, and %s is no term of a sum: a list of it alone has weight 1", t.Weight, t.Name)
 		t.term, t.dataset, t.Weight = false, l.dataset, 0
 		*l = t

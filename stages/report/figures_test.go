@@ -164,7 +164,7 @@ func TestData(t *testing.T) {
 	}
 	want := []string{
 		"ends of texts|7|longer than model.max_length", "ends of texts|9|cut by contraflow prep, whose token ids the run took; each counts once, however often the run saw it", "rows|5|batch.drop_last", "steps|4|their gradient was not finite (train.on_nan)",
-		"rows|2|column &#34;query&#34;: null; the first is a.parquet, row 3", "rows|1|not JSON; the first is b.jsonl, row 1",
+		"rows|2|column &#34;query&#34;: null; the first is a.parquet: row group 2, row 3", "rows|1|not JSON; the first is b.jsonl:2",
 	}
 	if got := left(p); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)

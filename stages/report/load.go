@@ -152,7 +152,7 @@ func (r *Run) readSkipped(file string) error {
 		if !ok {
 			i = len(r.Skipped)
 			at[text] = i
-			r.Skipped = append(r.Skipped, Reason{Text: text, Like: fmt.Sprintf("%s, row %d", row.File, row.Row)})
+			r.Skipped = append(r.Skipped, Reason{Text: text, Like: row.Where().String()})
 		}
 		r.Skipped[i].Rows++
 		return nil

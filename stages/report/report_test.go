@@ -72,7 +72,7 @@ func withRecord(t testing.TB, dir string) {
 		t.Fatal(err)
 	}
 	write(t, dir, "run.json", string(text))
-	write(t, dir, "skipped.jsonl", `{"file":"a.parquet","row":3,"column":"query","reason":"null"}
+	write(t, dir, "skipped.jsonl", `{"file":"a.parquet","row_group":2,"row":3,"column":"query","reason":"null"}
 {"file":"a.parquet","row":9,"column":"query","reason":"null"}
 {"file":"b.jsonl","row":1,"line":2,"reason":"not JSON"}
 `)
@@ -131,7 +131,7 @@ func TestReport(t *testing.T) {
 	}
 	for _, want := range []string{
 		"done: 10\u202f000 of 10\u202f000 steps", "m &amp; n", "12\u202f345 rows", "a&lt;script&gt;", "25 %</dd>", // padding: 250 of 1,000
-		"12.0 % of the time", "25.0 %", "column &#34;query&#34;: null; the first is a.parquet, row 3",
+		"12.0 % of the time", "25.0 %", "column &#34;query&#34;: null; the first is a.parquet: row group 2, row 3",
 		"communication takes 10ms of it, of which 50 % are hidden", "exposed: 5ms", // 5 of the gather's 10 ms
 	} {
 		if !strings.Contains(strings.ReplaceAll(p, ` <small>of what a padded batch computes</small>`, ""), want) {

@@ -63,7 +63,7 @@ for i in range(STEPS * BATCH):
     })  # fmt: skip
 
 
-def table(docs, scores=None, label=None, query="query"):
+def table(docs, scores=None, label=None, query="query", margin=False):
     """Rows as contraflow reads them, the first document and the others; and as sentence-transformers' losses do."""
     columns = {"query": [r[query] for r in rows], "positive": [r[docs][0] for r in rows], "negatives": [r[docs][1:] for r in rows]}
     if scores:
@@ -78,6 +78,9 @@ def table(docs, scores=None, label=None, query="query"):
         source["label"] = "label"
     else:
         source |= {"negatives": ["negatives"], "negatives_per_query": "all"}
+    if margin:
+        columns["label"] = [r["taught"][0] for r in rows]
+        source["label"] = "label"
     if scores:
         source["scores"] = "scores"
     pq.write_table(pa.table(columns), work / "train.parquet")
@@ -157,6 +160,11 @@ def margins(encoder):
     return lambda part: loss([[r["query"] for r in part], *[[r["even"][k] for r in part] for k in range(4)]], torch.tensor([r["taught"] for r in part]))
 
 
+def margin(encoder):
+    loss = L.MarginMSELoss(encoder)
+    return lambda part: loss([[r["query"] for r in part], *[[r["own"][k] for r in part] for k in range(2)]], torch.tensor([r["taught"][0] for r in part]))
+
+
 def flag(first, taught):
     def step(encoder):
         def compute(part):
@@ -211,6 +219,7 @@ CASES = {  # with options of loss; or the peer's loss, with its columns
     "list_mle, by label": ({"name": "ListMLELoss", "respect_input_order": False}, lambda: table("docs", "graded"), listwise(L.ListMLELoss, respect_input_order=False), LISTS),
     "p_list_mle": ("PListMLELoss", lambda: table("docs", "graded"), listwise(L.PListMLELoss), LISTS),
     "rank_net": ("RankNetLoss", lambda: table("docs", "graded"), listwise(L.RankNetLoss), LISTS),
+    "adr_mse": ("ADRMSELoss", lambda: table("docs", "graded"), listwise(L.ADRMSELoss), LISTS),
     "lambda": ({}, lambda: table("docs", "graded"), listwise(L.LambdaLoss), None),
     "lambda, k": ({"name": "LambdaLoss", "k": 2}, lambda: table("docs", "graded"), listwise(L.LambdaLoss, k=2), LISTS),
     "bce": ("BinaryCrossEntropyLoss", lambda: table("docs", label=True), pointwise(L.BinaryCrossEntropyLoss), ["query", "positive", "label"]),
@@ -223,6 +232,7 @@ CASES = {  # with options of loss; or the peer's loss, with its columns
         in_batch(L.CachedMultipleNegativesRankingLoss, 2, mini_batch_size=70), ["query", "d0", "d1"]),
     "mnrl, shared texts": ({"name": "mnrl", "num_negatives": "all"}, lambda: table("shared", query="shared query"), distinct, None),
     "margin_mse": ("MarginMSELoss", lambda: table("even", "taught"), margins, ["query", "d0", "d1", "d2", "d3", "scores"]),
+    "margin_mse, a difference": ({"name": "margin_mse"}, lambda: table("own", margin=True), margin, None),
 }
 print("loss | first step | last step | largest relative error")
 for name, (more, source, step, columns) in CASES.items():

@@ -23,7 +23,6 @@ var noCounterpart = map[string]string{
 	"Matryoshka2dLoss":                       "lower layers have no loss of their own here. The loss in it may be taken alone, with matryoshka for the shorter embeddings",
 	"GlobalOrthogonalRegularizationLoss":     "it spreads embeddings, beside another loss, which may be taken alone",
 	"CrossEntropyLoss":                       "it trains a classifier of pairs; a reranker gives one score here. Of labels from 0 to 1 bce learns, of one relevant document among others cross_entropy",
-	"ADRMSELoss":                             "it compares ranks. Of the same data list_net, p_list_mle, rank_net and lambda learn",
 }
 
 // choose leaves the loss to be chosen, and says why and what there is.

@@ -14,6 +14,7 @@ var crossEncoders = map[string]peer{
 	"BinaryCrossEntropyLoss": {name: "bce", inputs: "query answer label"},
 	"MSELoss":                {name: "mse", inputs: "query answer label"},
 	"MarginMSELoss":          {name: "margin_mse", inputs: "query positive negative scores"},
+	"ADRMSELoss":             {name: "adr_mse", inputs: "query docs scores", lists: true},
 	"LambdaLoss":             {name: "lambda", inputs: "query docs scores", lists: true},
 	"RankNetLoss":            {name: "rank_net", inputs: "query docs scores", lists: true},
 	"ListNetLoss":            {name: "list_net", inputs: "query docs scores", lists: true},
@@ -27,7 +28,7 @@ var crossEncoders = map[string]peer{
 func ofCrossEncoders(name string) bool {
 	_, ours := crossEncoders[name]
 	_, embeds := losses[name]
-	return ours && !embeds || name == "CrossEntropyLoss" || name == "ADRMSELoss"
+	return ours && !embeds || name == "CrossEntropyLoss"
 }
 
 // embeds finds out whether the arguments are a CrossEncoder's, or an embedder's: their class says so, or else what only one of them has.
@@ -106,6 +107,11 @@ func (r *recipe) pairLoss() {
 		if v, ok := r.number(option); ok {
 			r.keys["loss."+option] = num(v)
 		}
+	}
+	if v, ok := r.number("alpha"); ok && v > 0 {
+		r.set("loss.alpha", num(v), "1")
+	} else if ok {
+		r.without("alpha", "%s; it is a number above 0, and the recipe has 1", num(v))
 	}
 	if v, ok := r.number("mu"); ok && ours == "lambda" && (r.keys["loss.weighting"] == "" || r.keys["loss.weighting"] == "ndcg_loss2pp") {
 		r.set("loss.mu", num(v), "10")
@@ -205,14 +211,15 @@ func (r *recipe) weighting(scheme any) (loss string) {
 	return "lambda"
 }
 
-// pairMeans says of which pairs losses of pairs of documents are a mean, where a step there has several of them.
+// pairMeans says of which pairs losses of pairs of documents are a mean, or of which documents one of these, where a step there has several of them.
 func (r *recipe) pairMeans() {
 	if n, _ := r.whole("gradient_accumulation_steps"); !r.pairs || n < 2 && r.devices < 2 {
 		return
 	}
 	for _, of := range append([]*recipe{r}, r.ownRecipes()...) {
-		if name := of.keys["loss.name"]; name == "lambda" || name == "rank_net" {
-			r.assume("%s is a mean over the pairs of documents of the whole step; there it is one over those of each device's each micro-batch, and the step takes the mean of them: where they have different numbers of pairs, these weigh otherwise", name)
+		what := map[string]string{"lambda": "pairs of documents", "rank_net": "pairs of documents", "adr_mse": "documents"}[of.keys["loss.name"]]
+		if what != "" {
+			r.assume("%s is a mean over the %s of the whole step; there it is one over those of each device's each micro-batch, and the step takes the mean of them: where they have different numbers, these weigh otherwise", of.keys["loss.name"], what)
 		}
 	}
 }
@@ -224,6 +231,6 @@ func (r *recipe) pairColumns(p *part, of peer) {
 		r.fail("columns: %s%v are %d: %s takes %d, such as %s", p.of(), names(p.texts), n, of.name, want, names(strings.Fields(of.inputs)))
 	}
 	if of.name == "margin_mse" {
-		r.assume("%s%s has a list with a score of each document, the positive's first; of differences of scores rerankers do not learn here", p.of(), p.texts[len(p.texts)-1])
+		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:", p.of(), p.texts[len(p.texts)-1])
 	}
 }

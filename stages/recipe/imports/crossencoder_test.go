@@ -27,6 +27,8 @@ func TestCrossEncoder(t *testing.T) {
 		{imports.Settings{"loss": "sentence_transformers.cross_encoder.losses.MSELoss()", "columns": list("q", "a", "l"), "activation_fn": "torch.nn.modules.activation.Sigmoid"}, recipe.Source{Query: "q", Positive: "a", Label: "l"}, recipe.Loss{Name: "mse"}, "activation_fn: torch.nn.modules.activation.Sigmoid; scores go into the loss as they are"},
 		{imports.Settings{"loss": "MarginMSELoss", "num_labels": 1.0, "columns": list("q", "p", "n1", "n2", "s")}, recipe.Source{Query: "q", Positive: "p", Negatives: []string{"n1", "n2"}, Scores: []string{"s"}}, recipe.Loss{Name: "margin_mse"}, "s has a list with a score of each document"},
 		{imports.Settings{"loss": map[string]any{"name": "cross_encoder.losses.LambdaLoss", "weighting_scheme": "sentence_transformers.cross_encoder.losses.LambdaLoss.LambdaRankScheme", "k": 10.0, "sigma": 2.0}, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "lambda", Weighting: "lambda_rank", K: 10, Sigma: 2}, ""},
+		{imports.Settings{"loss": map[string]any{"name": "ADRMSELoss", "alpha": 2.0}, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "adr_mse", Alpha: 2}, ""},
+		{imports.Settings{"loss": "ADRMSELoss", "alpha": 0.0, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "adr_mse"}, "alpha: 0; it is a number above 0"},
 		{imports.Settings{"loss": "LambdaLoss", "weighting_scheme": nil, "columns": list("q", "docs", "labels"), "reduction_log": "natural", "eps": 1e-10}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "rank_net"}, "reduction_log: natural; logarithms are of base 2"},
 		{imports.Settings{"loss": "PListMLELoss", "lambda_weight": "PListMLELambdaWeight", "respect_input_order": true, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "p_list_mle"}, ""},
 		{imports.Settings{"arguments": class, "loss": "ListMLELoss", "respect_input_order": false, "columns": list("q", "docs", "labels"), "prompts": "query: "}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}, Prompts: &recipe.Prompts{Query: "query: "}}, recipe.Loss{Name: "list_mle", ByLabel: true}, ""},
@@ -68,7 +70,6 @@ func TestCrossEncoderWithout(t *testing.T) {
 		{imports.Settings{"loss": "CrossEntropyLoss", "num_labels": 3.0}, "it trains a classifier of pairs; a reranker gives one score"},
 		{imports.Settings{"num_labels": 3.0}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"}, // get_default_loss
 		{imports.Settings{"arguments": class, "num_labels": "2", "columns": list("q", "a", "label")}, "CrossEntropyLoss is not converted: it trains a classifier of pairs"},
-		{imports.Settings{"loss": "ADRMSELoss", "alpha": 1.0}, "it compares ranks"},
 		{imports.Settings{"arguments": class, "loss": "CoSENTLoss"}, "it is not one of a CrossEncoder"},
 		{imports.Settings{"arguments": class, "loss": "LamdaLoss"}, "did you mean LambdaLoss?"},
 	} {
@@ -151,9 +152,9 @@ func TestPairMeans(t *testing.T) {
 		accumulate float64
 		devices    int
 		said       bool
-	}{{"LambdaLoss", 1, 1, false}, {"LambdaLoss", 2, 1, true}, {"RankNetLoss", 1, 4, true}, {"ListNetLoss", 2, 4, false}} {
+	}{{"LambdaLoss", 1, 1, false}, {"LambdaLoss", 2, 1, true}, {"RankNetLoss", 1, 4, true}, {"ADRMSELoss", 2, 1, true}, {"ADRMSELoss", 1, 1, false}, {"ListNetLoss", 2, 4, false}} {
 		_, res := convert(t, imports.SentenceTransformers, imports.Settings{"loss": c.loss, "gradient_accumulation_steps": c.accumulate}, c.devices)
-		if strings.Contains(strings.Join(res.Assumed, "\n"), "is a mean over the pairs of documents of the whole step") != c.said {
+		if strings.Contains(strings.Join(res.Assumed, "\n"), "documents of the whole step") != c.said {
 			t.Errorf("%v: %q", c, res.Assumed)
 		}
 	}

@@ -98,6 +98,9 @@ case("bce weighted", {"Name": "bce", "PosWeight": 2.5}, run(lambda m: L.BinaryCr
 case("mse", {"Name": "mse"}, run(L.MSELoss, scores, ones, teacher, flat=True), teacher, ones)
 case("margin_mse", {"Name": "margin_mse"}, run(L.MarginMSELoss, scores, [4] * 4, teacher[even], margin=True), teacher, [4] * 4)
 
+case("adr_mse", {"Name": "adr_mse"}, run(L.ADRMSELoss, scores, SIZES, graded), graded, SIZES)
+case("adr_mse alpha", {"Name": "adr_mse", "Alpha": 2.5}, run(lambda m: L.ADRMSELoss(m, alpha=2.5), scores, SIZES, teacher), teacher, SIZES)
+
 
 def by_hand(f, labels):
     held = scores.clone().requires_grad_()
