@@ -44,4 +44,10 @@ func TestRateJumps(t *testing.T) {
 	if note := run("rate", 0, true, "train.max_steps=9", "optimizer.schedule=constant", "optimizer.lr=5e-4"); !strings.Contains(note, "jumps from 0.001 in step ") || !strings.Contains(note, " to 0.0005 in step ") {
 		t.Errorf("another rate: %q", note)
 	}
+	if note := run("over", 0, false, "train.max_steps=4"); note != "" {
+		t.Error(note)
+	}
+	if note := run("over", 0, true, "train.max_steps=4", "optimizer.lr=5e-4"); note != "" { // and no step is made
+		t.Errorf("over already: %q", note)
+	}
 }
