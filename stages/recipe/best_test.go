@@ -51,6 +51,10 @@ func TestBestAndMoreSteps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	best, last := fmt.Sprintf("| %.4f |", whole.summary.Best), fmt.Sprintf("| %.4f |", whole.summary.Eval.Value)
+	if text := j.card(t, "whole"); best == last || !strings.Contains(text, best) || strings.Contains(text, last) {
+		t.Errorf("the card is not that of the best evaluation, %s, but of the last, %s:\n%s", best, last, text)
+	}
 	first, err := j.run(t, "run", nil, 0, false, append(sets, "train.max_steps=7")...)
 	said(t, first, err, "the model is that of step")
 	o, err := j.run(t, "run", nil, 0, true, append(sets, "train.max_steps=11")...)
@@ -428,6 +432,9 @@ func TestDroppedSoFar(t *testing.T) {
 		if want := epochs * (62 - 15*4); o.summary.Dropped != want {
 			t.Errorf("after %d steps of 4 of 62 rows %d are said to be left out, want those of %d epochs, %d", o.summary.Steps, o.summary.Dropped, epochs, want)
 		}
+	}
+	if o, err := j.run(t, "whole", nil, 0, false, "batch.global_size=4", "batch.accumulate=1", "batch.drop_last=true", "batch.no_duplicates=false", "train.epochs=2"); err != nil || o.summary.Dropped != 2*2 {
+		t.Errorf("two epochs leave out %d rows, want 2 each: %v", o.summary.Dropped, err)
 	}
 }
 

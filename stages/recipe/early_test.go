@@ -74,9 +74,22 @@ func TestEarlyStopping(t *testing.T) {
 	if again.summary.Steps != whole.summary.Steps || !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
 		t.Errorf("stopped and gone on: %d steps, in one go %d", again.summary.Steps, whole.summary.Steps)
 	}
+	if text := j.card(t, "run"); strings.Contains(text, "value:") { // the best evaluation was before that, and its figures are not kept
+		t.Errorf("the card is that of another evaluation:\n%s", text)
+	}
 	if o, err := j.run(t, "run", nil, 0, true, sets...); err != nil || !o.summary.Over {
 		t.Errorf("resumed when it was over: %+v, %v", o.summary, err)
 	}
+}
+
+// card is the card of a run's model.
+func (j *job) card(t *testing.T, out string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(j.dir, out, "model", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // A run that is asked to end when its evaluations are no longer better has ended early, with its model, if its last step is made, and was stopped if
@@ -104,6 +117,12 @@ func TestStopAsItEnds(t *testing.T) {
 	j.stopOn = "the run ends early"
 	check("at last", 0)
 	j.stopOn = ""
+	for _, steps := range []int{2, 3} { // its evaluations end it no sooner than it ends
+		o, err := j.run(t, fmt.Sprint(steps, " steps"), nil, 0, false, append(sets, fmt.Sprint("train.max_steps=", steps))...)
+		if s := o.summary; err != nil || s.Steps != steps || s.Early || s.Stopped || strings.Contains(fmt.Sprint(o.notes), "ends early") != (steps == 3) {
+			t.Errorf("of %d steps %d are made, early %t, notes %q: %v", steps, s.Steps, s.Early, o.notes, err)
+		}
+	}
 	if o, err := j.run(t, "none", nil, 0, false, append(sets, "save.every=7")...); err != nil || o.summary.Steps != 3 {
 		t.Fatal(o.summary, err)
 	}
