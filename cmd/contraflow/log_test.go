@@ -149,7 +149,7 @@ func TestMetricsAddr(t *testing.T) {
 	told, loss := 0, 0.75
 	o := w.observer(recipe.Observer{Step: func(recipe.Metrics) { told++ }})
 	for i := range 3 {
-		o.Step(recipe.Metrics{Step: i + 1, Loss: 2.5 - float64(i), Pairs: 64, Tokens: 1000, Skipped: i == 1})
+		o.Step(recipe.Metrics{Step: i + 1, Loss: 2.5 - float64(i), GradNorm: 1.5 + float64(i), LR: 0.125 * float64(i), PairsPerS: 7, TokensPerS: 11, PeakMemBytes: 13, Pairs: 64, Tokens: 1000, Skipped: i == 1})
 	}
 	o.Eval(recipe.Evaluation{Metric: "ndcg@10", Value: 0.25, Tasks: []recipe.TaskValue{{Name: "a", Metric: "mrr@10", Value: 0.125}}, Loss: &loss})
 	get := func() (string, error) {
@@ -165,7 +165,7 @@ func TestMetricsAddr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"contraflow_step 3\n", "contraflow_loss 0.5\n", "contraflow_pairs_total 192\n", "contraflow_tokens_total 3000\n", "contraflow_skipped_steps_total 1\n", `contraflow_evaluation{metric="ndcg@10"} 0.25`, `contraflow_evaluation{metric="a/mrr@10"} 0.125`, `contraflow_evaluation{metric="loss"} 0.75`, "go_goroutines "} {
+	for _, want := range []string{"contraflow_step 3\n", "contraflow_loss 0.5\n", "contraflow_grad_norm 3.5\n", "contraflow_learning_rate 0.25\n", "contraflow_pairs_per_second 7\n", "contraflow_tokens_per_second 11\n", "contraflow_peak_memory_bytes 13\n", "contraflow_pairs_total 192\n", "contraflow_tokens_total 3000\n", "contraflow_skipped_steps_total 1\n", `contraflow_evaluation{metric="ndcg@10"} 0.25`, `contraflow_evaluation{metric="a/mrr@10"} 0.125`, `contraflow_evaluation{metric="loss"} 0.75`, "go_goroutines "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

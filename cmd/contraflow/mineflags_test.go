@@ -186,3 +186,46 @@ func TestMineBadCorpus(t *testing.T) {
 		t.Errorf("%v, without the documents that can't be used %v", a, b)
 	}
 }
+
+// A file that was mined says that its scores are those of the model that mined, and not where a cross-encoder has scored: a note comes of it where they
+// are taken for a teacher's.
+func TestMinedScoresNoted(t *testing.T) {
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "pairs.parquet"), filepath.Join(dir, "mined.parquet")
+	words := strings.Fields("cat dog bird fish")
+	write(t, in, []string{"query", "positive"}, words, []string{"a cat", "a dog", "a bird", "a fish"})
+	for _, c := range []struct {
+		noted bool
+		more  []string
+	}{{true, nil}, {false, []string{"--cross-encoder", goldens.Path(t, "rerank/cross"), "--max-score", "1000"}}} {
+		succeed(t, append([]string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--input", in, "--output", out, "--num-negatives", "1"}, c.more...)...)
+		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{out}, Query: "query", Positive: "positive", Negatives: []string{"negatives"}, NegativesPerQuery: dataset.AllNegatives, Scores: []string{"scores"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if noted := strings.Contains(strings.Join(d.Notes(), "\n"), "mined"); noted != c.noted {
+			t.Errorf("%q: notes %q", c.more, d.Notes())
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// --out is where a run goes, whatever --set says of save.dir.
+func TestOutBeforeSet(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r.yaml")
+	if err := os.WriteFile(path, []byte("model: {path: m}\ndata: {train: [{path: d.parquet, query: q, positive: p}]}\nsave: {dir: one}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		sets []string
+		out  string
+		want string
+	}{{nil, "", "one"}, {[]string{"save.dir=two"}, "", "two"}, {[]string{"save.dir=two"}, "three, four", "three, four"}} {
+		f := recipeFlags{file: path, sets: c.sets, out: c.out}
+		if r, err := f.load(); err != nil || r.Save.Dir != c.want || len(f.sets) != len(c.sets) {
+			t.Errorf("%+v: %q, %v", c, r.Save.Dir, err)
+		}
+	}
+}

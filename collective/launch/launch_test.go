@@ -42,7 +42,8 @@ func TestFromEnvironment(t *testing.T) {
 		// MPICH's mpirun within sbatch: srun starts one process for each machine, which starts the ranks.
 		{"PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_LOCALID=0", Job{"mpirun", 3, 4, 1, 2, "", false, ""}},
 		{"PMI_RANK=1 PMI_SIZE=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0", Job{"mpirun", 1, 2, 0, 0, "", false, ""}},
-		{ompi + " " + batch, Job{"mpirun", 3, 4, 3, 4, "127.0.0.1:24824", false, "12345"}}, // mpirun within sbatch
+		{"PMI_RANK=1 PMI_SIZE=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0", Job{"mpirun", 1, 2, 0, 0, "", false, ""}}, // ranks of which are others
+		{ompi + " " + batch, Job{"mpirun", 3, 4, 3, 4, "127.0.0.1:24824", false, "12345"}},                                                                       // mpirun within sbatch
 		{torch + " " + srun, Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", true, "none.2"}},
 	} {
 		if got, err := FromEnvironment(env(c.env)); err != nil || got != c.want {
@@ -58,6 +59,8 @@ func TestFromEnvironment(t *testing.T) {
 		{"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1", "MASTER_ADDR is not set"},
 		{"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=a", "MASTER_PORT is not set"},
 		{"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=a MASTER_PORT=70000", "MASTER_PORT is 70000"},
+		{"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=a MASTER_PORT=65536", "MASTER_PORT is 65536"},
+		{"RANK=5 WORLD_SIZE=8 LOCAL_RANK=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=65535", "rank 5 of 8, and 4 of 4 on its machine"},
 		{"OMPI_COMM_WORLD_SIZE=2", "mpirun: OMPI_COMM_WORLD_RANK is not set"},
 		{"PMI_RANK=0 PMI_SIZE=0", `PMI_SIZE is "0"`},
 		{"SLURM_STEP_NUM_TASKS=4", "Slurm: SLURM_PROCID is not set"},

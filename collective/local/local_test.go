@@ -510,6 +510,54 @@ func TestCancelledTooLate(t *testing.T) {
 	}
 }
 
+// slow is a link on which everything takes a while.
+type slow struct{}
+
+func (slow) Time(collective.Call) time.Duration { return 100 * time.Millisecond }
+
+// A rank that has agreed on a group, but leaves before it has it, is not waited for there.
+func TestLeftBeforeGroup(t *testing.T) {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 20 {
+		ws := local.New(2, local.Pace(slow{}), local.Deadline(20*time.Second))
+		type made struct {
+			g   collective.Group
+			err error
+		}
+		second := make(chan made)
+		go func() {
+			g, err := ws[1].Split(context.Background(), 0)
+			second <- made{g, err}
+		}()
+		time.Sleep(5 * time.Millisecond) // it waits
+		_, err := ws[0].Split(over, 0)   // which is agreed, and then stopped while the link is busy
+		if ws[0].Err() != nil {
+			<-second // it had not come yet
+			continue
+		}
+		if err == nil {
+			t.Fatal("the link was not waited for")
+		}
+		if err := ws[0].Close(); err != nil {
+			t.Fatal(err)
+		}
+		m := <-second
+		if m.err != nil {
+			t.Fatal(m.err)
+		}
+		began := time.Now()
+		_, err = m.g.Exchange(context.Background(), nil)
+		var who *collective.RankError
+		if !errors.As(err, &who) || who.Rank != 0 || !strings.Contains(err.Error(), "it has left the job") || time.Since(began) > 10*time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		ws[1].Close()
+		return
+	}
+	t.Error("it never happened")
+}
+
 func Example() {
 	err := local.Run(3, func(w collective.World) error {
 		d := ref.New()

@@ -21,3 +21,18 @@ func TestLengthWithoutPositions(t *testing.T) {
 		}
 	}
 }
+
+// Where a model has positions no text is longer than those, whatever its folder says, and more than those is not asked for.
+func TestLengthWithPositions(t *testing.T) {
+	c := transformer.Config{MaxPositions: 300}
+	for _, x := range []struct{ folder, asked, want int }{{0, 0, 300}, {77, 0, 77}, {300, 0, 300}, {900, 0, 300}, {77, 300, 300}, {77, 301, 0}} {
+		f := &hfmodel.Folder{MaxSeqLength: x.folder, LengthGiven: x.folder > 0}
+		got, err := MaxLengthOf(f, c, x.asked)
+		if got != x.want || (err == nil) != (x.want > 0) {
+			t.Errorf("%+v: %d, %v", x, got, err)
+		}
+		if note := LengthNote(f, c, x.asked); (note != "") != (x.folder == 900) {
+			t.Errorf("%+v: the note is %q", x, note)
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/mine"
+	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
 )
 
@@ -207,5 +208,38 @@ func TestMineParts(t *testing.T) {
 		if _, _, err := e.Mine(ctx, p, m); err == nil || !strings.Contains(err.Error(), want) || len(seen) > 0 {
 			t.Errorf("%v, %v, want %q before anything is embedded", err, seen, want)
 		}
+	}
+}
+
+// A text whose embedding is not finite is named, whichever part of the texts it comes with.
+func TestMineNotFinite(t *testing.T) {
+	defer func(n int) { mineRows = n }(mineRows)
+	mineRows = 2
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	id, ok := e.tok.ID("fish")
+	if !ok {
+		t.Fatal("no such token")
+	}
+	if err := e.model.Load(e.engine.Stream, func(p transformer.Param, dst []float32) error {
+		for i := range dst {
+			dst[i] = float32(i%5) / 8
+		}
+		if p.Name == e.model.Layout.Word().Name {
+			for i := range p.Cols {
+				dst[int(id)*p.Cols+i] = 3e38 * float32(1-i%2*2) // whose squares are not finite
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	queries, positives := []string{"a cat", "a dog", "a bird"}, []string{"the cat", "the dog", "the fish of the river"}
+	_, _, err = e.Mine(t.Context(), mine.Pair(queries, positives, []string{"one", "two"}), Mining{Options: mine.Options{Negatives: 1}})
+	if err == nil || !strings.Contains(err.Error(), `documents: "the fish of the river": the embedding is not finite`) {
+		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package embedder
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage/ref"
+	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/mine"
@@ -131,6 +133,81 @@ func TestPartSearch(t *testing.T) {
 					t.Errorf("%v: query %d, place %d: document %d with %v, want %d with %v", weights, i, n, h.Doc, h.Score, order[n], w)
 				}
 			}
+		}
+	}
+}
+
+// A task is ranked by parts as its pairs score, wherever blocks of documents end, and a document that is longer than a block is one of its own.
+func TestRankInBlocks(t *testing.T) {
+	defer func(n int) { blockTokens = n }(blockTokens)
+	blockTokens = 20
+	e, err := Load(m3Folder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	data := &dataset.Retrieval{Queries: []string{"what is a river", "the cat", "another one"}}
+	for i := range 9 {
+		data.Docs = append(data.Docs, fmt.Sprint("it is ", i)+strings.Repeat(" the fish and the bird"[:4*(i%6)], 1+i%2))
+		data.DocIDs = append(data.DocIDs, fmt.Sprint("d", i))
+	}
+	data.Docs[4] = strings.Repeat("the cat sees a river ", 6) // more than a block
+	for q := range data.Queries {
+		data.QueryIDs = append(data.QueryIDs, fmt.Sprint("q", q))
+	}
+	task, err := e.NewTask(t.Context(), data, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	task.Fusion = loss.Fusion
+	var told []int
+	task.Progress = func(what string, done, total int) {
+		if what == "documents" && total == len(data.Docs) {
+			told = append(told, done)
+		}
+	}
+	run, err := e.Rank(t.Context(), task, len(data.Docs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []int
+	tokens := 0
+	for i, ids := range task.docs {
+		if tokens += len(ids); i > 0 && tokens > blockTokens {
+			blocks, tokens = append(blocks, i), len(ids)
+		}
+	}
+	if blocks = append(blocks, len(data.Docs)); !slices.Equal(told, blocks) || len(blocks) < 4 {
+		t.Errorf("blocks end at documents %v, want %v", told, blocks)
+	}
+	s, err := e.device.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	q, _, err := e.EmbedParts(t.Context(), "", data.Queries, loss.Fusion)
+	d, _, err2 := e.EmbedParts(t.Context(), "", data.Docs, loss.Fusion)
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	for i, hits := range run {
+		var pairs [][2]int
+		for j := range data.Docs {
+			pairs = append(pairs, [2]int{i, j})
+		}
+		want, err := PairScores(s, q, d, loss.Fusion, pairs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[int32]bool{}
+		for n, h := range hits {
+			seen[h.Doc] = true
+			if w := want[h.Doc]; math.Abs(float64(h.Score-w)) > 1e-5*max(1, math.Abs(float64(w))) || n > 0 && h.Score > hits[n-1].Score {
+				t.Errorf("query %d, place %d: document %d with %v, want %v", i, n, h.Doc, h.Score, w)
+			}
+		}
+		if len(seen) != len(data.Docs) {
+			t.Errorf("query %d ranks %v", i, hits)
 		}
 	}
 }

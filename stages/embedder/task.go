@@ -136,8 +136,8 @@ func (t *Task) parts(m *transformer.Model) map[string]float64 {
 	return t.Fusion
 }
 
-// blockTokens bounds the documents whose parts are in memory at once: at 1,024 features, to 512 MiB.
-const blockTokens = 1 << 17
+// blockTokens bounds the documents whose parts are in memory at once: at 1,024 features, to 512 MiB. A test sets it.
+var blockTokens = 1 << 17
 
 // rankByParts ranks block by block of the documents.
 func (t *Task) rankByParts(ctx context.Context, e *Engine, k int, weights map[string]float64) (evaluate.Run, error) {

@@ -40,7 +40,8 @@ func TestQueryLength(t *testing.T) {
 		return ab / math.Sqrt(aa*bb)
 	}
 	const tolerance = 1e-5 // some epsilons of float32: texts may stand in other passes
-	for _, prompts := range [][2]string{{"", ""}, {"ask ", "tell "}} {
+	// Prompts are of words that the model knows: unknown ones are all alike.
+	for _, prompts := range [][2]string{{"", ""}, {"the bird ", "what flies "}} {
 		q, d, uncut := embed(short, prompts[0], queries), embed(whole, prompts[1], documents), embed(whole, prompts[0], queries)
 		scores, cut, err := (&embedder.Teacher{Embedder: both, Query: prompts[0], Document: prompts[1]}).ScorePairs(t.Context(), []string{queries[0], queries[0], queries[1]}, []string{documents[0], documents[1], documents[1]})
 		if err != nil || cut != 2 {
@@ -54,6 +55,10 @@ func TestQueryLength(t *testing.T) {
 			if math.Abs(cosine(uncut[of[0]], d[of[1]])-want) < 100*tolerance {
 				t.Errorf("pair %v: cut or not, its score is %v", of, want)
 			}
+		}
+		same, err := both.Similarity(t.Context(), prompts[0], queries[:1], queries[1:]) // both are cut as queries are
+		if want := cosine(q[0], q[1]); err != nil || math.Abs(same[0]-want) > tolerance || math.Abs(cosine(uncut[0], uncut[1])-want) < 100*tolerance {
+			t.Errorf("similarity %v, want %v: %v", same, want, err)
 		}
 		rows, _, err := both.Mine(t.Context(), mine.Pair(queries, documents, nil), embedder.Mining{Options: mine.Options{Negatives: 1}, Prompts: &prompts})
 		if err != nil || len(rows) != 2 {

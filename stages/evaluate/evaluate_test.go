@@ -211,6 +211,49 @@ func TestBM25Defaults(t *testing.T) {
 	}
 }
 
+// Documents that are alike come and are cut in the order of ties.
+func TestBM25Ties(t *testing.T) {
+	index, err := NewBM25(t.Context(), []string{"a", "a", "a", "a b"}, BM25Options{Tie: TieOrder{2, 0, 1, 3}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, want := range map[int][]int32{1: {1}, 2: {1, 2}, 4: {1, 2, 0, 3}} {
+		run, err := index.Search(t.Context(), []string{"a"}, k)
+		var got []int32
+		for _, h := range run[0] {
+			got = append(got, h.Doc)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("the best %d are %v, want %v: %v", k, got, want, err)
+		}
+	}
+}
+
+// Rounding takes no correlation out of its interval, and scores that are not numbers correlate with nothing.
+func TestCorrelationBounds(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for range 200 {
+		x, y := make([]float64, 3), make([]float64, 3)
+		for i := range x {
+			x[i] = random.NormFloat64()
+			y[i] = -x[i]
+		}
+		up, err := Pearson(x, x)
+		down, wrong := Pearson(x, y)
+		if err != nil || wrong != nil || up > 1 || up < 1-1e-15 || down < -1 || down > -1+1e-15 {
+			t.Fatalf("%v: %.17g with itself, %.17g with its opposite: %v, %v", x, up, down, err, wrong)
+		}
+	}
+	for _, gold := range [][]float64{{1, math.NaN(), 3}, {1, math.Inf(1)}, {2, 2}, {1}} {
+		if CheckGold(gold) == nil {
+			t.Errorf("%v are taken for scores", gold)
+		}
+	}
+	if err := CheckGold([]float64{1, 2}); err != nil {
+		t.Error(err)
+	}
+}
+
 // threads runs f with 1 and with 7 threads.
 func threads(f func() any) (one, seven any) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))

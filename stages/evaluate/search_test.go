@@ -32,6 +32,17 @@ func product(queries, corpus []float32, dim, query, doc int) float32 {
 	return float32(sum)
 }
 
+// As torch.nn.functional.normalize has it: what is shorter than 1e-12 is divided by that, and nothing stays nothing.
+func TestNormalize(t *testing.T) {
+	x := []float32{0, 0, 3, 4, -3e-13, 4e-13, 3e30, 4e30}
+	Normalize(x, 2)
+	for i, want := range []float64{0, 0, 0.6, 0.8, -0.3, 0.4, 0.6, 0.8} {
+		if math.Abs(float64(x[i])-want) > 1e-7 || math.IsNaN(float64(x[i])) {
+			t.Errorf("place %d: %v, want %v", i, x[i], want)
+		}
+	}
+}
+
 // Blocks cut the search nowhere: it finds what sorting all scores finds.
 func TestSearch(t *testing.T) {
 	d, err := cpu.New()

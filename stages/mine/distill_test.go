@@ -131,6 +131,35 @@ func TestDistillation(t *testing.T) {
 	}
 }
 
+// Rows that are scored in several parts have each their own scores, and what is counted and told is of all of them.
+func TestDistillationParts(t *testing.T) {
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "rows.jsonl"), filepath.Join(dir, "scored.parquet")
+	const n = 1100 // of 1,024 at a time
+	var text strings.Builder
+	for i := range n {
+		fmt.Fprintf(&text, "{\"query\": \"q%04d\", \"docs\": [\"%s\", \"b\"]}\n", i, strings.Repeat("a", i+1))
+	}
+	if err := os.WriteFile(in, []byte(text.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var progress []int64
+	x := mine.Distillation{Source: dataset.Source{Paths: []string{in}, Query: "query", Documents: "docs"}, Output: out, Column: "teacher", Progress: func(done, total int64) { progress = append(progress, done, total) }}
+	got, err := x.Run(t.Context(), lengths{})
+	if err != nil || got.Rows != n || got.Scores != 2*n || got.Cut != 2 || !reflect.DeepEqual(progress, []int64{1024, n, n, n}) {
+		t.Errorf("%+v, progress %v: %v", got, progress, err)
+	}
+	all := scored(t, dataset.Source{Paths: []string{out}, Query: "query", Documents: "docs", Scores: []string{"teacher"}})
+	for i := range n {
+		if got, want := all[fmt.Sprintf("q%04d", i)], []float32{float32(500 + i + 1), 501}; !reflect.DeepEqual(got, want) {
+			t.Fatalf("row %d: %v, want %v", i, got, want)
+		}
+	}
+	if _, err := x.Run(t.Context(), lengths{strings.Repeat("a", 1051)}); err == nil || !strings.Contains(err.Error(), "row 1050: the teacher's score of document 0 is NaN") {
+		t.Error(err)
+	}
+}
+
 // teacherOf is a teacher made of a function.
 type teacherOf func(queries, documents []string) []float32
 

@@ -259,6 +259,69 @@ func TestBoundsInclude(t *testing.T) {
 	}
 }
 
+// Many queries are scored again in several parts, and each keeps its own scores and its positive's.
+func TestRescoreParts(t *testing.T) {
+	n := 2*rescoreQueries + 3
+	number := map[string]int{}
+	var queries, positives []string
+	for i := range n {
+		queries, positives = append(queries, fmt.Sprint("query ", i)), append(positives, fmt.Sprint("positive ", i))
+		number[queries[i]], number[positives[i]] = i, i
+	}
+	score := func(query, document int) float32 { return float32(1000*query - document) } // of its first three the smallest is the best
+	margin := 0.0
+	o := Options{Negatives: 1, RangeMax: 3, AbsoluteMargin: &margin, Rescore: func(_ context.Context, queries, documents []string) (out []float32, err error) {
+		for i, q := range queries {
+			if q, d := number[q], number[documents[i]]; q == d {
+				out = append(out, float32(1000*q+1)) // above all others
+			} else {
+				out = append(out, score(q, d))
+			}
+		}
+		return out, nil
+	}}
+	p, run := Pair(queries, positives, nil), make(evaluate.Run, n)
+	for q := range run {
+		for k := range 3 {
+			run[q] = append(run[q], evaluate.Hit{Doc: int32((q + 3 - k) % n), Score: float32(-k)}) // worst first by the other scores
+		}
+	}
+	rows, _, err := p.Choose(t.Context(), o, run, func(int, int) float32 { return 0 })
+	if err != nil || len(rows) != n {
+		t.Fatalf("%d rows of %d: %v", len(rows), n, err)
+	}
+	for q, r := range rows {
+		want := min((q+1)%n, (q+2)%n, (q+3)%n)
+		if r.Query != q || r.Score != float32(1000*q+1) || len(r.Negatives) != 1 || r.Negatives[0] != (evaluate.Hit{Doc: int32(want), Score: score(q, want)}) {
+			t.Fatalf("query %d: %+v, want document %d", q, r, want)
+		}
+	}
+}
+
+// Candidates are those of the range, of what so many places hold, and no deeper: also for a query with fewer positives, or texts that are the same, than others.
+func TestNoDeeper(t *testing.T) {
+	var hits []evaluate.Hit
+	for i := range 12 {
+		hits = append(hits, evaluate.Hit{Doc: int32(i), Score: 1 - float32(i)/16})
+	}
+	docs := func(hits []evaluate.Hit) (out []int32) {
+		for _, h := range hits {
+			out = append(out, h.Doc)
+		}
+		return out
+	}
+	// All of the range are sampled, where it has no more than are asked for.
+	if got := docs((Options{Negatives: 3, RangeMin: 1, RangeMax: 4, Sample: true}).Choose(0, hits, []int32{20}, nil, 1, 2)); !slices.Equal(got, []int32{1, 2, 3}) {
+		t.Errorf("ranks 1 to 3 are %v", got)
+	}
+	highest := 1 - 2.5/16 // leaves the first three out
+	for same, want := range map[int][]int32{0: nil, 1: {3}} {
+		if got := docs((Options{Negatives: 1, RangeMax: 2, MaxScore: &highest}).Choose(0, hits, []int32{20}, []int32{21, 22}[:same], 1, 1)); !slices.Equal(got, want) {
+			t.Errorf("of three places, and %d of texts that are the same: %v, want %v", same, got, want)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	bad := math.NaN()
 	for want, o := range map[string]Options{

@@ -81,6 +81,9 @@ func Distill(ctx context.Context, dir string, s Spec, folder, name string, d gpu
 	return s.save(ctx, dir, config, []safetensors.Tensor{out}, t.Tokenizer, hfmodel.Card{BaseModel: name, Summary: "Static embeddings of what the base model says of each token alone."})
 }
 
+// distillPart is how many texts are embedded between reports. A test sets it.
+var distillPart = 8192
+
 // embed gives the embeddings [len(tokens), E] of texts of one token each, with the special tokens around it that any text has.
 func embed(ctx context.Context, s gpustage.Stream, t *embedder.Trainable, tokens []int32, progress func(done, total int)) (_ []float32, err error) {
 	before, after, err := surroundings(t.Tokenizer)
@@ -91,9 +94,8 @@ func embed(ctx context.Context, s gpustage.Stream, t *embedder.Trainable, tokens
 	defer func() { err = errors.Join(err, engine.Close()) }()
 	e := engine.Size()
 	out := make([]float32, len(tokens)*e)
-	const part = 8192 // texts between reports
-	for at := 0; at < len(tokens); at += part {
-		some := tokens[at:min(at+part, len(tokens))]
+	for at := 0; at < len(tokens); at += distillPart {
+		some := tokens[at:min(at+distillPart, len(tokens))]
 		texts := make([][]int32, len(some))
 		for i, id := range some {
 			texts[i] = slices.Concat(before, []int32{id}, after)

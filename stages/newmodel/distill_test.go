@@ -3,11 +3,14 @@ package newmodel_test
 import (
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
 	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 	"contraflow/testdata/goldens"
 	"contraflow/tokenize"
@@ -53,15 +56,22 @@ func TestDistill(t *testing.T) {
 		t.Fatal(err)
 	}
 	tables := map[int][][]float64{}
+	defer newmodel.SetDistillPart(37)() // the table is put together of several parts
 	for _, hidden := range []int{0, 9} {
-		dir, last := filepath.Join(t.TempDir(), "static"), 0
-		err := newmodel.Distill(t.Context(), dir, newmodel.Spec{Hidden: hidden}, folder, "tiny", d, func(done, total int) { last = total - done })
-		if err != nil || last != 0 {
-			t.Fatal(err, last)
+		dir, last := filepath.Join(t.TempDir(), "static"), -1
+		var told []int
+		err := newmodel.Distill(t.Context(), dir, newmodel.Spec{Hidden: hidden}, folder, "tiny", d, func(done, total int) {
+			if told = append(told, done); total-done < 37 {
+				last = total - done
+			}
+		})
+		if err != nil || last != 0 || len(told) < 3 || !slices.IsSorted(told) || told[0] != 37 {
+			t.Fatal(err, last, told)
 		}
 		tables[hidden] = rowsOf(t, dir)
 	}
 	var ordinary [][]float64
+	var ids []int32
 	for id, row := range tables[0] {
 		if len(row) != 32 || len(tables[9][id]) != 9 {
 			t.Fatalf("rows of %d and %d numbers", len(row), len(tables[9][id]))
@@ -77,7 +87,7 @@ func TestDistill(t *testing.T) {
 		if marker := strings.HasPrefix(name, "[") && len(name) > 1; marker != zero {
 			t.Errorf("%s: zero %t", name, zero)
 		} else if !marker {
-			ordinary = append(ordinary, row)
+			ordinary, ids = append(ordinary, row), append(ids, int32(id))
 		}
 	}
 	n, zipf := float64(len(ordinary)), 0.0
@@ -111,6 +121,64 @@ func TestDistill(t *testing.T) {
 			t.Errorf("component %d varies by %v, the one before by %v", j, square[j][j], square[j-1][j-1])
 		}
 	}
+
+	// Each is what the tokens' embeddings, not normalized, have in a direction of length 1, whose largest element is positive.
+	x, around := embeddingsOf(t, folder, d, tok, ids), math.Sqrt(square[0][0])
+	for j := range 9 {
+		var direction [32]float64
+		length, largest := 0.0, 0.0
+		for i, row := range ordinary {
+			for k, v := range x[i] {
+				direction[k] += v * row[j]
+			}
+		}
+		for _, v := range direction {
+			if length += v * v; math.Abs(v) > math.Abs(largest) {
+				largest = v
+			}
+		}
+		for i, row := range ordinary {
+			sum, all := 0.0, 0.0
+			for k, v := range direction {
+				sum += (x[i][k] - x[0][k]) * v / math.Sqrt(length) // whatever their mean is
+				all += math.Abs(v) / math.Sqrt(length)
+			}
+			if off := math.Abs(sum - (row[j] - ordinary[0][j])); largest < 0 || off > 1e-4*around*all {
+				t.Fatalf("component %d of token %d: off by %v, in a direction whose largest element is %v", j, ids[i], off, largest)
+			}
+		}
+	}
+}
+
+// embeddingsOf are those of texts of one token each, as a model gives them that does not normalize.
+func embeddingsOf(t *testing.T, folder string, d gpustage.Device, tok *tokenize.Tokenizer, ids []int32) [][]float64 {
+	t.Helper()
+	m, err := embedder.LoadTrainable(folder, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	m.Model.Head.Normalize = false
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	e := embedder.Engine{Model: m.Model, Stream: s}
+	defer e.Close()
+	around := tok.Encode("", 0)
+	texts, out := make([][]int32, len(ids)), make([][]float64, len(ids))
+	for i, id := range ids {
+		texts[i] = []int32{around[0], id, around[1]}
+	}
+	if err := e.Embed(t.Context(), texts, func(i int, vec []float32) {
+		for _, v := range vec {
+			out[i] = append(out[i], float64(v))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 func TestDistillErrors(t *testing.T) {

@@ -2,6 +2,7 @@ package newmodel_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -43,6 +44,123 @@ func TestConfigNumbers(t *testing.T) {
 			if !strings.Contains(string(data), want) {
 				t.Errorf("%s has no %s:\n%s", dir, want, data)
 			}
+		}
+	}
+}
+
+// What a spec says is in the folder: the shape and dropout in config.json, pooling and length 1, how texts are read; and a seed's weights are its own, the
+// pooler's too, of the deviation that they begin with.
+func TestCreate(t *testing.T) {
+	dir := t.TempDir()
+	texts := newmodel.Texts([]string{"the River and the stone", "a River"})
+	create := func(name string, s newmodel.Spec) *hfmodel.Folder {
+		t.Helper()
+		s.Hidden, s.Layers, s.Vocab = 16, 1, 60
+		if err := newmodel.Create(t.Context(), filepath.Join(dir, name), s, texts); err != nil {
+			t.Fatal(err)
+		}
+		f, err := hfmodel.Open(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	f := create("first", newmodel.Spec{Seed: 1, Dropout: 0.25, Pooling: hfmodel.CLS, Lowercase: true, MaxLength: 20})
+	c, err := transformer.ParseConfig(f.Config)
+	if err != nil || c.Heads != 1 || c.HiddenDropout != 0.25 || c.AttentionDropout != 0.25 || c.MaxPositions != 20 || c.TypeVocab != 2 || f.MaxSeqLength != 20 {
+		t.Errorf("%+v, %d tokens: %v", c, f.MaxSeqLength, err)
+	}
+	if f.Pooling == nil || f.Pooling.Mode != hfmodel.CLS || !f.Pooling.IncludePrompt || !f.Normalize {
+		t.Errorf("pooling %+v, normalized %t", f.Pooling, f.Normalize)
+	}
+	cased := create("cased", newmodel.Spec{Seed: 2})
+	if cased.Pooling.Mode != hfmodel.Mean || cased.MaxSeqLength != 512 {
+		t.Errorf("by default: pooling %+v, %d tokens", cased.Pooling, cased.MaxSeqLength)
+	}
+	for name, same := range map[string]bool{"first": true, "cased": false} {
+		tok, err := tokenize.Load(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Equal(tok.Encode("the river", 0), tok.Encode("THE RIVER", 0)); got != same {
+			t.Errorf("%s: capital letters are the same: %t", name, got)
+		}
+	}
+	weights := func(f *hfmodel.Folder) (all map[string][]float32) {
+		all = map[string][]float32{}
+		for _, name := range f.Names() {
+			x, err := f.Tensor(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[name] = make([]float32, x.Len())
+			if err := x.Float32s(all[name]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	one, again, other := weights(f), weights(create("again", newmodel.Spec{Seed: 1, Lowercase: true, MaxLength: 20})), weights(create("other", newmodel.Spec{Seed: 3, Lowercase: true, MaxLength: 20}))
+	for _, name := range []string{"pooler.dense.weight", "embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"} {
+		sum := 0.0
+		for _, v := range one[name] {
+			sum += float64(v) * float64(v)
+		}
+		if d := math.Sqrt(sum / float64(len(one[name]))); !(math.Abs(d-0.02) < 0.004) { // of 256 numbers and more: four deviations of that
+			t.Errorf("%s has a deviation of %v", name, d)
+		}
+		if !slices.Equal(one[name], again[name]) || slices.Equal(one[name], other[name]) {
+			t.Errorf("%s is not the seed's", name)
+		}
+	}
+}
+
+// Special tokens of a config.json become the new tokenizer's, those that nothing needs go, and a family that knows one type of tokens gets a tokenizer that gives one.
+func TestConfigTokens(t *testing.T) {
+	for _, types := range []int{1, 2} {
+		config := fmt.Sprintf(`{"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32, "type_vocab_size": %d, "hidden_act": "gelu",
+			"vocab_size": 99, "pad_token_id": 90, "bos_token_id": 91, "eos_token_id": 92, "sep_token_id": 93, "cls_token_id": 94, "mask_token_id": 95, "unk_token_id": 96}`, types)
+		dir := filepath.Join(t.TempDir(), "m")
+		if err := newmodel.Create(t.Context(), dir, newmodel.Spec{Config: []byte(config), Lowercase: true}, newmodel.Texts([]string{"the river and the stone", "a river"})); err != nil {
+			t.Fatal(err)
+		}
+		tok, err := tokenize.Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]any{"vocab_size": float64(tok.VocabSize())}
+		for key, token := range map[string]string{"pad": "[PAD]", "bos": "[CLS]", "cls": "[CLS]", "eos": "[SEP]", "sep": "[SEP]"} {
+			id, ok := tok.ID(token)
+			if !ok {
+				t.Fatalf("no %s", token)
+			}
+			want[key+"_token_id"] = float64(id)
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "config.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got map[string]any
+		if err := json.Unmarshal(data, &got); err != nil {
+			t.Fatal(err)
+		}
+		for key, v := range want {
+			if got[key] != v {
+				t.Errorf("%s is %v, want %v", key, got[key], v)
+			}
+		}
+		for _, key := range []string{"mask_token_id", "unk_token_id"} {
+			if v, ok := got[key]; ok {
+				t.Errorf("%s is %v", key, v)
+			}
+		}
+		pairs, err := tok.NewPairs(tokenize.PairOptions{MaxLength: 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, kinds, _, err := pairs.Append(nil, nil, "a", "river"); err != nil || int(slices.Max(kinds)) != types-1 {
+			t.Errorf("a pair's tokens have types %v of %d: %v", kinds, types, err)
 		}
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"contraflow/collective"
+	"contraflow/collective/local"
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
@@ -48,6 +50,10 @@ func TestBestAndMoreSteps(t *testing.T) {
 	whole, err := j.run(t, "whole", nil, 0, false, append(sets, "train.max_steps=11")...)
 	if err != nil {
 		t.Fatal(err)
+	}
+	best, last := fmt.Sprintf("| %.4f |", whole.summary.Best), fmt.Sprintf("| %.4f |", whole.summary.Eval.Value)
+	if text := j.card(t, "whole"); best == last || !strings.Contains(text, best) || strings.Contains(text, last) {
+		t.Errorf("the card is not that of the best evaluation, %s, but of the last, %s:\n%s", best, last, text)
 	}
 	first, err := j.run(t, "run", nil, 0, false, append(sets, "train.max_steps=7")...)
 	said(t, first, err, "the model is that of step")
@@ -109,17 +115,23 @@ func TestBestIsAnyBetter(t *testing.T) {
 	if *p.Best != 0.63 || p.BestStep != 7 || *lower.Best != -0.63 {
 		t.Errorf("%+v, %+v", p, lower)
 	}
-	for _, delta := range []float64{0, 0.125} { // a value that is better by min_delta and no more is no better
-		p, stop := progress{}, &EarlyStopping{Patience: 2, MinDelta: delta}
-		for i := range 3 {
-			v := 0.5
-			if i == 2 {
-				v += delta
+	for _, delta := range []float64{0, 0.125} { // a value that is better by min_delta and no more is no better, and one that is the same is not the best
+		for _, metric := range []string{"ndcg@10", lossMetric} {
+			p, stop := progress{}, &EarlyStopping{Patience: 2, MinDelta: delta}
+			for i := range 3 {
+				ev := &Evaluation{Step: i + 1, Metric: metric, Value: 0.5}
+				if i == 2 && metric == lossMetric {
+					ev.Value -= delta
+				} else if i == 2 {
+					ev.Value += delta
+				}
+				if better := p.measured(ev, stop); better != (i == 0 || i == 2 && delta > 0) {
+					t.Errorf("%s with min_delta %v: evaluation %d is the best: %v", metric, delta, i, better)
+				}
 			}
-			p.measured(&Evaluation{Step: i + 1, Value: v}, stop)
-		}
-		if p.Worse != 2 || !p.Enough {
-			t.Errorf("with min_delta %v: %+v", delta, p)
+			if p.Worse != 2 || !p.Enough {
+				t.Errorf("%s with min_delta %v: %+v", metric, delta, p)
+			}
 		}
 	}
 	old := progress{Best: new(float64), BestStep: 1} // of a checkpoint from before marks
@@ -270,6 +282,12 @@ func TestTrimLog(t *testing.T) {
 	if got, err := os.ReadFile(path); string(got) != "{\"step\":0}\n{\"step\":1}\n{\"step\":2}\n" {
 		t.Errorf("the log is %q now (%v)", got, err)
 	}
+	if err := trimLog(path, 0, false); err != nil { // a run that begins anew measures anew, too
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(path); len(got) > 0 || err != nil {
+		t.Errorf("the log of a run that begins is %q (%v)", got, err)
+	}
 }
 
 func TestSkippedRow(t *testing.T) {
@@ -377,13 +395,20 @@ func TestRateWithoutEvaluation(t *testing.T) {
 	}
 }
 
-// A checkpoint is asked for when its time has come, and then not until it has come again.
+// A checkpoint is asked for when its time has come, by rank 0's clock, and then not until it has come again; and once, when somebody asks for one.
 func TestAskedByTime(t *testing.T) {
 	x := &Run{saves: &checkpoints{control: new(Control), last: time.Now().Add(-time.Hour)}}
 	x.Recipe.Save.Every.Time = time.Minute
-	for i, want := range []bool{true, false} {
+	y := &Run{Recipe: x.Recipe, saves: &checkpoints{control: new(Control), last: x.saves.last}, ranks: &stages.Replicas{Comm: &collective.Comm{World: local.New(2)[1]}}}
+	for i, want := range []bool{true, false, true, false} {
+		if i == 2 {
+			x.saves.control.Save()
+		}
 		if got := x.asked().Save; got != want {
 			t.Errorf("step %d asks for a checkpoint: %t, want %t", i, got, want)
+		}
+		if y.asked().Save {
+			t.Errorf("step %d: rank 1 asks for a checkpoint by its own clock", i)
 		}
 	}
 }
@@ -407,6 +432,9 @@ func TestDroppedSoFar(t *testing.T) {
 		if want := epochs * (62 - 15*4); o.summary.Dropped != want {
 			t.Errorf("after %d steps of 4 of 62 rows %d are said to be left out, want those of %d epochs, %d", o.summary.Steps, o.summary.Dropped, epochs, want)
 		}
+	}
+	if o, err := j.run(t, "whole", nil, 0, false, "batch.global_size=4", "batch.accumulate=1", "batch.drop_last=true", "batch.no_duplicates=false", "train.epochs=2"); err != nil || o.summary.Dropped != 2*2 {
+		t.Errorf("two epochs leave out %d rows, want 2 each: %v", o.summary.Dropped, err)
 	}
 }
 

@@ -107,7 +107,7 @@ func (o own) mark() *ownMark {
 // check refuses to go on with another loss, or other rows, than a run began with.
 func (now *ownMark) check(began *ownMark) error {
 	was := *began
-	if was.Settings == "" && was.Loss == now.Loss {
+	if was.Settings == "" {
 		was.Settings = now.Settings
 	}
 	if *now == was {

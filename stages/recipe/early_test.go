@@ -74,9 +74,22 @@ func TestEarlyStopping(t *testing.T) {
 	if again.summary.Steps != whole.summary.Steps || !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
 		t.Errorf("stopped and gone on: %d steps, in one go %d", again.summary.Steps, whole.summary.Steps)
 	}
+	if text := j.card(t, "run"); strings.Contains(text, "value:") { // the best evaluation was before that, and its figures are not kept
+		t.Errorf("the card is that of another evaluation:\n%s", text)
+	}
 	if o, err := j.run(t, "run", nil, 0, true, sets...); err != nil || !o.summary.Over {
 		t.Errorf("resumed when it was over: %+v, %v", o.summary, err)
 	}
+}
+
+// card is the card of a run's model.
+func (j *job) card(t *testing.T, out string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(j.dir, out, "model", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // A run that is asked to end when its evaluations are no longer better has ended early, with its model, if its last step is made, and was stopped if
@@ -103,6 +116,42 @@ func TestStopAsItEnds(t *testing.T) {
 	check("before", 1) // soon enough to make one step more, or two
 	j.stopOn = "the run ends early"
 	check("at last", 0)
+	j.stopOn = ""
+	for _, steps := range []int{2, 3} { // its evaluations end it no sooner than it ends
+		o, err := j.run(t, fmt.Sprint(steps, " steps"), nil, 0, false, append(sets, fmt.Sprint("train.max_steps=", steps))...)
+		if s := o.summary; err != nil || s.Steps != steps || s.Early || s.Stopped || strings.Contains(fmt.Sprint(o.notes), "ends early") != (steps == 3) {
+			t.Errorf("of %d steps %d are made, early %t, notes %q: %v", steps, s.Steps, s.Early, o.notes, err)
+		}
+	}
+	if o, err := j.run(t, "none", nil, 0, false, append(sets, "save.every=7")...); err != nil || o.summary.Steps != 3 {
+		t.Fatal(o.summary, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(j.dir, "none", "checkpoints", "step*")); err != nil || len(left) > 0 {
+		t.Errorf("over before its first checkpoint it leaves %v (%v)", left, err)
+	}
+}
+
+// A stopped run that is given no more steps is over: its model is the last checkpoint's, and not one that an earlier run has left in the folder.
+func TestOverWhereItStopped(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{"optimizer.schedule=constant", "optimizer.warmup_ratio=0", "save.every=1"}
+	if _, err := j.run(t, "run", nil, 0, false, "train.max_steps=1", "save.every=0"); err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "run", nil, 1, false, sets...)
+	if err != nil || !o.summary.Stopped {
+		t.Fatal(o.summary, err)
+	}
+	sets = append(sets, fmt.Sprint("train.max_steps=", o.summary.Steps))
+	if o, err = j.run(t, "run", nil, 0, true, sets...); err != nil || !o.summary.Over {
+		t.Fatal(o.summary, err)
+	}
+	if _, err = j.run(t, "whole", nil, 0, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Error("the model is not that of a run in one go")
+	}
 }
 
 // A run that is stopped doesn't make the evaluation after its last step; the one that goes on from there does, once, and both together end with the

@@ -6,10 +6,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"contraflow/stages/evaluate"
 	"contraflow/testdata/harness"
 )
 
@@ -216,6 +218,11 @@ func TestRerankTasks(t *testing.T) {
 	both, first, second := values("both", "["+top(0)+", "+top(1)+"]"), values("first", top(0)), values("second", top(1))
 	if len(both) != 2 || both[0] != first[0] || both[1] != second[0] || first[0] == second[0] {
 		t.Errorf("%v, alone %v and %v", both, first, second)
+	}
+	x := j.opened(t, append(sets[:len(sets):len(sets)], "save.dir="+filepath.Join(j.dir, "all"), "eval.rerank="+tasks[0]))
+	all, err := x.tasks[0].retrieval.RankBM25(t.Context(), 100) // where the recipe does not say how many
+	if err != nil || !reflect.DeepEqual(x.tasks[0].first, all) || len(slices.MaxFunc(all, func(a, b []evaluate.Hit) int { return len(a) - len(b) })) < 5 {
+		t.Errorf("%v are reranked, of %v: %v", x.tasks[0].first, all, err)
 	}
 }
 

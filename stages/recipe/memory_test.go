@@ -199,13 +199,21 @@ func testPlannedMemory(t *testing.T, dir, text, tuning string, modes [][2]string
 			t.Fatal(err)
 		}
 		ctx := context.Background()
+		var bound recipe.Memory
 		if err := recipe.OnRanks(ctx, r, recipe.Place{}, recipe.Observer{}, func(x *recipe.Run) error {
+			if x.Main() {
+				bound = x.Memory
+			}
 			_, err := x.Train(ctx)
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
 		measured := int64(countedDevices[0].Peak())
+		// The prediction is above by what may be kept and is not, and below by no more than parameters on their way to a file.
+		if above := bound.Total() - bound.Snapshot - measured; above > bound.Activations+64<<10 || above < -1<<20 {
+			t.Errorf("%s, %v: %d bytes are predicted besides snapshots, and %d held", tuning, mode, bound.Total()-bound.Snapshot, measured)
+		}
 		x, err := recipe.Open(ctx, r, recipe.Observer{})
 		if err != nil {
 			t.Fatal(err)

@@ -2,8 +2,12 @@ package recipe
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
+
+	"contraflow/stages"
+	"contraflow/stages/optim"
 )
 
 // A run that is given more steps is told how its learning rate jumps, by what the steps then have; one that goes on as it was is not.
@@ -43,5 +47,38 @@ func TestRateJumps(t *testing.T) {
 	run("rate", 3, false, "train.max_steps=9", "optimizer.schedule=constant")
 	if note := run("rate", 0, true, "train.max_steps=9", "optimizer.schedule=constant", "optimizer.lr=5e-4"); !strings.Contains(note, "jumps from 0.001 in step ") || !strings.Contains(note, " to 0.0005 in step ") {
 		t.Errorf("another rate: %q", note)
+	}
+	if note := run("over", 0, false, "train.max_steps=4"); note != "" {
+		t.Error(note)
+	}
+	if note := run("over", 0, true, "train.max_steps=4", "optimizer.lr=5e-4"); note != "" { // and no step is made
+		t.Errorf("over already: %q", note)
+	}
+}
+
+// What a recipe says of its optimizer is what updates the weights, each number in its own place.
+func TestUpdateOfRecipe(t *testing.T) {
+	for set, want := range map[string]stages.Update{
+		"{name: sgd, momentum: 0.7, weight_decay: 0.03, lr: 0.5, max_grad_norm: 3, warmup_ratio: 0.07, layer_decay: 0.8}": {
+			Optimizer: optim.SGD{Momentum: 0.7, WeightDecay: 0.03}, LR: 0.5, MaxGradNorm: 3, WarmupSteps: 8, LayerDecay: 0.8, // of 7.07 steps
+		},
+		"{betas: [0.8, 0.95], eps: 1e-6, weight_decay: 0.04, lr: 1e-3, max_grad_norm: 0, warmup_steps: 5, groups: [{params: [bias], lr: 2e-3}]}": {
+			Optimizer: optim.AdamW{Betas: []float64{0.8, 0.95}, Eps: 1e-6, WeightDecay: 0.04}, LR: 1e-3, WarmupSteps: 5,
+		},
+		"{}": {Optimizer: optim.AdamW{Betas: []float64{0.9, 0.999}, Eps: 1e-8, WeightDecay: 0.01}, LR: 2e-5, MaxGradNorm: 1, WarmupSteps: 11},
+	} {
+		r, err := Parse("r", []byte(minimal), []string{"optimizer=" + set, "train.on_nan=skip"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := r.update(101)
+		if groups := strings.Contains(set, "groups"); len(got.Groups) != 0 != groups || groups && got.Groups[0].LR != 2e-3 {
+			t.Errorf("%s: groups %+v", set, got.Groups)
+		}
+		want.TotalSteps, want.OnNaN, want.Schedule = 101, stages.SkipOnNaN, optim.Linear
+		got.Groups, got.Help = nil, ""
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s:\n%+v, want\n%+v", set, got, want)
+		}
 	}
 }

@@ -54,7 +54,7 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	}
 	if x.vectors != nil {
 		x.savedVectors(&spec)
-	} else if spec.Similarity = "cosine"; x.Recipe.Model.Kind == "sparse" || !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return !l.kind().has("similarity") || l.Similarity != "dot" }) {
+	} else if spec.Similarity = "cosine"; x.Recipe.Model.Kind == "sparse" || !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != "dot" }) {
 		spec.Similarity = "dot"
 	}
 	if min(x.text.QueryLength, x.text.DocumentLength) > 0 { // or some are not cut

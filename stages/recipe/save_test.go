@@ -2,7 +2,9 @@ package recipe
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -10,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/collective"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
@@ -191,5 +194,103 @@ func TestPreviousStays(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(j.dir, "run", "recipe.yaml"+previous)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A saved folder reads as long as the longer of both texts, has the prompts that its model had beside those that trained, and compares as the loss did.
+func TestSavedFolderSays(t *testing.T) {
+	j := newJob(t, 60)
+	path := filepath.Join(j.dir, "model", "config_sentence_transformers.json")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := json.Unmarshal(raw, &config); err != nil {
+		t.Fatal(err)
+	}
+	config["prompts"] = map[string]string{"query": "old: ", "other": "say: "}
+	if raw, err = json.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for similarity, lengths := range map[string]string{"cosine": "{query: 20, document: 12}", "dot": "{query: 12, document: 20}"} {
+		if _, err := j.run(t, similarity, nil, 0, false, "train.max_steps=1", "model.max_length="+lengths, "data.train.0.prompts={query: 'q: ', document: 'd: '}", "loss.similarity="+similarity); err != nil {
+			t.Fatal(err)
+		}
+		f, err := hfmodel.Open(filepath.Join(j.dir, similarity, "model"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if want := map[string]string{"query": "q: ", "document": "d: ", "other": "say: "}; f.MaxSeqLength != 20 || f.Similarity != similarity || !maps.Equal(f.Prompts, want) {
+			t.Errorf("%s: %d tokens, compared by %s, prompts %q", similarity, f.MaxSeqLength, f.Similarity, f.Prompts)
+		}
+	}
+}
+
+// Steps of part of an epoch, a reranker's dropout, the mesh of a job, and what its ranks may hold, are as the recipe says.
+func TestOpenedAsSaid(t *testing.T) {
+	j := newJob(t, 60)
+	steps := func(sets ...string) int {
+		t.Helper()
+		return j.opened(t, append(sets, "save.dir="+filepath.Join(j.dir, "run"))).Steps
+	}
+	one, two := steps("train.epochs=1"), steps("train.epochs=2")
+	if half := steps("train.epochs=1.5"); half != one+(two-one+1)/2 || two-one < 3 {
+		t.Errorf("%d steps of an epoch and a half, of %d and %d", half, one, two)
+	}
+	if few := steps("train.epochs=1.5", "train.max_steps=2"); few != 2 {
+		t.Errorf("%d steps of at most two", few)
+	}
+	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "model.kind=reranker", "model.dropout=0.25", "data.train.0.negatives=[p]"})
+	if c := x.model.Config; c.Scorer.DropoutOut != 0.25 || c.HiddenDropout != 0.25 || c.AttentionDropout != 0.25 {
+		t.Errorf("dropout %v before the score, %v and %v within", c.Scorer.DropoutOut, c.HiddenDropout, c.AttentionDropout)
+	}
+	for _, c := range []struct {
+		m     Mesh
+		ranks int
+		want  collective.Mesh
+	}{
+		{Mesh{Shard: 2}, 8, collective.Mesh{Replicate: 4, Shard: 2}}, {Mesh{Shard: 2}, 0, collective.Mesh{Replicate: 1, Shard: 2}},
+		{Mesh{Replicate: 3, Shard: 2}, 8, collective.Mesh{Replicate: 3, Shard: 2}}, // which is an error later on
+	} {
+		if got := c.m.of(c.ranks); got != c.want {
+			t.Errorf("%+v of %d ranks: %+v, want %+v", c.m, c.ranks, got, c.want)
+		}
+	}
+	early, streamed, both := sharding{early: true}, sharding{streamed: true}, sharding{true, true}
+	for parameters, of := range map[string]map[string][]sharding{
+		"auto":     {"auto": {{}, early, both}, "late": {{}}, "early": {early, both}}, // streamed with late is for who asks
+		"resident": {"auto": {{}, early}}, "streamed": {"auto": {streamed, both}, "late": {streamed}},
+	} {
+		for gradients, want := range of {
+			if got := (Mesh{Shard: 2, Parameters: parameters, Gradients: gradients}).shardings(); !slices.Equal(got, want) {
+				t.Errorf("parameters %s, gradients %s: %v, want %v", parameters, gradients, got, want)
+			}
+		}
+	}
+}
+
+// A run's record counts the rows that were left out because they can't be used.
+func TestRecordSkips(t *testing.T) {
+	j := newJob(t, 60)
+	path := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, append(raw, []byte(`{"q": null, "p": "a"}`+"\n"+`{"q": "a", "p": " "}`+"\n")...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "run", nil, 0, false, "train.max_steps=1", "data.on_error=skip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := ReadRecord(filepath.Join(j.dir, "run"))
+	if err != nil || r.Skipped != 2 || o.summary.Skipped != 2 || r.Rows != 62 {
+		t.Errorf("%d of %d rows skipped, %d in the summary: %v", r.Skipped, r.Rows, o.summary.Skipped, err)
 	}
 }

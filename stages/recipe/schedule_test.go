@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/stages/optim"
 	"contraflow/stages/recipe/imports"
@@ -350,5 +351,37 @@ func TestCalibrateBeyondTheRun(t *testing.T) {
 	x := j.opened(t, []string{"train.max_steps=1", "optimizer.warmup_ratio=0", "optimizer.schedule={name: cosine, cycles: 2}", "save.dir=" + filepath.Join(j.dir, "out")})
 	if _, err := x.Calibrate(t.Context(), 1, 3); err != nil {
 		t.Error(err)
+	}
+}
+
+// A time is written as a recipe has it, and the steps of a period are counted as they come.
+func TestPeriods(t *testing.T) {
+	for _, text := range []string{"30s", "10m", "1h", "1h30m", "1h0m5s", "100h", "1m30s", "epoch", "0.1", "500", "0"} {
+		r, err := Parse("r", []byte(minimal), []string{"save.every=" + text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := r.Save.Every.MarshalYAML(); err != nil || fmt.Sprint(got) != text {
+			t.Errorf("%s is written as %v (%v)", text, got, err)
+		}
+	}
+	x := &Run{Steps: 11, epochs: []int{4, 8}}
+	for _, c := range []struct {
+		p        Period
+		n, first int
+		due      []int
+	}{
+		{Period{Epoch: true}, 2, 4, []int{4, 8}}, {Period{Steps: 3}, 3, 3, []int{3, 6, 9}}, {Period{Share: 0.2}, 3, 3, []int{3, 6, 9}}, // of 2.2 steps
+		{Period{Steps: 12}, 0, 12, nil}, {Period{Time: time.Minute}, 0, 0, nil}, {Period{}, 0, 0, nil},
+	} {
+		var due []int
+		for done := 1; done <= x.Steps; done++ {
+			if x.due(c.p, done) {
+				due = append(due, done)
+			}
+		}
+		if n, first := x.dues(c.p); n != c.n || first != c.first || !slices.Equal(due, c.due) {
+			t.Errorf("%+v: %d steps, the first %d, %v; want %+v", c.p, n, first, due, c)
+		}
 	}
 }

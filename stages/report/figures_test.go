@@ -196,9 +196,13 @@ func TestData(t *testing.T) {
 func TestStages(t *testing.T) {
 	p := recorded(t, func(c *recipe.Record) {
 		c.Seconds = 50
-		c.Edges = append(c.Edges, pipeline.EdgeSummary{Edge: "c -> d.e", Capacity: 3, Mean: 1, Full: 0.001})
+		c.Edges = append(c.Edges, pipeline.EdgeSummary{Edge: "c -> d.e", Capacity: 3, Mean: 1, Full: 0.001}, pipeline.EdgeSummary{Edge: "f -> g.h", Capacity: 4, Mean: 0.5, Full: 0.02})
+		c.Stages = append(c.Stages, pipeline.StageSummary{Stage: "read", Device: "host", Lane: "host", Tasks: 3, Busy: 5 * time.Second, Wait: time.Second})
 	})
-	for _, want := range []string{"<td>embed</td><td class=\"text\">cpu compute</td><td>2</td><td>25s</td><td>50.0 %</td><td>1ms</td>", "<td>a -&gt; b.c</td><td>1.50</td><td>2</td><td>50 %</td>"} {
+	for _, want := range []string{
+		"<td>embed</td><td class=\"text\">cpu compute</td><td>2</td><td>25s</td><td>50.0 %</td><td>1ms</td>", "<td>f -&gt; g.h</td><td>0.50</td><td>4</td><td>2 %</td>",
+		"<td>read</td><td class=\"text\">host </td><td>3</td><td>5s</td><td>10.0 %</td><td></td>", // nothing waits for the host's tasks alone
+		"<td>a -&gt; b.c</td><td>1.50</td><td>2</td><td>50 %</td>"} {
 		if !strings.Contains(p, want) {
 			t.Errorf("no %s", want)
 		}
@@ -208,6 +212,68 @@ func TestStages(t *testing.T) {
 	}
 	if p := recorded(t, func(c *recipe.Record) { c.Step, c.Stages, c.Edges = nil, nil, nil }); !strings.Contains(p, "Nothing yet: a run writes this every ten seconds") {
 		t.Error("a run without a timeline says nothing of it")
+	}
+}
+
+// TestReasons: of many reasons the most frequent are listed, and the rows of all others counted together.
+func TestReasons(t *testing.T) {
+	dir := newRun(t, 30)
+	withRecord(t, dir)
+	var lines strings.Builder
+	for reason := range 25 {
+		for range 1 + reason%2 {
+			fmt.Fprintf(&lines, `{"file":"a.parquet","row":%d,"reason":"reason %d"}`+"\n", reason, reason)
+		}
+	}
+	write(t, dir, "skipped.jsonl", lines.String())
+	p := page(t, dir)
+	// 12 have two rows each, and of 13 with one row each 8 are listed.
+	if want := `<tr><td>rows</td><td>5</td><td class="text prose">for 5 more reasons: skipped.jsonl has every row</td></tr>`; strings.Count(p, "; the first is a.parquet") != 20 || !strings.Contains(p, want) {
+		t.Errorf("%d reasons, and no %s", strings.Count(p, "; the first is a.parquet"), want)
+	}
+}
+
+// TestWhoseMemory: a GPU's memory is not called the process's.
+func TestWhoseMemory(t *testing.T) {
+	for device, want := range map[string][2]string{
+		"cpu:0":  {"Memory, most that the process has held: ", "of the process; planned on the device: 1.0 GiB"},
+		"cuda:1": {"Memory, most that was allocated on the GPU: ", "allocated on the GPU; planned: 1.0 GiB"},
+	} {
+		p := recorded(t, func(c *recipe.Record) { c.Device = device })
+		if !strings.Contains(p, `aria-label="`+want[0]) || strings.Count(p, "<small>"+want[1]+"</small>") != 1 {
+			t.Errorf("%s: no %q", device, want)
+		}
+	}
+	all := charts([]*Run{{Record: &recipe.Record{Device: "cuda:0"}}, {}})
+	if unit := all[len(all)-1].unit; unit != "most that the process has held, or on a GPU was allocated" {
+		t.Error(unit)
+	}
+}
+
+// TestCurves: a mean of what stays the same is that, from the first value on; a scale with zeros is no logarithm; and of many points in one place both ends are drawn,
+// whichever comes first.
+func TestCurves(t *testing.T) {
+	for i, v := range runningMean([]float64{3, 3, math.NaN(), 3, 3}) {
+		if i != 2 && math.Abs(v-3) > 1e-12 || i == 2 && !math.IsNaN(v) {
+			t.Errorf("place %d: a mean of %v", i, v)
+		}
+	}
+	var b strings.Builder
+	chart{title: "x", log: true, lines: []line{{x: []float64{1, 2, 3}, y: []float64{0, 5, 2000}}}}.write(&b)
+	if p := b.String(); strings.Contains(p, "NaN") || strings.Contains(p, "Inf") || !strings.Contains(p, ">0</text>") {
+		t.Errorf("%s", p)
+	}
+	x, y := make([]float64, 1000), make([]float64, 1000)
+	for i := range x {
+		x[i] = float64(i)
+	}
+	same := func(v float64) float64 { return v }
+	for _, high := range []int{500, 501} {
+		clear(y)
+		y[high], y[1001-high] = 5, -5
+		if d := path(x, y, same, same, 0, 999); !strings.Contains(d, fmt.Sprintf("L%d 5L", high)) || !strings.Contains(d, fmt.Sprintf("L%d -5L", 1001-high)) {
+			t.Errorf("high at %d: %s", high, d)
+		}
 	}
 }
 

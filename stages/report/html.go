@@ -113,6 +113,9 @@ func (r *Run) rate() float64 {
 	return pairs / seconds
 }
 
+// onGPU tells that the run's memory is that of a GPU.
+func (r *Run) onGPU() bool { return r.Record != nil && strings.HasPrefix(r.Record.Device, "cuda") }
+
 func (r *Run) peak() (peak int64) {
 	for _, s := range r.Steps {
 		peak = max(peak, s.Peak)
@@ -269,6 +272,9 @@ func facts(b *strings.Builder, r *Run) {
 		note := ""
 		if r.Record != nil && r.Record.Predicted > 0 {
 			note = "of the process; planned on the device: " + recipe.Size(r.Record.Predicted)
+			if r.onGPU() {
+				note = "allocated on the GPU; planned: " + recipe.Size(r.Record.Predicted)
+			}
 		}
 		fact(b, "peak memory", recipe.Size(p), note)
 	}
@@ -398,6 +404,13 @@ func charts(runs []*Run) []chart {
 			out = append(out, chart{title: "Evaluation of each task", lines: lines})
 		}
 	}
+	held, others := "most that the process has held", func(r *Run) bool { return !r.onGPU() }
+	switch {
+	case !slices.ContainsFunc(runs, others):
+		held = "most that was allocated on the GPU"
+	case slices.ContainsFunc(runs, (*Run).onGPU):
+		held += ", or on a GPU was allocated"
+	}
 	if evals == 0 {
 		out = append(out, chart{title: "Evaluation", none: "No evaluation has given a figure: eval.retrieval, eval.sts, eval.pair_classification, eval.triplets or eval.loss, in the recipe, measures the model while it trains."})
 	}
@@ -405,7 +418,7 @@ func charts(runs []*Run) []chart {
 		chart{title: "Learning rate", lines: of(func(s Step) float64 { return s.LR }, false), zero: true},
 		chart{title: "Gradient norm", unit: "before clipping", lines: of(func(s Step) float64 { return value(s.GradNorm) }, true), log: true, gaps: true},
 		chart{title: "Throughput", unit: "pairs per second", lines: of(func(s Step) float64 { return s.Rate }, true), zero: true},
-		chart{title: "Memory", unit: "most that the process has held", lines: of(func(s Step) float64 { return float64(s.Peak) / (1 << 20) }, false), zero: true, format: func(v float64) string { return short(v) + " MiB" }},
+		chart{title: "Memory", unit: held, lines: of(func(s Step) float64 { return float64(s.Peak) / (1 << 20) }, false), zero: true, format: func(v float64) string { return short(v) + " MiB" }},
 	)
 }
 
@@ -520,7 +533,11 @@ func data(b *strings.Builder, r *Run, in string) {
 	}
 	for i, s := range r.Skipped {
 		if i == 20 {
-			row("rows", int64(c.Skipped), fmt.Sprintf("and %d more reasons: skipped.jsonl has every row", len(r.Skipped)-i))
+			rest := 0
+			for _, s := range r.Skipped[i:] {
+				rest += s.Rows
+			}
+			row("rows", int64(rest), fmt.Sprintf("for %d more reasons: skipped.jsonl has every row", len(r.Skipped)-i))
 			break
 		}
 		row("rows", int64(s.Rows), fmt.Sprintf("%s; the first is %s", s.Text, s.Like))

@@ -51,8 +51,8 @@ func ScorePairs(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, quer
 	return scores, nil
 }
 
-// rerankPairs is how many pairs are tokenized at a time.
-const rerankPairs = 16384
+// rerankPairs is how many pairs are tokenized at a time. A test sets it.
+var rerankPairs = 16384
 
 // Rerank is [Reranker.Rerank] with a model in training. Ranks that score together all call it; it returns nil on all but rank 0.
 func Rerank(ctx context.Context, e *embedder.Engine, p *tokenize.Pairs, data *dataset.Retrieval, run evaluate.Run) (out evaluate.Run, cut int, err error) {

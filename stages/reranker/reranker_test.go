@@ -209,6 +209,25 @@ func TestTokens(t *testing.T) {
 	if spec, err := Describe(f, tok, c, TextOptions{Template: "bge", MaxLength: 512}); err != nil || fmt.Sprint(spec.Scorer.Tokens) != "[7]" {
 		t.Errorf("%+v, %v", spec, err)
 	}
+	// A template has its own tokens, in the place of the folder's, and no others beside them; an instruction is the caller's first.
+	var no, other int32 = 9, 12
+	f.Reranker = &hfmodel.Reranker{True: "no", TrueID: &no, FalseID: &other, Instruction: "judge"}
+	for _, x := range []struct{ template, instruction, tokens, says, instructs string }{
+		{"bge", "", "[7]", "", tokenize.Templates["bge"].Instruction}, {"qwen3", "c", "[7 9]", "yes", "c"}, {"", "", "[9 12]", "no", "judge"},
+	} {
+		spec, err := Describe(f, tok, c, TextOptions{Template: x.template, Instruction: x.instruction, MaxLength: 512})
+		if err != nil || fmt.Sprint(spec.Scorer.Tokens) != x.tokens || spec.Folder.True != x.says || spec.Folder.Instruction != x.instructs {
+			t.Errorf("%+v: %+v, %v", x, spec, err)
+		}
+	}
+	r, err = Load(dir, OnDevice(ref.New()), Instruction("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if s, err := r.Score(context.Background(), "a", []string{"b c"}); err != nil || s[0] != want(10, 14, 11, 11, 14, 12, 13, 13) {
+		t.Errorf("another instruction: %v, %v", s, err)
+	}
 	if _, err := Load(dir, OnDevice(ref.New()), MaxLength(3)); err == nil || !strings.Contains(err.Error(), "3 tokens leave no room beside the 3") {
 		t.Errorf("%v", err)
 	}
@@ -297,6 +316,9 @@ func TestCutoffLayer(t *testing.T) {
 	if spec, err := Describe(f, tok, wide, TextOptions{MaxLength: 512}); err != nil || len(spec.Folder.Template) != len(tokenize.Templates["bge"].Template) || spec.Layers != 3 {
 		t.Errorf("%+v, %v", spec, err)
 	}
+	if spec, err := Describe(f, tok, wide, TextOptions{MaxLength: 512, Template: "qwen3"}); err != nil || len(spec.Folder.Template) != len(tokenize.Templates["qwen3"].Template) {
+		t.Errorf("another template: %+v, %v", spec, err)
+	}
 	if err := os.WriteFile(filepath.Join(dir, "reranker.json"), []byte(`{"template":[{"text":"{query}:"},{"text":"{document}","cut":true}]}`), 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -353,6 +375,21 @@ func TestRerank(t *testing.T) {
 		t.Fatalf("%v, %d cut, %v", got, cut, err)
 	}
 	compare(t, []float32{got[0][0].Score, got[1][0].Score}, []float64{want[0], want[len(docs)-2]})
+	rerankPairs = 2 // of two parts, all is together
+	defer func(n int) { rerankPairs = n }(16384)
+	slices.Reverse(run)
+	slices.Reverse(data.Queries)
+	run[0] = evaluate.Run{{{Doc: int32(len(docs) - 2)}, {Doc: 2}}}[0]
+	data.Queries[0] = data.Queries[1]
+	parts, cuts, err := r.Rerank(context.Background(), data, run)
+	if err != nil || cuts != 2*cut || len(parts) != 3 || len(parts[0]) != 2 || len(parts[1]) != 2 || len(parts[2]) != 1 {
+		t.Fatalf("%v, %d cut of %d, %v", parts, cuts, 2*cut, err)
+	}
+	compare(t, []float32{parts[0][0].Score, parts[1][0].Score, parts[1][1].Score, parts[2][0].Score}, []float64{float64(got[1][0].Score), float64(got[1][0].Score), float64(got[1][1].Score), float64(got[0][0].Score)})
+	slices.Reverse(run)
+	slices.Reverse(data.Queries)
+	run[2] = nil
+	rerankPairs, told = 16384, told[:1]
 	for range 30 {
 		run[2] = append(run[2], evaluate.Hit{})
 	}
@@ -373,7 +410,49 @@ func TestRerank(t *testing.T) {
 	}
 }
 
+// A head that is no part of the model's body is saved under its own name, as transformers has it.
+func TestSavedNames(t *testing.T) {
+	from, dir := t.TempDir(), filepath.Join(t.TempDir(), "saved")
+	copyFiles(t, from, goldens.Path(t, "rerank/llama-yes-no"), "config.json", "model.safetensors")
+	writeTokenizer(t, from)
+	m, err := LoadTrainable(from, ref.New(), TextOptions{}, transformer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Save(dir, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	names := map[string][]string{}
+	for _, folder := range []string{from, dir} {
+		f, err := hfmodel.Open(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names[folder] = slices.Sorted(slices.Values(f.Names()))
+		f.Close()
+	}
+	if !slices.Equal(names[from], names[dir]) || !slices.Contains(names[dir], "lm_head.weight") {
+		t.Errorf("saved %v, of %v", names[dir], names[from])
+	}
+}
+
 func TestErrors(t *testing.T) {
+	f, _, _ := open(t, goldens.Path(t, "rerank/cross"))
+	tok, err := tokenize.Load(f.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := embedder.ConfigOf(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for types, wrong := range map[int]bool{0: false, 1: true, 2: false} {
+		c.TypeVocab = types
+		if _, err := Describe(f, tok, c, TextOptions{}); (err != nil) != wrong || wrong && !strings.Contains(err.Error(), "a document's tokens type 1, and the model has 1") {
+			t.Errorf("a model of %d types of tokens: %v", types, err)
+		}
+	}
 	if _, err := Load(goldens.Path(t, "bert/minilm-tiny")); err == nil || !strings.Contains(err.Error(), "no reranker") {
 		t.Errorf("an embedder: %v", err)
 	}

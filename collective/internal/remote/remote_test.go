@@ -299,9 +299,13 @@ func TestStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	io.WriteString(conn, "GET / HTTP/1.1\r\n\r\n")
+	came := time.Now()
+	io.WriteString(conn, "GET / HTTP/1.1\r\n\r\n") // whose first bytes would be a length of 542 MB
 	io.ReadAll(conn)
 	conn.Close()
+	if took := time.Since(came); took > silence/2 {
+		t.Errorf("it took %v to turn a stranger away, whose message nobody should wait for", took)
+	}
 	if err := cs[0].fate.Err(); err != nil {
 		t.Error(err)
 	}

@@ -4,8 +4,12 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 )
@@ -20,6 +24,62 @@ time.sleep(0.2)
 s.set("from python", b"got " + s.get("from go"))
 sys.stdin.read()
 `
+
+// What is asked has the bytes that torch's clients send, and an answer that is none is an error that says what it was.
+func TestAnswers(t *testing.T) {
+	for _, c := range []struct{ waited, got, want string }{
+		{"\x00", "\x03\x00\x00\x00\x00\x00\x00\x00abc", "abc"},
+		{"\x00", "\x00\x00\x00\x00\x00\x00\x00\x00", ""},
+		{"\x01", "", `waiting for "name" in the store at 127.0.0.1`}, // torch's WAIT_CANCELED
+		{"\x01", "", "the store answers 1"},
+		{"\x00", "\x01\x00\x10\x00\x00\x00\x00\x00", "the store answers with 1048577 bytes"},
+		{"\x00", "\x03\x00\x00\x00\x00\x00\x00\x00ab", "unexpected EOF"},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := make(chan string, 1)
+		go func() {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			hello, wait, get := make([]byte, 5), make([]byte, 1+8+8+5), make([]byte, 1+8+5)
+			_, e1 := io.ReadFull(conn, hello)
+			_, e2 := io.ReadFull(conn, wait)
+			_, e3 := conn.Write([]byte(c.waited))
+			if c.got == "" {
+				return
+			}
+			_, e4 := io.ReadFull(conn, get)
+			_, e5 := conn.Write([]byte(c.got))
+			asked <- fmt.Sprintf("%q %q %q %v", hello, wait, get, errors.Join(e1, e2, e3, e4, e5))
+		}()
+		client, err := Dial(t.Context(), l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := client.Get(t.Context(), "name")
+		if err != nil {
+			v = err.Error()
+		}
+		if v != c.want && (err == nil || !strings.Contains(v, c.want)) {
+			t.Errorf("after %q and %q: %q, want %q", c.waited, c.got, v, c.want)
+		}
+		// The number 0x3C85F7CE, then one key, of five bytes with its slash.
+		const want = `"\x00\xce\xf7\x85<" "\x06\x01\x00\x00\x00\x00\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x00/name" "\x03\x05\x00\x00\x00\x00\x00\x00\x00/name" <nil>`
+		if c.got != "" {
+			if got := <-asked; got != want {
+				t.Errorf("asked %s, want %s", got, want)
+			}
+		}
+		if err := errors.Join(client.Close(), l.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // CONTRAFLOW_PYTHON is a Python with torch. Both of the store's servers understand us, and their other clients what we set.
 func TestTorch(t *testing.T) {

@@ -1,0 +1,132 @@
+package recipe
+
+import (
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+)
+
+// After another way of measuring nothing of the best evaluation is left, nor of patience: the next evaluation is the best, and patience counts from it.
+func TestForgotten(t *testing.T) {
+	best, mark := 0.9, 0.8
+	x := &Run{saves: &checkpoints{progress: progress{Best: &best, BestStep: 3, BestBy: "another", BestModel: "hash", Mark: &mark, Worse: 4, Enough: true, First: &mark}}}
+	x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: 4}
+	if err := x.checkBest(nil); err != nil {
+		t.Fatal(err)
+	}
+	p := &x.saves.progress
+	if p.Best != nil || p.BestStep != 0 || p.BestModel != "" || p.Mark != nil || p.Worse != 0 || p.Enough || p.First != nil {
+		t.Errorf("%+v is left", *p)
+	}
+	for i := range 5 {
+		if better := p.measured(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
+			t.Errorf("evaluation %d: better %v, %+v", i, better, *p)
+		}
+	}
+}
+
+// The best evaluation's value is told where its model is the one that there is: saved, or of a stopped run in best/.
+func TestBestOf(t *testing.T) {
+	value := 0.5
+	for _, c := range []struct{ keeps, stopped, kept, last, want bool }{
+		{true, true, false, false, true}, {true, false, true, false, true}, {true, false, false, true, true},
+		{true, false, false, false, false}, // best/ has lost it, and the last step's model is saved
+		{false, true, true, true, false},
+	} {
+		x := &Run{saves: &checkpoints{progress: progress{Best: &value, BestStep: 3}, kept: c.kept}}
+		x.Recipe.Save.Best = c.keeps
+		s := &Summary{Steps: 5, Stopped: c.stopped}
+		if c.last {
+			s.Steps = 3
+		}
+		if best, step := x.bestOf(s); (best != nil) != c.want || (step == 3) != c.want {
+			t.Errorf("%+v: %v at step %d", c, best, step)
+		}
+	}
+}
+
+// JSON has no numbers that are not finite.
+func TestMetricsNotFinite(t *testing.T) {
+	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		text, err := json.Marshal(Metrics{Step: 3, Loss: v, GradNorm: v})
+		if err != nil || !strings.HasPrefix(string(text), `{"step":3,"epoch":0,"loss":null,"grad_norm":null,`) {
+			t.Errorf("%v: %s, %v", v, text, err)
+		}
+	}
+}
+
+// An evaluation is put off where the run that goes on will make it, and nothing depends on it.
+func TestPutsOff(t *testing.T) {
+	asked := stages.StepResult{Step: 1, Asked: stages.Asked{Stop: true}}
+	last, skipped, finishes, going := asked, asked, asked, asked
+	last.Step, skipped.Skipped, finishes.Asked.Finish, going.Asked.Stop = 2, true, true, false
+	x := &Run{Steps: 3}
+	for name, c := range map[string]struct {
+		r      stages.StepResult
+		change func(*Recipe)
+		want   bool
+	}{
+		"stopped": {asked, func(*Recipe) {}, true}, "going on": {going, func(*Recipe) {}, false}, "the last step": {last, func(*Recipe) {}, false},
+		"ends early": {finishes, func(*Recipe) {}, false}, "skipped": {skipped, func(*Recipe) {}, true},
+		"goes back": {skipped, func(r *Recipe) { r.Train.OnNaN = "rollback" }, false}, "the best is kept": {asked, func(r *Recipe) { r.Save.Best = true }, false},
+		"patience": {asked, func(r *Recipe) { r.Eval.EarlyStopping = &EarlyStopping{Patience: 1} }, false},
+	} {
+		x.Recipe = Recipe{}
+		c.change(&x.Recipe)
+		if got := x.putsOff(c.r); got != c.want {
+			t.Errorf("%s: put off %t", name, got)
+		}
+	}
+}
+
+// What evaluations measure is another thing with other documents to rerank, or other weights of a model's parts.
+func TestIdentity(t *testing.T) {
+	seen := map[string]int{}
+	for i, x := range []task{
+		{retrieval: &embedder.Task{}}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 10}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 20},
+		{retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 1}}}, {retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 2}}}, {scored: &scoredTask{metric: "spearman"}}, {scored: &scoredTask{metric: "ap"}},
+	} {
+		name, _ := x.identity("map")
+		if other, ok := seen[name]; ok {
+			t.Errorf("task %d is measured as task %d is: %s", i, other, name)
+		}
+		seen[name] = i
+	}
+}
+
+// Room is asked for two models where the best one is kept, and for no more checkpoints than those that are yet to come.
+func TestRoomThatIsLeft(t *testing.T) {
+	j := newJob(t, 60)
+	note := func(o outcome, err error) string {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range o.notes {
+			if _, said, ok := strings.Cut(n, "has room for "); ok {
+				return said
+			}
+		}
+		return ""
+	}
+	if got := note(j.run(t, "best", little{left: 200 << 10}, 0, false, "train.max_steps=4", "save.every=0", "save.best=true", j.sts(t), "eval.every=4")); got != "200 KiB; the model takes 121 KiB: free 42 KiB" {
+		t.Errorf("with the best one: %q", got)
+	}
+	sets := []string{"save.every=1", "save.keep=1000"} // one of each of 12 steps
+	o, err := j.run(t, "run", nil, 2, false, sets...)
+	if got := note(o, err); got != "" {
+		t.Error(got)
+	}
+	for _, more := range []int{100, -100} { // KiB
+		need := 121 + 363*(12-o.summary.Steps)
+		o, err = j.run(t, "run", little{left: int64(need+more) << 10}, 1, true, sets...)
+		if got := note(o, err); (got != "") != (more < 0) {
+			t.Errorf("%d KiB are left of %d: %q", need+more, need, got)
+		}
+	}
+}
