@@ -378,7 +378,7 @@ func LoadTriplets(ctx context.Context, path, query, positive, negative string) (
 func loadColumns(ctx context.Context, path string, names []string, number string, row func(texts []string, number string) (reason string)) error {
 	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
 	if err != nil {
-		return err
+		return measured(err)
 	}
 	defer t.Close()
 	columns := [][]string{{number}} // none, if that is ""
