@@ -276,11 +276,12 @@ func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 
 // block adds rows lo to hi's losses to r and their gradient to the view's.
 func (p *pass) block(b *Batch, v view, r *Result, lo, hi int) error {
-	l, s, n := p.l, p.s, hi-lo
+	l, s, n, g := p.l, p.s, hi-lo, p.l.groups()
 	mark := p.a.Mark()
 	defer p.a.ReleaseScratch(mark)
-	top, sum, lse := p.a.Scratch(s, p.t, l.groups(), n), p.a.Scratch(s, p.t, l.groups(), n), p.a.Scratch(s, p.t, l.groups(), n)
-	positive, share, others := p.a.Scratch(s, p.t, 1, n), p.a.Scratch(s, p.t, 1, n), p.a.Scratch(s, p.t, 1, n)
+	found, given := p.a.Scratch(s, p.t, 2*g+1, n), p.a.Scratch(s, p.t, g+2, n) // each goes to the host, or comes from it, as one
+	top, sum, positive := found.Span(0, g), found.Span(g, 2*g), found.Span(2*g, 2*g+1)
+	lse, share, others := given.Span(0, g), given.Span(g, g+1), given.Span(g+1, g+2)
 	q, d := v.x.Span(lo, hi), v.x.Span(b.Rows+lo, b.Rows+hi)
 	s.RowDot(positive, q, d, l.scale())
 	s.Fill(top, math.Inf(-1))
@@ -294,7 +295,7 @@ func (p *pass) block(b *Batch, v view, r *Result, lo, hi int) error {
 		}
 	}
 
-	if err := p.losses(b, r, lo, top, sum, positive, lse, share, others); err != nil {
+	if err := p.losses(b, r, lo, found, given); err != nil {
 		return err
 	}
 
@@ -386,22 +387,15 @@ func (p *pass) takesPairs(scores, anchors gpustage.Tensor) bool {
 // pairsFrom is how many multiplications such a product has at least; a variable for tests.
 var pairsFrom = 1 << 30
 
-// losses brings a block's log-sum-exps to the host, adds its losses to r, and sends back what the gradient needs: each softmax's
+// losses brings a block's log-sum-exps and scores of positives to the host, adds its losses to r, and sends back what the gradient needs: each softmax's
 // log-sum-exp, the positive pair included, each row's share in it, and what the tiles leave out of the sum of its other probabilities.
-func (p *pass) losses(b *Batch, r *Result, lo int, top, sum, positive, lse, share, others gpustage.Tensor) error {
-	groups, rows := top.Rows, top.Cols
-	tops, err := download(p.s, top)
+func (p *pass) losses(b *Batch, r *Result, lo int, found, given gpustage.Tensor) error {
+	groups, rows := p.l.groups(), found.Cols
+	all, err := download(p.s, found)
 	if err != nil {
 		return err
 	}
-	sums, err := download(p.s, sum)
-	if err != nil {
-		return err
-	}
-	positives, err := download(p.s, positive)
-	if err != nil {
-		return err
-	}
+	tops, sums, positives := all[:groups*rows], all[groups*rows:2*groups*rows], all[2*groups*rows:]
 	softmax := 0 // QueryToDoc's, which a row's own negatives are in
 	if p.l.PerDirection {
 		softmax = slices.Index(p.l.directions(), QueryToDoc)
@@ -412,9 +406,9 @@ func (p *pass) losses(b *Batch, r *Result, lo int, top, sum, positive, lse, shar
 			times[st.group]++
 		}
 	}
-	shares := make([]float64, rows)
-	lses := make([]float64, groups*rows)
-	ownSums := make([]float64, rows) // of their probabilities
+	back := make([]float64, given.Len())
+	lses, shares := back[:groups*rows], back[groups*rows:(groups+1)*rows]
+	ownSums := back[(groups+1)*rows:] // of their probabilities
 	for i := range rows {
 		row := lo + i
 		w := b.Weight(row)
@@ -449,9 +443,7 @@ func (p *pass) losses(b *Batch, r *Result, lo int, top, sum, positive, lse, shar
 			}
 		}
 	}
-	gpustage.Upload(p.s, lse, lses)
-	gpustage.Upload(p.s, share, shares)
-	gpustage.Upload(p.s, others, ownSums)
+	gpustage.Upload(p.s, given, back)
 	return nil
 }
 
