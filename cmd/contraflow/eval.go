@@ -39,7 +39,7 @@ taken, or else validation, or the only one that it has, and a note says which; ?
 
 With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
 rank correlation, and Pearson's. With --pair-classification, pairs of texts with labels (1 or true of those that belong together, 0 or false of
-others), it prints average precision, and the best accuracy and F1 with the cosines from which on pairs then count as belonging together. With --triplets it prints how
+others), it prints average precision, and the best accuracy and F1 with the similarities (cosines; of sparse embeddings products) from which on pairs then count as belonging together. With --triplets it prints how
 often a text is nearer to its positive than to its negative.
 
 A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other

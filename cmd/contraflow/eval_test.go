@@ -289,6 +289,7 @@ func TestEvalSTS(t *testing.T) {
 		{[]string{"--queries", dir, "--sts", at("sts.jsonl")}, 2, "give one of --queries, --sts, "},
 		{[]string{"--triplets", at("triplets.jsonl"), "--sts", at("sts.jsonl")}, 2, "give one of --queries, --sts, "},
 		{[]string{"--pair-classification", at("odd.jsonl")}, 1, `odd.jsonl:1, column "label": a label of "2": want 1 or true`},
+		{[]string{"--pair-classification", at("sts.jsonl"), "--columns", "a,b,"}, 2, "--columns has a name without anything in it: want 3 as in --columns sentence1,sentence2,label"},
 		{[]string{"--pair-classification", at("sts.jsonl"), "--columns", "a,b,missing"}, 1, `has no column "missing"`},
 		{[]string{"--pair-classification", at("classes.jsonl"), "--document-prompt", "x"}, 2, "both texts of --pair-classification are read as queries are"},
 	} {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -35,6 +36,9 @@ func (k scoredKind) run(cmd *cobra.Command, e *embedder.Embedder, file string, c
 	}
 	if len(columns) != len(k.columns) {
 		return usageError{fmt.Errorf("--columns has %d names, want %d as in --columns %s", len(columns), len(k.columns), strings.Join(k.columns, ","))}
+	}
+	if slices.Contains(columns, "") {
+		return usageError{fmt.Errorf("--columns has a name without anything in it: want %d as in --columns %s", len(k.columns), strings.Join(k.columns, ","))}
 	}
 	result, text, err := k.measure(noting(cmd), file, columns, func(a, b []string) ([]float64, error) {
 		if k.asked {

@@ -405,12 +405,15 @@ func loadColumns(ctx context.Context, path string, names []string, number string
 	return measured(t.cells(ctx, columns, func(n int64, c []cell) error {
 		for i, x := range texts {
 			if read[i] = c[x.column].text; x.joined != nil {
-				text, off, n := x.joined.appendTo(nil, func(column int) []byte { return []byte(c[column].text) })
-				read[i] = string(text[off : off+n])
+				text, off, size := x.joined.appendTo(nil, func(column int) []byte { return []byte(c[column].text) })
+				read[i] = string(text[off : off+size])
 			}
 			if reason := checkText([]byte(read[i])); reason != "" {
 				return &RowError{Row: n, Location: t.Locate(n), Column: names[i], Reason: "the text is null or " + reason}
 			}
+		}
+		if number != "" && c[0].null {
+			return &RowError{Row: n, Location: t.Locate(n), Column: number, Reason: "null"}
 		}
 		if reason := row(read, c[0].text); reason != "" {
 			return &RowError{Row: n, Location: t.Locate(n), Column: number, Reason: reason}

@@ -2,6 +2,7 @@ package hfmodel
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -27,6 +28,7 @@ type Dataset struct {
 // Metric is a row of the card's table of results.
 type Metric struct {
 	Dataset string
+	Task    string // as sentence-transformers names it, such as triplet; "": what the model is for, information-retrieval or text-ranking
 	Name    string // "nDCG@10"
 	Value   float64
 }
@@ -199,16 +201,14 @@ func (c Card) modelIndex(line func(string, ...any), task, name string) {
 	line("model-index:")
 	line("- name: %s", yamlString(oneLine(name)))
 	line("  results:")
-	last := ""
 	for i, m := range c.Metrics {
-		if i == 0 || m.Dataset != last {
+		if i == 0 || m.Dataset != c.Metrics[i-1].Dataset || m.Task != c.Metrics[i-1].Task {
 			line("  - task:")
-			line("      type: %s", task)
+			line("      type: %s", cmp.Or(m.Task, task))
 			line("    dataset:")
 			line("      name: %s", yamlString(oneLine(m.Dataset)))
 			line("      type: unknown")
 			line("    metrics:")
-			last = m.Dataset
 		}
 		line("    - type: %s", yamlString(strings.ToLower(strings.ReplaceAll(m.Name, "@", "_at_"))))
 		line("      value: %g", m.Value)

@@ -56,6 +56,15 @@ func TestQueryLength(t *testing.T) {
 				t.Errorf("pair %v: cut or not, its score is %v", of, want)
 			}
 		}
+		relevant, err := both.Relevance(t.Context(), prompts[0], prompts[1], []string{queries[0], queries[0], queries[1]}, []string{documents[0], documents[1], documents[1]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, r := range relevant {
+			if math.Abs(r-float64(scores[i])) > tolerance {
+				t.Errorf("pair %d: relevance %v, by the teacher %v", i, r, scores[i])
+			}
+		}
 		same, err := both.Similarity(t.Context(), prompts[0], queries[:1], queries[1:]) // both are cut as queries are
 		if want := cosine(q[0], q[1]); err != nil || math.Abs(same[0]-want) > tolerance || math.Abs(cosine(uncut[0], uncut[1])-want) < 100*tolerance {
 			t.Errorf("similarity %v, want %v: %v", same, want, err)

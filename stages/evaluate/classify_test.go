@@ -26,7 +26,7 @@ func TestClassifyAgreesWithSentenceTransformers(t *testing.T) {
 			t.Fatalf("%s: %v", c.Name, err)
 		}
 		near := func(what string, a, b float64) {
-			if math.Abs(a-b) > 1e-14 {
+			if !(math.Abs(a-b) <= 1e-14) {
 				t.Errorf("%s: %s is %.17g, want %.17g", c.Name, what, a, b)
 			}
 		}

@@ -86,7 +86,8 @@ const guideSlack = 4e-6
 // A tile of 1024 x 1024 scores is 4 MiB in f32: with its two operands it stays in a processor's L3 cache. Fewer rows give products that pack
 // their operands, and go through the sums of gradients, for less arithmetic: blocks of 512 rows take 1.02 times as long, of 256 rows 1.15 times
 // (medians of three runs in turns, 16,384 candidates of 256 features, two threads, AVX-512). So a block has 1,024 rows up to 32,768 candidates, fewer
-// beyond, so that its scores stay within 128 MiB, and from 131,072 on always 256: a third of what embeddings of 384 features take with their gradient.
+// beyond, so that its scores stay within 128 MiB, and at least 256, which are more than that from 131,072 candidates on: 1 KiB each, a third of what embeddings of 384
+// features take with their gradient.
 //
 // Each tile takes three products. To compute it again for the gradient, which needs one tile of memory where a block has many, was a fourth: 1.27 times
 // as long with blocks of 1,024 rows, 16,384 pairs and 256 or 384 features, 1.10 times what blocks of 256 rows take (the same runs). That is for models whose

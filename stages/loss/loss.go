@@ -9,8 +9,8 @@
 //
 // # The tiled loss
 //
-// With thousands of rows the B x D score matrix would be larger than the model. [InfoNCE] never holds it. It goes through blocks of
-// rows, in an order fixed by the sizes alone. A block's scores with all candidates are computed tile by tile, and each tile folded into a
+// With many thousands of rows the B x D score matrix would be larger than the model. [InfoNCE] does not hold it. It goes through blocks of
+// some hundred rows, or some thousand on a GPU, in an order fixed by the sizes alone. A block's scores with all candidates are computed tile by tile, and each tile folded into a
 // running log-sum-exp per row (the online softmax of Milakov and Gimelshein, used this way by Inf-CL, arXiv 2410.17243). Then its rows' losses
 // are known, and each tile becomes probabilities, which are multiplied with both sides into the gradient: a row's softmax sees that row alone, so no score
 // is computed twice. Memory is O(rows x E) and one block.

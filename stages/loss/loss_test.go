@@ -398,6 +398,44 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
+// Rows of a block and columns of a tile, and memory for no more rows than there are.
+func TestBlockSizes(t *testing.T) {
+	for _, c := range []struct {
+		l          InfoNCE
+		z          Size
+		rows, cols int
+	}{
+		{InfoNCE{}, Size{Rows: 1 << 14, Sequences: 1<<14 + 1<<15, DType: gpustage.F64}, 512, 1024}, // 128 MiB of f64
+		{InfoNCE{Directions: []Direction{QueryToDoc, QueryToQuery}}, Size{Rows: 1 << 14, Sequences: 1<<14 + 1<<15, DType: gpustage.F32}, 512, 1024},
+		{InfoNCE{}, Size{Rows: 1 << 16, Sequences: 1 << 17, DType: gpustage.F32, GPU: true}, 4096, 4096}, // 1 GiB
+		{InfoNCE{}, Size{Rows: 1 << 16, Sequences: 1<<17 + 1, DType: gpustage.F32, GPU: true}, 2048, 4096},
+		{InfoNCE{}, Size{Rows: 1 << 16, Sequences: 1 << 24, DType: gpustage.F32, GPU: true}, 1024, 4096},
+		{InfoNCE{TileRows: 5000}, Size{Rows: 1 << 16, Sequences: 1 << 24, DType: gpustage.F32}, 5000, 1024},
+		{InfoNCE{TileCols: 5}, Size{Rows: 100, Sequences: 200, DType: gpustage.F32}, 1024, 5},
+	} {
+		if rows, cols := c.l.tile(c.z); rows != c.rows || cols != c.cols {
+			t.Errorf("%+v of %+v: %d x %d, want %d x %d", c.l, c.z, rows, cols, c.rows, c.cols)
+		}
+	}
+	for _, l := range []InfoNCE{{}, {Directions: Directions}, {Guide: &Guide{}}} {
+		if m := l.Memory(Size{Rows: 8, Sequences: 16, Dim: 4, Normalized: true, DType: gpustage.F32}); m > 16<<10 {
+			t.Errorf("8 rows take %d bytes", m)
+		}
+	}
+}
+
+// A loss that is not finite is that of its row in whichever block.
+func TestRowOfBlock(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(5, 6)), 9, 0, 4)
+	gpustage.Slice[float64](b.Embeddings)[7*4] = math.NaN()
+	l := InfoNCE{Dot: true, TileRows: 3}
+	var row *RowError
+	if _, err := l.Compute(s, newArena(t, s, l.Memory(b.Size())), b); !errors.As(err, &row) || row.Row != 7 {
+		t.Errorf("%v, want that of row 7", err)
+	}
+}
+
 // products counts a stream's.
 type products struct {
 	gpustage.Stream

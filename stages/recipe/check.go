@@ -244,11 +244,13 @@ func (c *checker) checkRest(r *Recipe) {
 	c.checkTasks(e)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := len(e.Retrieval)+len(e.Rerank)+e.scored()+len(e.Loss) > 0, "eval.retrieval"
-	if r.Model.Kind == "reranker" {
-		task = "eval.rerank"
+	measured, task := len(e.Retrieval)+len(e.Rerank)+e.scored()+len(e.Loss) > 0, "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets or eval.loss"
+	switch r.Model.Kind {
+	case "reranker":
+		task = strings.Replace(task, "retrieval", "rerank", 1)
+	case "m3", "multi_vector":
+		task = "eval.retrieval or eval.loss"
 	}
-	task += ", eval.sts, eval.pair_classification, eval.triplets or eval.loss"
 	c.require(!r.Save.Best || measured, "save.best", "needs %s: it is by that metric", task)
 	c.require(!e.AtStart || measured, "eval.at_start", "needs %s", task)
 	if s := e.EarlyStopping; s != nil {

@@ -123,10 +123,12 @@ func (c *checker) checkTasks(e Eval) {
 	c.checkScored(e, key)
 	if e.Metric == lossMetric {
 		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
-	} else if e.scored() == 0 || len(e.Retrieval)+len(e.Rerank) > 0 {
-		if _, err := evaluate.ParseMeasure(e.Metric); err != nil {
-			c.fail("eval.metric", "%v; or loss, of the rows of eval.loss", err)
+	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank) > 0) {
+		also := ""
+		if m := e.scoredMetrics(); m != nil {
+			also = fmt.Sprintf("; it is of retrieval and rerank, and what else is measured here goes by %s", strings.Join(m, " and "))
 		}
+		c.fail("eval.metric", "%v%s; or loss, of the rows of eval.loss", err, also)
 	}
 }
 

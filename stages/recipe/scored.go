@@ -14,6 +14,7 @@ import (
 
 // scoredTask is a task of which the model scores pairs of texts: an embedder by the cosine of their embeddings, a reranker by its score.
 type scoredTask struct {
+	kind    string // sentence-transformers' name of it, for the model card
 	metric  string // the measure that counts
 	a, b    []string
 	asked   bool                                                        // a are queries and b documents; otherwise both are read alike, as queries are
@@ -29,6 +30,19 @@ type named struct {
 
 // scored is how many such tasks there are.
 func (e Eval) scored() int { return len(e.STS) + len(e.PairClassification) + len(e.Triplets) }
+
+// scoredMetrics are the measures that they go by.
+func (e Eval) scoredMetrics() (names []string) {
+	for _, of := range []struct {
+		n    int
+		name string
+	}{{len(e.STS), "spearman"}, {len(e.PairClassification), "ap"}, {len(e.Triplets), "accuracy"}} {
+		if of.n > 0 {
+			names = append(names, of.name)
+		}
+	}
+	return names
+}
 
 // checkScored checks them; key gives one its key and takes its name.
 func (c *checker) checkScored(e Eval, key func(kind string, i, n int, name, path string) string) {
@@ -61,6 +75,9 @@ func (x *Run) openScored(ctx context.Context) error {
 	e := x.Recipe.Eval
 	add := func(kind string, i, n int, name, path string, load func(ctx context.Context, key string) (*scoredTask, error)) error {
 		t := task{key: taskKey(kind, i, n), name: taskName(name, path), from: path}
+		if name != "" {
+			t.from = name + ": " + path
+		}
 		var err error
 		if t.scored, err = load(x.noting(ctx, t.key), t.key); err != nil {
 			return fmt.Errorf("%s: %w", t.key, err)
@@ -75,9 +92,9 @@ func (x *Run) openScored(ctx context.Context) error {
 				return nil, err
 			}
 			if err := evaluate.CheckGold(p.Scores); err != nil {
-				return nil, fmt.Errorf("%s, column %q: %w; it takes another file (%s.path) or column (%[3]s.score), or no eval.sts", s.Path, s.Score, err, key)
+				return nil, fmt.Errorf("%s, column %q: %w; it takes another file (%[4]s.path) or column (%[4]s.score), or no eval.sts", s.Path, s.Score, err, key)
 			}
-			return &scoredTask{metric: "spearman", a: p.A, b: p.B, content: p, none: evaluate.STS{Pairs: len(p.A)}, measure: func(scores []float64) (any, []named, error) {
+			return &scoredTask{kind: "semantic-similarity", metric: "spearman", a: p.A, b: p.B, content: p, none: evaluate.STS{Pairs: len(p.A)}, measure: func(scores []float64) (any, []named, error) {
 				r, err := evaluate.EvaluateSTS(scores, p.Scores)
 				if err != nil {
 					err = fmt.Errorf("%w (the first list is the pairs' similarities)", err)
@@ -96,9 +113,9 @@ func (x *Run) openScored(ctx context.Context) error {
 				return nil, err
 			}
 			if err := evaluate.CheckLabels(together); err != nil {
-				return nil, fmt.Errorf("%s, column %q: %w; it takes another file (%s.path) or column (%[3]s.label), or no eval.pair_classification", c.Path, c.Label, err, key)
+				return nil, fmt.Errorf("%s, column %q: %w; it takes another file (%[4]s.path) or column (%[4]s.label), or no eval.pair_classification", c.Path, c.Label, err, key)
 			}
-			return &scoredTask{metric: "ap", a: p.A, b: p.B, content: p, none: evaluate.PairClassification{Pairs: len(p.A)}, measure: func(scores []float64) (any, []named, error) {
+			return &scoredTask{kind: "binary-classification", metric: "ap", a: p.A, b: p.B, content: p, none: evaluate.PairClassification{Pairs: len(p.A)}, measure: func(scores []float64) (any, []named, error) {
 				r, err := evaluate.ClassifyPairs(scores, together)
 				return r, []named{{"ap", r.AP}, {"accuracy", r.Accuracy}, {"f1", r.F1}, {"mcc", r.MCC}}, err
 			}}, nil
@@ -119,7 +136,7 @@ func (x *Run) openScored(ctx context.Context) error {
 			}
 			queries, documents := t.Pairs()
 			return &scoredTask{
-				metric: "accuracy", a: queries, b: documents, asked: true, content: []any{t, r.Margin}, none: evaluate.Triplets{Triplets: n},
+				kind: "triplet", metric: "accuracy", a: queries, b: documents, asked: true, content: []any{t, r.Margin}, none: evaluate.Triplets{Triplets: n},
 				measure: func(scores []float64) (any, []named, error) {
 					c, err := evaluate.CompareTriplets(scores[:n], scores[n:], r.Margin)
 					return c, []named{{"accuracy", c.Accuracy}}, err
@@ -161,7 +178,7 @@ func (x *Run) measureScored(ctx context.Context, engine *embedder.Engine, t *tas
 	}
 	var metrics []hfmodel.Metric
 	for _, m := range all {
-		metrics = append(metrics, hfmodel.Metric{Dataset: t.from, Name: m.name, Value: m.value})
+		metrics = append(metrics, hfmodel.Metric{Dataset: t.from, Task: t.scored.kind, Name: m.name, Value: m.value})
 	}
 	js, err := json.Marshal(result)
 	return &TaskValue{t.name, t.scored.metric, all[0].value, json.RawMessage(js)}, metrics, err

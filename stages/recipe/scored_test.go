@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -148,7 +149,8 @@ func TestScoredMistakes(t *testing.T) {
 	_, _, tasks := j.pairFiles(t)
 	for name, text := range map[string]string{
 		"odd.jsonl":   `{"a": "x", "b": "y", "y": 1}` + "\n" + `{"a": "x", "b": "y", "y": 2}` + "\n",
-		"same.jsonl":  `{"a": "x", "b": "y", "y": 1}` + "\n" + `{"a": "x", "b": "z", "y": true}` + "\n",
+		"same.jsonl":  `{"a": "x", "b": "y", "y": 1, "one": 1}` + "\n" + `{"a": "x", "b": "z", "y": true, "one": 1}` + "\n",
+		"null.jsonl":  `{"a": "x", "b": "y", "y": null}` + "\n" + `{"a": "x", "b": "y", "y": 0}` + "\n",
 		"empty.jsonl": `{"q": "x", "p": "y", "n": "z"}` + "\n" + `{"q": "x", "p": "", "n": "z"}` + "\n",
 	} {
 		if err := os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600); err != nil {
@@ -157,17 +159,22 @@ func TestScoredMistakes(t *testing.T) {
 	}
 	path := func(name string) string { return fmt.Sprintf("%q", filepath.Join(j.dir, name)) }
 	for want, sets := range map[string][]string{
-		`odd.jsonl:2, column "y": a label of "2": want 1 or true`:                                                          {"eval.pair_classification={path: " + path("odd.jsonl") + ", a: a, b: b, label: y}"},
-		`same.jsonl, column "y": 2 of 2 labels are 1: there is nothing to tell apart; it takes another file (eval.pair_cl`: {"eval.pair_classification={path: " + path("same.jsonl") + ", a: a, b: b, label: y}"},
-		`empty.jsonl:2, column "p": the text is null or`:                                                                   {"eval.triplets={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: n}"},
+		`null.jsonl:1, column "y": null`:                          {"eval.pair_classification={path: " + path("null.jsonl") + ", a: a, b: b, label: y}"},
+		`odd.jsonl:2, column "y": a label of "2": want 1 or true`: {"eval.pair_classification={path: " + path("odd.jsonl") + ", a: a, b: b, label: y}"},
+		`same.jsonl, column "y": 2 of 2 labels are 1: there is nothing to tell apart; it takes another file (eval.pair_classification.path) or column (eval.pair_classification.label), or no eval.pair_classification`: {"eval.pair_classification={path: " + path("same.jsonl") + ", a: a, b: b, label: y}"},
+		`empty.jsonl:2, column "p": the text is null or`: {"eval.triplets={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: n}"},
 		`has no column "m"`: {"eval.triplets={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: m}"},
-		"eval.triplets.margin: is -1, want a number of at least 0":                     {"eval.triplets={path: x, query: q, positive: p, negative: n, margin: -1}"},
-		"eval.triplets: needs path and the columns query, positive and negative":       {"eval.triplets={path: x, query: q, positive: p}"},
-		"eval.pair_classification: needs path and the columns a, b and label":          {"eval.pair_classification={path: x, a: a, b: b}"},
-		"eval.pair_classification[0].score: unknown key":                               {"eval.pair_classification={path: x, a: a, b: b, score: y}"},
-		"eval.pair_classification: compares embeddings: measure an m3 by eval.retriev": {tasks[1], "model.kind=m3"},
-		"eval.triplets: compares embeddings: measure a multi_vector by eval.retrieval": {tasks[2], "model.kind=multi_vector"},
-		"eval.retrieval: embeds documents: a reranker is measured by eval.rerank":      {"eval.retrieval={queries: beir/a}", "model.kind=reranker", "data.train.0.negatives=[p]"},
+		"eval.triplets.margin: is -1, want a number of at least 0":                                       {"eval.triplets={path: x, query: q, positive: p, negative: n, margin: -1}"},
+		"eval.triplets: needs path and the columns query, positive and negative":                         {"eval.triplets={path: x, query: q, positive: p}"},
+		"eval.pair_classification: needs path and the columns a, b and label":                            {"eval.pair_classification={path: x, a: a, b: b}"},
+		"eval.pair_classification[0].score: unknown key":                                                 {"eval.pair_classification={path: x, a: a, b: b, score: y}"},
+		"eval.pair_classification: compares embeddings: measure an m3 by eval.retriev":                   {tasks[1], "model.kind=m3"},
+		"eval.triplets: compares embeddings: measure a multi_vector by eval.retrieval":                   {tasks[2], "model.kind=multi_vector"},
+		`eval.metric: measure "f1" is not known: `:                                                       {tasks[1], "eval.metric=f1"},
+		"it is of retrieval and rerank, and what else is measured here goes by spearman and ap; or loss": {tasks[0], tasks[1], "eval.metric=accuracy"},
+		"another file (eval.sts.path) or column (eval.sts.score), or no eval.sts":                        {"eval.sts={path: " + path("same.jsonl") + ", a: a, b: b, score: one}"},
+		"save.best: needs eval.retrieval or eval.loss: ":                                                 {"model.kind=m3", "save.best=true"},
+		"eval.retrieval: embeds documents: a reranker is measured by eval.rerank":                        {"eval.retrieval={queries: beir/a}", "model.kind=reranker", "data.train.0.negatives=[p]"},
 	} {
 		_, err := Parse("job", []byte(j.text), append([]string{"save.dir=" + filepath.Join(j.dir, "bad")}, sets...))
 		if err == nil {
@@ -175,6 +182,45 @@ func TestScoredMistakes(t *testing.T) {
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", sets, err, want)
+		}
+	}
+}
+
+// What evaluations measure is another thing with other pairs, labels or margin, and what stands where there is no figure is of the same form.
+func TestScoredIdentity(t *testing.T) {
+	j := newJob(t, 40)
+	_, _, tasks := j.pairFiles(t)
+	file := filepath.Join(j.dir, "labelled.jsonl")
+	open := func(sets ...string) []task {
+		return j.opened(t, append([]string{"save.dir=" + filepath.Join(j.dir, "run")}, sets...)).tasks
+	}
+	content := func(x task) any {
+		_, content := x.identity("ndcg@10")
+		return content
+	}
+	one := open(append(tasks, "eval.metric=ap", "save.best=true")...)
+	other := open(fmt.Sprintf("eval.pair_classification={name: labels, path: %q, a: b, b: a, label: y}", file))
+	if len(one) != 4 || reflect.DeepEqual(content(one[2]), content(one[3])) || reflect.DeepEqual(content(one[1]), content(other[0])) {
+		t.Errorf("%d tasks; contents of other tasks are the same", len(one))
+	}
+	again := open(tasks...)
+	scores := make([]float64, 64)
+	for i := range scores {
+		scores[i] = float64(i * i % 7)
+	}
+	for i, x := range one {
+		if !reflect.DeepEqual(content(x), content(again[i])) || content(x) == nil {
+			t.Errorf("%s: the same task is another: %v", x.key, content(x))
+		}
+		result, all, err := x.scored.measure(scores[:len(x.scored.a)])
+		if err != nil || all[0].name != x.scored.metric || reflect.TypeOf(result) != reflect.TypeOf(x.scored.none) {
+			t.Errorf("%s: %v, %v, %v; without a figure %v", x.key, err, all, result, x.scored.none)
+		}
+	}
+	for _, set := range tasks { // where one of them is measured, the loss on held-out rows decides only where it is asked to
+		r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), set, "save.best=true", "eval.loss={path: dev.jsonl, query: q, positive: p}"})
+		if err != nil || r.Eval.byLoss() {
+			t.Errorf("%s: %v, by the loss: %t", set, err, r.Eval.byLoss())
 		}
 	}
 }

@@ -377,6 +377,23 @@ func TestRerank(t *testing.T) {
 	compare(t, []float32{got[0][0].Score, got[1][0].Score}, []float64{want[0], want[len(docs)-2]})
 	rerankPairs = 2 // of two parts, all is together
 	defer func(n int) { rerankPairs = n }(16384)
+	scores, err := ScorePairs(t.Context(), &r.engine, r.pairs, queries, docs)
+	if err != nil || len(scores) != len(docs) {
+		t.Fatalf("%v, %v", scores, err)
+	}
+	narrow := make([]float32, len(scores))
+	for i, s := range scores {
+		narrow[i] = float32(s)
+	}
+	again, _, err := r.ScorePairs(t.Context(), queries, docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range again {
+		if math.Abs(float64(narrow[i]-s)) > 1e-5 {
+			t.Errorf("pair %d: %v in parts, %v at once", i, narrow[i], s)
+		}
+	}
 	slices.Reverse(run)
 	slices.Reverse(data.Queries)
 	run[0] = evaluate.Run{{{Doc: int32(len(docs) - 2)}, {Doc: 2}}}[0]

@@ -159,7 +159,7 @@ model: {{path: {model}{kind}}}
 data: {{train: [{{path: {work / "train.jsonl"}, {PAIR}, negatives: n}}]}}
 batch: {{global_size: {BATCH}, no_duplicates: false}}
 loss: {{{loss}}}
-optimizer: {{lr: 1e-2}}
+optimizer: {{lr: 1e-3}}
 train: {{max_steps: 4}}
 eval:
   at_start: true

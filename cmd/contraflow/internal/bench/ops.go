@@ -287,8 +287,8 @@ func (o *ops) linear(out, in int, m gpustage.MatMul) work {
 	return work{shape: product(y, in), flop: flops(y, in), run: func(s gpustage.Stream) { s.MatMul(y, x, w, m) }}
 }
 
-// loss is MNRL over unit embeddings of o.Rows queries and as many documents, and their gradient: four products, two of scores,
-// which are computed again as they are never kept, and two of gradients.
+// loss is MNRL over unit embeddings of o.Rows queries and as many documents, and their gradient: three products, one of scores
+// and two of gradients.
 func (o *ops) loss() work {
 	rows := o.o.LossRows
 	l := loss.InfoNCE{Scale: 20, MaskDuplicates: true}
