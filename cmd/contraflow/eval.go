@@ -23,8 +23,7 @@ func newEval() *cobra.Command {
 	var parts partFlags
 	var queries []string
 	var corpus, qrels, queryPrompt, docPrompt, runFile string
-	var scored [len(scoredKinds)]string
-	var columns []string
+	var scored scoredFlags
 	var asJSON, bm25 bool
 	cmd := &cobra.Command{
 		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE)",
@@ -55,24 +54,20 @@ commands have it: what is measured on fewer rows is another task, which no other
   contraflow eval --model q/model --triplets hf://datasets/sentence-transformers/all-nli?config=triplet`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, given := 0, 0
-			for i, file := range scored {
-				if file != "" {
-					kind, given = i, given+1
-				}
+			kind, file, ok, err := scored.given()
+			if err != nil {
+				return err
 			}
 			retrieval := queries != nil
 			switch {
-			case retrieval && given > 0 || given > 1:
-				return usageError{errors.New("give one of --queries, --sts, --pair-classification and --triplets")}
-			case !retrieval && given == 0:
+			case retrieval && ok:
+				return usageError{fmt.Errorf("--queries and --%s: give one at a time", kind.flag)}
+			case !retrieval && !ok:
 				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --sts, --pair-classification or --triplets"))
-			case !retrieval && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
+			case ok && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
-			case !retrieval && docPrompt != "" && !scoredKinds[kind].asked:
-				return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of --%s are read as queries are", scoredKinds[kind].flag)}
-			case retrieval && cmd.Flags().Changed("columns"):
-				return usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}
+			case ok && docPrompt != "" && !kind.asked:
+				return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of --%s are read as queries are", kind.flag)}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}
@@ -95,8 +90,13 @@ commands have it: what is measured on fewer rows is another task, which no other
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
 			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
-			if !retrieval {
-				return scoredKinds[kind].run(cmd, e, scored[kind], columns, queryPrompt, docPrompt, asJSON)
+			if ok {
+				return kind.run(cmd, file, scored.columns, asJSON, func(a, b []string) ([]float64, error) {
+					if kind.asked {
+						return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
+					}
+					return e.Similarity(cmd.Context(), queryPrompt, a, b)
+				})
 			}
 			u := newUI(cmd.ErrOrStderr(), false)
 			var tasks []taskResult
@@ -135,10 +135,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 	cmd.Flags().StringArrayVar(&queries, "queries", nil, "the `FILE` with the queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
 	cmd.Flags().StringVar(&corpus, "corpus", "", "the `FILE` with the documents")
 	cmd.Flags().StringVar(&qrels, "qrels", "", "the `FILE` with the judgements")
-	for i, k := range scoredKinds {
-		cmd.Flags().StringVar(&scored[i], k.flag, "", "a `FILE` with "+k.what+", instead of queries")
-	}
-	cmd.Flags().StringSliceVar(&columns, "columns", nil, "the columns `NAME,NAME,NAME` of --sts (default sentence1,sentence2,score), --pair-classification (sentence1,sentence2,label) or --triplets (anchor,positive,negative); those of texts may be templates such as \"{title} {text}\"")
+	scored.add(cmd.Flags())
 	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair", "queries"))
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")

@@ -2,14 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"contraflow/io/dataset"
-	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 )
 
@@ -30,7 +31,39 @@ type scoredKind struct {
 // similar are the similarities of pairs of texts.
 type similar func(a, b []string) ([]float64, error)
 
-func (k scoredKind) run(cmd *cobra.Command, e *embedder.Embedder, file string, columns []string, queryPrompt, docPrompt string, asJSON bool) error {
+// scoredFlags are the flags of one of them.
+type scoredFlags struct {
+	files   [len(scoredKinds)]string
+	columns []string
+}
+
+func (f *scoredFlags) add(fl *pflag.FlagSet) {
+	var defaults []string
+	for i, k := range scoredKinds {
+		fl.StringVar(&f.files[i], k.flag, "", "a `FILE` with "+k.what+", instead of queries")
+		defaults = append(defaults, fmt.Sprintf("--%s (default %s)", k.flag, strings.Join(k.columns, ",")))
+	}
+	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(defaults, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
+}
+
+// given is which one is given, and its file; ok tells that there is one.
+func (f *scoredFlags) given() (kind scoredKind, file string, ok bool, err error) {
+	for i, name := range f.files {
+		if name == "" {
+			continue
+		}
+		if ok {
+			return kind, file, true, usageError{fmt.Errorf("--%s and --%s: give one at a time", kind.flag, scoredKinds[i].flag)}
+		}
+		kind, file, ok = scoredKinds[i], name, true
+	}
+	if !ok && f.columns != nil {
+		return kind, "", false, usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}
+	}
+	return kind, file, ok, nil
+}
+
+func (k scoredKind) run(cmd *cobra.Command, file string, columns []string, asJSON bool, similar similar) error {
 	if columns == nil {
 		columns = k.columns
 	}
@@ -40,12 +73,7 @@ func (k scoredKind) run(cmd *cobra.Command, e *embedder.Embedder, file string, c
 	if slices.Contains(columns, "") {
 		return usageError{fmt.Errorf("--columns has a name without anything in it: want %d as in --columns %s", len(k.columns), strings.Join(k.columns, ","))}
 	}
-	result, text, err := k.measure(noting(cmd), file, columns, func(a, b []string) ([]float64, error) {
-		if k.asked {
-			return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
-		}
-		return e.Similarity(cmd.Context(), queryPrompt, a, b)
-	})
+	result, text, err := k.measure(noting(cmd), file, columns, similar)
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ type rerankFlags struct {
 	bad                    badRows
 	queries, corpus, qrels string
 	first                  string
+	scored                 scoredFlags
 	top, cutoff            int
 }
 
@@ -40,8 +41,8 @@ var (
 func newRerank() *cobra.Command {
 	var f rerankFlags
 	cmd := &cobra.Command{
-		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE)",
-		Short: "Score pairs of texts with a reranker, or measure it behind a first stage",
+		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE)",
+		Short: "Score pairs of texts with a reranker, or measure it behind a first stage or on pairs",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
 document.
 ` + inPlace + `
@@ -54,22 +55,37 @@ skip leaves the row out.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
-of the documents that are reranked (--top).`,
+of the documents that are reranked (--top).
+
+With --sts, --pair-classification and --triplets it measures the model's scores as eval does an embedding model's cosines.`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
   jq -c '{query: .q, document: .a}' pairs.json | contraflow rerank --model r/model --input - --output -
-  contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet`,
+  contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
+  contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			scores, measures := len(f.input) > 0 || f.output != "", f.queries != ""
+			kind, file, pairs, err := f.scored.given()
+			if err != nil {
+				return err
+			}
+			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || pairs
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
-				return missing(errors.New("give --input and --output, or --queries, --corpus and --qrels"))
+				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of --sts, --pair-classification and --triplets"))
+			}
+			if pairs && f.queries != "" {
+				return usageError{fmt.Errorf("--queries and --%s: give one at a time", kind.flag)}
 			}
 			of, what := []string{"first", "top", "corpus", "qrels", "json"}, "--queries, which measures a reranker; --input is scored"
 			if measures {
 				of, what = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "--input, whose rows are scored; --queries measures a reranker"
 			}
+			if pairs {
+				of = append(of, "first", "top", "corpus", "qrels")
+			}
 			for _, flag := range of {
-				if cmd.Flags().Changed(flag) {
+				if cmd.Flags().Changed(flag) && pairs {
+					return usageError{fmt.Errorf("--%s does not go with --%s", flag, kind.flag)}
+				} else if cmd.Flags().Changed(flag) {
 					return usageError{fmt.Errorf("--%s goes with %s", flag, what)}
 				}
 			}
@@ -94,6 +110,16 @@ of the documents that are reranked (--top).`,
 			if scores {
 				return f.table(cmd, r)
 			}
+			if pairs {
+				return kind.run(cmd, file, f.scored.columns, f.asJSON, func(a, b []string) ([]float64, error) {
+					scores, _, err := r.ScorePairs(cmd.Context(), a, b)
+					wide := make([]float64, len(scores))
+					for i, s := range scores {
+						wide[i] = float64(s)
+					}
+					return wide, err
+				})
+			}
 			return f.measure(cmd, r)
 		},
 	}
@@ -111,6 +137,7 @@ of the documents that are reranked (--top).`,
 	fl.StringVar(&f.queries, "queries", "", "the `FILE` with the queries, or a folder in BEIR's layout")
 	fl.StringVar(&f.corpus, "corpus", "", "the `FILE` with the documents")
 	fl.StringVar(&f.qrels, "qrels", "", "the `FILE` with the judgements")
+	f.scored.add(fl)
 	fl.StringVar(&f.first, "first", "", "the folder `DIR` or hub id of an embedding model whose first documents are reranked as well as BM25's")
 	fl.IntVar(&f.top, "top", 100, "how many documents of each query are reranked")
 	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object")

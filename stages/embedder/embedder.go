@@ -250,7 +250,7 @@ func CheckLength(tok *tokenize.Tokenizer, lengths ...int) error {
 func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
 	h := transformer.Head{Normalize: f.Normalize}
 	if f.Reranker != nil {
-		return h, fmt.Errorf("%s is a reranker: it scores pairs of texts and embeds none", f.Dir)
+		return h, fmt.Errorf("%s is a reranker: it scores pairs of texts and embeds none; contraflow rerank does, and measures it", f.Dir)
 	}
 	if normalize != nil {
 		h.Normalize = *normalize
