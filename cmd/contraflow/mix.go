@@ -13,6 +13,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
 	"contraflow/stages/mix"
 )
 
@@ -162,14 +163,22 @@ func (f *mixFlags) models(args []string) ([]mix.Model, error) {
 
 // weigh gives models the weights that follow from their losses, and prints them.
 func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
-	if err := mix.Compare(models); err != nil { // before anything is computed
+	if err := mix.Compare(f.out, models, mix.Options{Method: mix.Method(f.method), Precision: f.precision}); err != nil { // before anything is computed
 		return err
+	}
+	for _, m := range models {
+		if err := mix.CheckLoss(m.Path); err != nil {
+			return err
+		}
 	}
 	data, err := dataset.Open(noting(cmd), dataset.Source{Paths: f.rows, Splits: dataset.HeldOut, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery, InOrder: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
+	if err := outside(f.out, data); err != nil {
+		return err
+	}
 	newUI(cmd.ErrOrStderr(), false).notes(data)
 	d, err := gpustage.OpenBest(notes(cmd))
 	if err != nil {
@@ -193,6 +202,24 @@ func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
 		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "loss %.4f, weight %.4f: %s\n", losses[i], weights[i], models[i].Name); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// outside refuses to replace a folder that has files of a dataset.
+func outside(dir string, data *dataset.Dataset) error {
+	row := int64(0)
+	for _, file := range data.Files() {
+		if file.Rows == 0 {
+			continue // of which nothing is measured
+		}
+		path := data.Locate(row).File
+		if same, err := embedder.Overlap(dir, path); err != nil {
+			return err
+		} else if same {
+			return fmt.Errorf("%s would replace %s, with which losses are measured: choose another folder", dir, path)
+		}
+		row += file.Rows
 	}
 	return nil
 }

@@ -91,6 +91,7 @@ func TestMix(t *testing.T) {
 		t.Errorf("both losses are %v", l)
 	}
 
+	twoPairs(t, at("by/dev.jsonl")) // in a model's folder, which --force replaces
 	for _, c := range []struct {
 		args []string
 		code int
@@ -109,6 +110,11 @@ func TestMix(t *testing.T) {
 		{[]string{model, base, "--out", at("x"), "--temperature", "1"}, 2, "--temperature is of --by-loss"},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--temperature", "0"}, 2, "--temperature: a temperature of 0, want a number above 0"},
 		{[]string{model, steps[0], "--out", at("x"), "--by-loss", at("train.parquet")}, 1, "is a checkpoint: losses are measured of models' folders"},
+		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--batch", "1"}, 1, "no other document of its batch of 1 rows is a negative for it"},
+		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--batch", "0"}, 2, "--batch"},
+		{[]string{model, base, "--out", at("by"), "--force", "--by-loss", at("by/dev.jsonl")}, 1, "would replace " + at("by/dev.jsonl") + ", with which losses are measured"},
+		{[]string{model, base, "--out", dir, "--by-loss", at("train.parquet")}, 1, "is not empty and holds no model"},
+		{[]string{model, base, "--out", model, "--force", "--by-loss", at("train.parquet")}, 1, "would replace " + model + ", which is being mixed"},
 		{[]string{model, goldens.Path(t, "bert/odd-sizes"), "--out", at("x"), "--by-loss", at("train.parquet")}, 1, "they pool otherwise"},
 		{[]string{model, at("run"), "--out", at("x")}, 1, "the model is in " + model},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--positive", "pos"}, 1, `"pos"`},
@@ -123,6 +129,10 @@ func TestMix(t *testing.T) {
 	}
 	if _, err := os.Stat(at("x")); err == nil {
 		t.Error("a refused mix has written a folder")
+	}
+
+	if _, err := os.Stat(at("by/dev.jsonl")); err != nil {
+		t.Error(err)
 	}
 
 	// A run that has no model yet, a damaged checkpoint, and one of another run.
@@ -144,6 +154,14 @@ func TestMix(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("rank-00000.safetensors has 100 bytes, want", steps[1], steps[0])
+}
+
+// twoPairs writes two rows of queries and positives.
+func twoPairs(t *testing.T, file string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(`{"query": "a", "positive": "b"}`+"\n"+`{"query": "c", "positive": "d"}`+"\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // parameters are a model's tensors of floats.

@@ -140,7 +140,7 @@ type RerankerSpec struct {
 // SaveReranker writes a folder that transformers and sentence-transformers' CrossEncoder load, and Open reads, as [Save] does. A layer-wise
 // reranker's is one that FlagEmbedding loads.
 func SaveReranker(dir string, s RerankerSpec) error {
-	if err := replaceable(dir); err != nil {
+	if err := Replaceable(dir); err != nil {
 		return fmt.Errorf("save model: %w", err)
 	}
 	list := s.files

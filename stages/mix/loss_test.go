@@ -82,4 +82,23 @@ func TestLoss(t *testing.T) {
 	if _, err := mix.Loss(ctx, d, folderOf(t, "rerank/cross"), data, 2); err == nil || !strings.Contains(err.Error(), "is a reranker") {
 		t.Error(err)
 	}
+	// Without columns of negatives the last of three rows is alone in its batch; with one row a batch, each is.
+	put(t, dir, map[string]string{"pairs.jsonl": strings.Join(strings.SplitAfter(text.String(), "\n")[:3], ""), "same.jsonl": strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 4)})
+	for _, c := range []struct {
+		file string
+		rows int
+		at   string
+	}{{"pairs.jsonl", 2, "pairs.jsonl:3: "}, {"pairs.jsonl", 1, "pairs.jsonl:1: "}, {"same.jsonl", 4, "same.jsonl:1: "}, {"pairs.jsonl", 3, ""}} {
+		alone, err := dataset.Open(ctx, dataset.Source{Paths: []string{filepath.Join(dir, c.file)}, Query: "q", Positive: "p"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = mix.Loss(ctx, d, model, alone, c.rows)
+		if c.at == "" && err != nil || c.at != "" && (err == nil || !strings.Contains(err.Error(), c.at+"no other document of its batch")) {
+			t.Errorf("%s in batches of %d: %v", c.file, c.rows, err)
+		}
+		if err := alone.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }

@@ -118,9 +118,10 @@ func scaled(models []Model, sum float64) string {
 // Weights sum to 1, within 0.001: they are then divided by their sum. Of [Linear] one may be negative, which takes a model away from the others. A model of weight 0 is
 // checked and adds nothing: with a weight of 1 for a model the numbers are that model's, bit for bit if they are written in the type that it has.
 //
-// The models must be of one architecture, with the same shapes, modules, heads, pooling and tokenizer; an error names what differs. A LoRA adapter is an
-// error: it is merged first. The files beside the weights are the first model's. Tensors that no embedding or score depends on
-// (a pooler's, another task's head) are mixed where all models have them, and otherwise left out, with a note; whole numbers are the first model's.
+// The models must be of one architecture, with the same shapes, modules, heads, pooling and tokenizer; an error names what differs. One that says nothing of
+// pooling or scores, as base models do, is read as what the first is: with its pooling, or if it is a language model as a reranker by the same tokens'
+// logits, or a sparse encoder. A LoRA adapter is an error: it is merged first. The files beside the weights are the first model's. Tensors that no embedding or score depends on
+// (a pooler's, another task's head) are mixed where all models have them in one shape, and otherwise left out, with a note; whole numbers are the first model's.
 // A number that is not finite, in a model or because the precision can't hold it, is an error that names the tensor.
 func Write(ctx context.Context, dir string, models []Model, o Options) (err error) {
 	if err := Check(models, o); err != nil {
@@ -132,20 +133,9 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 	if o.Progress == nil {
 		o.Progress = func(int64, int64) {}
 	}
-	sources, err := openAll(models, o.Note)
-	defer func() { err = errors.Join(err, closeAll(sources)) }()
+	j, err := prepare(ctx, dir, models, o)
+	defer func() { err = errors.Join(err, closeAll(j.sources)) }()
 	if err != nil {
-		return err
-	}
-	for _, s := range sources {
-		for _, used := range s.folders() {
-			if same, err := embedder.Overlap(dir, used); err != nil || same {
-				return errors.Join(err, fmt.Errorf("%s would replace %s, which is being mixed: choose another folder", dir, used))
-			}
-		}
-	}
-	j := job{ctx: ctx, method: o.Method, sources: sources, progress: o.Progress}
-	if err := j.plan(o); err != nil {
 		return err
 	}
 	sum := 0.0
@@ -161,20 +151,50 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 	if o.Method == SLERP {
 		how = "The parameters of this model are interpolated spherically (SLERP, tensor by tensor) between those of these two:"
 	}
-	folder := sources[0].folder
+	folder := j.sources[0].folder
 	return folder.Rewrite(dir, j.tensors, folder.MixedCard(dir, how, parts), j.write)
 }
 
-// Compare opens models and tells why they can't be mixed, as Write does before it reads their numbers.
-func Compare(models []Model) error {
-	sources, err := openAll(models, func(string) {})
-	return errors.Join(err, closeAll(sources))
+// Compare tells why Write would refuse models, options or a folder to write, as far as that shows before the models' numbers are read. Weights may be equal ones where the
+// right ones are yet to be found.
+func Compare(dir string, models []Model, o Options) error {
+	if err := Check(models, o); err != nil {
+		return err
+	}
+	o.Note = func(string) {}
+	j, err := prepare(context.Background(), dir, models, o)
+	return errors.Join(err, closeAll(j.sources))
+}
+
+// prepare opens models and finds what is written of them. What is open is to be closed after an error too.
+func prepare(ctx context.Context, dir string, models []Model, o Options) (j job, err error) {
+	j = job{ctx: ctx, method: o.Method, progress: o.Progress}
+	if err := hfmodel.Replaceable(dir); err != nil {
+		return j, err
+	}
+	if j.sources, err = openAll(models, o.Note); err != nil {
+		return j, err
+	}
+	for _, s := range j.sources {
+		for _, used := range s.folders() {
+			if same, err := embedder.Overlap(dir, used); err != nil {
+				return j, err
+			} else if same {
+				return j, fmt.Errorf("%s would replace %s, which is being mixed: choose another folder", dir, used)
+			}
+		}
+	}
+	return j, j.plan(o)
 }
 
 // openAll opens models that can be mixed. What is open is to be closed after an error too.
 func openAll(models []Model, note func(string)) (sources []*source, err error) {
-	for _, m := range models {
-		s, err := open(m)
+	for i, m := range models {
+		var first *source
+		if i > 0 {
+			first = sources[0]
+		}
+		s, err := open(m, first)
 		if err != nil {
 			return sources, err
 		}
@@ -220,20 +240,25 @@ func (j *job) plan(o Options) error {
 			j.tensors = append(j.tensors, out)
 			continue
 		}
-		var lacks *source
+		lacks, how := (*source)(nil), ""
 		for _, s := range j.sources {
 			v, err := s.find(first, t.Name)
-			switch {
+			switch other := err == nil && !slices.Equal(v.shape, t.Shape); {
 			case errors.Is(err, safetensors.ErrNoTensor) && first.needed[t.Name] == "":
-				lacks = s
+				lacks, how = s, fmt.Sprintf("is not in %s", s.name)
 			case err != nil:
 				return err
-			case !slices.Equal(v.shape, t.Shape):
+			case other && first.needed[t.Name] == "":
+				lacks, how = s, fmt.Sprintf("has shape %v in %s and %v in %s", t.Shape, first.name, v.shape, s.name)
+			case other:
 				return fmt.Errorf("tensor %q has shape %v in %s and %v in %s: models of one architecture and vocabulary can be mixed", t.Name, t.Shape, first.name, v.shape, s.name)
 			}
 		}
+		if lacks != nil && first.models(t.Name) {
+			return fmt.Errorf("%s %s, and config.json of %s says that it is a %s, which has it: give %s first", t.Name, how, first.name, first.folder.Architecture(), lacks.name)
+		}
 		if lacks != nil {
-			o.Note(fmt.Sprintf("%s is not in %s: it is left out, as nothing here depends on it", t.Name, lacks.name))
+			o.Note(fmt.Sprintf("%s %s: it is left out, as nothing here depends on it", t.Name, how))
 			continue
 		}
 		if o.Precision != "" {
