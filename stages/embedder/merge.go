@@ -150,6 +150,9 @@ func realPath(path string) (string, error) {
 		return "", err
 	}
 	real, err := filepath.EvalSymlinks(path)
+	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
 	if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(path) == path {
 		return real, err
 	}

@@ -178,3 +178,72 @@ func TestCompare(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What is beside the numbers may differ: of dropout, which is of training, nothing is said, and of what the first decides a note is. Dense modules are the same by their
+// place, however their folders are called.
+func TestNoted(t *testing.T) {
+	dense, cross := folderOf(t, "dense"), folderOf(t, "rerank/cross")
+	for name, c := range map[string]struct {
+		from   string
+		change func(dir string)
+		want   []string
+	}{
+		"dropout": {dense, func(dir string) {
+			edit(t, dir, "config.json", `"hidden_dropout_prob": `, `"hidden_dropout_prob": 0.25, "was": `)
+			edit(t, dir, "config.json", `"attention_probs_dropout_prob": `, `"attention_probs_dropout_prob": 0.25, "before": `)
+		}, nil},
+		"dense": {dense, func(dir string) {
+			edit(t, dir, "modules.json", "2_Dense", "5_Dense")
+			if err := os.Rename(filepath.Join(dir, "2_Dense"), filepath.Join(dir, "5_Dense")); err != nil {
+				t.Fatal(err)
+			}
+		}, nil},
+		"settings": {dense, func(dir string) {
+			put(t, dir, map[string]string{"config_sentence_transformers.json": `{"prompts": {"q": "ask: "}, "default_prompt_name": "q", "similarity_fn_name": "dot"}`, "sentence_bert_config.json": `{"max_seq_length": 7}`})
+		}, []string{"have different prompts", `have different default prompts ("" and "q")`, "have different maximum lengths of a text (", " and 7 tokens)", "have different similarities (cosine and dot)"}},
+		"templates": {cross, func(dir string) { put(t, dir, map[string]string{"reranker.json": `{"query_prompt": "ask: "}`}) }, []string{"put different templates, instructions or prompts around pairs"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var notes []string
+			a, b := variant(t, c.from, same), variantOf(t, c.from, c.change)
+			is := stored(t, mixed(t, mix.Options{Note: func(m string) { notes = append(notes, m) }}, two(a, b)...))
+			all := strings.Join(notes, "\n")
+			for _, w := range c.want {
+				if !strings.Contains(all, w) {
+					t.Errorf("no note says %q:\n%s", w, all)
+				}
+			}
+			if len(c.want) == 0 && all != "" {
+				t.Errorf("notes:\n%s", all)
+			}
+			for n, x := range stored(t, a) {
+				if string(is[n].Data) != string(x.Data) {
+					t.Errorf("%v became %v", x, is[n])
+				}
+			}
+		})
+	}
+}
+
+// Whole numbers are the first's: that the second has none of that name, or others of its own, is no loss.
+func TestWholeNumbers(t *testing.T) {
+	a := folderOf(t, "bert/minilm-tiny")
+	with := func(name string) string {
+		return variantOf(t, a, func(dir string) {
+			file := filepath.Join(dir, "model.safetensors")
+			retyped(t, file, func(x safetensors.Tensor) safetensors.Tensor {
+				if x.Name == "pooler.dense.bias" {
+					x.Name, x.DType, x.Shape, x.Data = name, safetensors.I64, []int{2}, []byte("0123456789abcdef")
+				}
+				return x
+			})
+		})
+	}
+	b := without(t, variant(t, a, same), "pooler.dense.bias")
+	for _, order := range [][2]string{{with("embeddings.position_ids"), b}, {b, with("embeddings.position_ids")}} {
+		is := stored(t, mixed(t, mix.Options{Note: func(m string) { t.Error(m) }}, two(order[0], order[1])...))
+		if got := string(is["embeddings.position_ids"].Data); got != map[bool]string{true: "0123456789abcdef"}[order[1] == b] {
+			t.Errorf("%q", got)
+		}
+	}
+}

@@ -20,6 +20,7 @@ func TestLoss(t *testing.T) {
 	rows := [][3]string{
 		{"the cat", "a cat sat on the mat", "dogs bark"}, {"what is a gradient?", "the slope of a loss", "a hill"},
 		{"where is it?", "it is here", "nowhere"}, {"a dog", "the dog ran", "red"},
+		{"a dog", "the dog ran", "blue"}, {"the dog", "the dog ran", "a stone"}, // which share a positive
 	}
 	var text strings.Builder
 	for _, r := range rows {
@@ -62,6 +63,9 @@ func TestLoss(t *testing.T) {
 		for i := range q {
 			sum, own := 0.0, 0.0
 			for k, doc := range docs {
+				if k < 2 && k != i && rows[b+k][1] == rows[b+i][1] {
+					continue // the row's own positive is no negative
+				}
 				dot := 0.0
 				for j, v := range doc {
 					dot += float64(v) * float64(q[i][j])
@@ -80,6 +84,9 @@ func TestLoss(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := mix.Loss(ctx, d, folderOf(t, "rerank/cross"), data, 2); err == nil || !strings.Contains(err.Error(), "is a reranker") {
+		t.Error(err)
+	}
+	if _, err := mix.Loss(ctx, d, folderOf(t, "colbert"), data, 2); err == nil || !strings.Contains(err.Error(), "one dense embedding") {
 		t.Error(err)
 	}
 	// Without columns of negatives the last of three rows is alone in its batch; with one row a batch, each is.

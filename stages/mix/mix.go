@@ -292,8 +292,8 @@ func whole(d safetensors.DType) bool {
 	return false
 }
 
-// chunk is how many elements are in memory at once, of each model. Its parts are a few MB: about what a processor's last cache holds.
-const chunk = 1 << 18
+// chunk is how many elements are in memory at once, of each model. Its parts are a few MB: about what a processor's last cache holds. Tests change it.
+var chunk = 1 << 18
 
 // mapped is how many elements of files may stay in memory once they are read.
 const mapped = 1 << 22

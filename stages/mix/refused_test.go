@@ -84,10 +84,15 @@ func TestRefused(t *testing.T) {
 		"include_prompt": {tiny, other(func(dir string) {
 			edit(t, dir, "1_Pooling/config.json", `"include_prompt": true`, `"include_prompt": false`)
 		}), half, mix.Options{}, []string{"one of them pools the tokens of a prompt too, the other does not", "true and false"}},
-		"pairs":         {folderOf(t, "rerank/cross"), variantOf(t, folderOf(t, "rerank/cross"), func(dir string) { cutPair(t, dir) }), half, mix.Options{}, []string{"their tokenizers differ in pairs of texts"}},
-		"configuration": {tiny, other(func(dir string) { edit(t, dir, "config.json", `"layer_norm_eps": 1e-12`, `"layer_norm_eps": 1e-5`) }), half, mix.Options{}, []string{"in config.json layer_norm_eps is 1e-12 and 1e-5"}},
-		"dense":         {folderOf(t, "dense"), tiny, half, mix.Options{}, []string{"can't be mixed: Dense: [{Name:2_Dense Out:3 "}},
-		"token":         {tiny, other(func(dir string) { edit(t, dir, "tokenizer.json", `"the"`, `"teh"`) }), half, mix.Options{}, []string{"their vocabularies differ: token ", `is "the" and "teh"`}},
+		"pairs":               {folderOf(t, "rerank/cross"), variantOf(t, folderOf(t, "rerank/cross"), func(dir string) { cutPair(t, dir) }), half, mix.Options{}, []string{"their tokenizers differ in pairs of texts"}},
+		"configuration":       {tiny, other(func(dir string) { edit(t, dir, "config.json", `"layer_norm_eps": 1e-12`, `"layer_norm_eps": 1e-5`) }), half, mix.Options{}, []string{"in config.json layer_norm_eps is 1e-12 and 1e-5"}},
+		"dense":               {folderOf(t, "dense"), tiny, half, mix.Options{}, []string{"can't be mixed: their Dense modules differ: 2_Dense of 32 features to 3, without bias, identity and none"}},
+		"dense beside a base": {folderOf(t, "dense"), bare(t, tiny), half, mix.Options{}, []string{"their Dense modules differ: 2_Dense", "and none"}},
+		"sparse": {folderOf(t, "splade/encoder"), variantOf(t, folderOf(t, "splade/encoder"), func(dir string) {
+			edit(t, dir, "modules.json", "\n]", `, {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]`)
+		}), half, mix.Options{}, []string{"one of them normalizes embeddings"}},
+		"vocabulary": {tiny, other(func(dir string) { addToken(t, dir) }), half, mix.Options{}, []string{"their vocabularies have ", " tokens"}},
+		"token":      {tiny, other(func(dir string) { edit(t, dir, "tokenizer.json", `"the"`, `"teh"`) }), half, mix.Options{}, []string{"their vocabularies differ: token ", `is "the" and "teh"`}},
 		"case": {tiny, other(func(dir string) {
 			edit(t, dir, "tokenizer.json", `"lowercase": true`, `"lowercase": false`)
 			edit(t, dir, "tokenizer_config.json", `"do_lower_case": true`, `"do_lower_case": false`)
@@ -180,6 +185,12 @@ func TestRefused(t *testing.T) {
 	if err := mix.Write(context.Background(), filepath.Join(a, "x"), []mix.Model{{Path: tiny, Weight: 0.5}, {Path: huge, Weight: 0.5}}, mix.Options{}); err == nil || !strings.Contains(err.Error(), "is not empty and holds no model") {
 		t.Error(err)
 	}
+}
+
+// addToken gives a tokenizer one token more.
+func addToken(t *testing.T, dir string) {
+	t.Helper()
+	edit(t, dir, "tokenizer.json", `"added_tokens": [`, `"added_tokens": [{"id": 9999, "content": "[MORE]", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},`)
 }
 
 // cutPair takes the last token from what a tokenizer makes of two texts.

@@ -235,10 +235,16 @@ func (s *source) close() error {
 }
 
 // find is the tensor that the first model calls by a name. Parameters have names that do not depend on how a file calls them (gamma or weight, with a
-// prefix or without).
+// prefix or without), and modules the place in their order.
 func (s *source) find(first *source, name string) (values, error) {
 	if p, ok := first.needed[name]; ok {
 		name = p
+	}
+	for i, d := range first.config.Dense {
+		if rest, ok := strings.CutPrefix(name, d.Name+"."); ok && i < len(s.config.Dense) {
+			name = s.config.Dense[i].Name + "." + rest
+			break
+		}
 	}
 	t, err := s.folder.Tensor(name, s.config.Prefixes()...)
 	if err != nil {
@@ -316,8 +322,18 @@ func (a *source) fits(b *source, note func(string)) error {
 	} else if how != "" {
 		return differ("%s", how)
 	}
-	if !maps.Equal(x.Prompts, y.Prompts) {
-		note(fmt.Sprintf("%s and %s have different prompts: the mixed model gets those of the first", a.name, b.name))
+	for _, d := range []struct {
+		what string
+		is   bool
+	}{
+		{"prompts", !maps.Equal(x.Prompts, y.Prompts)},
+		{fmt.Sprintf("default prompts (%q and %q)", x.DefaultPromptName, y.DefaultPromptName), b.declares() && x.DefaultPromptName != y.DefaultPromptName},
+		{fmt.Sprintf("maximum lengths of a text (%d and %d tokens)", x.MaxSeqLength, y.MaxSeqLength), b.declares() && x.MaxSeqLength != y.MaxSeqLength},
+		{fmt.Sprintf("similarities (%s and %s)", x.Similarity, y.Similarity), x.Similarity != "" && y.Similarity != "" && x.Similarity != y.Similarity},
+	} {
+		if d.is {
+			note(fmt.Sprintf("%s and %s have different %s: the mixed model gets those of the first", a.name, b.name, d.what))
+		}
 	}
 	if x.Reranker != nil && y.Reranker != nil && !reflect.DeepEqual(x.Reranker, y.Reranker) {
 		note(fmt.Sprintf("%s and %s put different templates, instructions or prompts around pairs: the mixed model gets those of the first", a.name, b.name))
@@ -345,13 +361,15 @@ func decoder(module string) string {
 // sameModules compares pooling, normalization and Dense modules.
 func (a *source) sameModules(b *source, differ func(string, ...any) error) error {
 	x, y := a.folder, b.folder
-	if a.reranker || !a.config.MLMHead.None() || x.MultiVector != nil {
+	if a.reranker {
 		return nil // configurations say it
 	}
-	says := func(f *hfmodel.Folder) bool { return f.Modules != nil || f.Pooling != nil }
+	says := func(f *hfmodel.Folder) bool { return f.Modules != nil || f.Pooling != nil || f.MultiVector != nil }
 	switch {
 	case !says(x) && says(y):
 		return differ(nothing)
+	case !slices.EqualFunc(a.config.Dense, b.config.Dense, func(d, e transformer.Dense) bool { e.Name = d.Name; return d == e }):
+		return differ("their Dense modules differ: %s and %s", denses(x), denses(y))
 	case !says(y):
 		return nil // the first's, which the second has been made for or not: it doesn't tell
 	case x.Pooling != nil && y.Pooling != nil && x.Pooling.Mode != y.Pooling.Mode:
@@ -364,9 +382,25 @@ func (a *source) sameModules(b *source, differ func(string, ...any) error) error
 	return nil
 }
 
+// denses are a folder's Dense modules in words.
+func denses(f *hfmodel.Folder) string {
+	var list []string
+	for _, d := range f.Dense {
+		list = append(list, fmt.Sprintf("%s of %d features to %d, %s, %s", d.Path, d.In, d.Out, map[bool]string{true: "with bias", false: "without bias"}[d.Bias], d.Activation))
+	}
+	if list == nil {
+		return "none"
+	}
+	return strings.Join(list, " and ")
+}
+
 // computed is what of a configuration decides what parameters mean. How much is dropped in training and how new weights begin do not, nor
-// how long texts may be: learned positions have a shape.
+// how long texts may be: learned positions have a shape. The folders of Dense modules may have other names.
 func computed(c transformer.Config) transformer.Config {
+	c.Dense = slices.Clone(c.Dense)
+	for i := range c.Dense {
+		c.Dense[i].Name = ""
+	}
 	c.HiddenDropout, c.AttentionDropout, c.Undropped, c.InitRange, c.MaxPositions, c.UsualLength = 0, 0, 0, 0, 0, 0
 	return c
 }
