@@ -66,7 +66,8 @@ Files beside the weights (configuration, tokenizer, prompts) are the first model
 	fl := cmd.Flags()
 	fl.StringVar(&f.out, "out", "", "the folder to write")
 	fl.Float64SliceVar(&f.weights, "weights", nil, "a `NUMBER,...` for each model, which sum to 1 (default: all the same)")
-	fl.Lookup("weights").DefValue = "" // the default is the text's
+	fl.Lookup("weights").DefValue = ""                           // the default is the text's
+	_ = fl.SetAnnotation("weights", suchAs, []string{"0.7,0.3"}) // there is such a flag
 	fl.StringVar(&f.method, "method", string(mix.Linear), "linear, the mean, or slerp, along the arc between two models")
 	fl.StringVar(&f.precision, "precision", "", "what the weights are written in: f32, bf16 or f16 (default: what the first model's are in)")
 	fl.BoolVar(&f.force, "force", false, "replace another model in --out")
@@ -109,7 +110,7 @@ func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	u.said = time.Now() // of what is over within a second nothing is said
 	err = mix.Write(cmd.Context(), f.out, models, mix.Options{
-		Method: mix.Method(f.method), Precision: f.precision, Note: notes(cmd),
+		Method: mix.Method(f.method), Precision: f.precision, Note: notes(cmd), Weighed: f.weighed(),
 		Progress: func(done, total int64) {
 			if u.due(false) {
 				u.printf("%.0f%% of %.1f million parameters mixed\n", 100*float64(done)/float64(total), float64(total)/1e6)
@@ -204,6 +205,18 @@ func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
 		}
 	}
 	return nil
+}
+
+// weighed tells for the model card how weights were found.
+func (f *mixFlags) weighed() string {
+	if f.rows == nil {
+		return ""
+	}
+	var files []string
+	for _, name := range f.rows {
+		files = append(files, hfmodel.Code(filepath.ToSlash(name)))
+	}
+	return fmt.Sprintf("Their weights are softmax(-loss / %v) of their losses on the rows of %s, InfoNCE of cosines times 20 in batches of %d.", f.temperature, strings.Join(files, ", "), f.batch)
 }
 
 // outside refuses to replace a folder that has files of a dataset.

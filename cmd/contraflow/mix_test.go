@@ -87,6 +87,34 @@ func TestMix(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
 		}
 	}
+	card, err := os.ReadFile(at("by/README.md"))
+	if want := "Their weights are softmax(-loss / 0.5) of their losses on the rows of `" + filepath.ToSlash(at("train.parquet")) + "`, InfoNCE of cosines times 20 in batches of 16."; err != nil || !strings.Contains(string(card), want) {
+		t.Errorf("%v: no %q in\n%s", err, want, card)
+	}
+	// Rows come in the order in which the files are named.
+	var texts []string
+	for i := range 4 {
+		texts = append(texts, fmt.Sprintf(`{"query": "%s", "positive": "%s"}`+"\n", strings.Repeat("a cat ", i+1), strings.Repeat("the dog ", 2*i+1)))
+	}
+	write := func(name string, rows ...string) {
+		if err := os.WriteFile(at(name), []byte(strings.Join(rows, "")), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("z.jsonl", texts[0])
+	write("a.jsonl", texts[1:]...)
+	write("in.jsonl", texts...)
+	write("sorted.jsonl", append(texts[1:4:4], texts[0])...)
+	measured := func(files ...string) string {
+		args := []string{"mix", base, model, "--batch", "2", "--force", "--out", at("by")}
+		for _, name := range files {
+			args = append(args, "--by-loss", at(name))
+		}
+		return succeed(t, args...).stdout
+	}
+	if got, want, other := measured("z.jsonl", "a.jsonl"), measured("in.jsonl"), measured("sorted.jsonl"); got != want || got == other {
+		t.Errorf("%s, want %s, and sorted %s", got, want, other)
+	}
 	if l == k {
 		t.Errorf("both losses are %v", l)
 	}
@@ -105,7 +133,7 @@ func TestMix(t *testing.T) {
 		{[]string{model, "--out", at("x")}, 2, "want at least two models to mix, and there is one\nNext: contraflow mix runs/x/model"},
 		{[]string{model, base, "--out", at("x"), "--weights", "0.5"}, 2, "--weights has 1 numbers for 2 models: want one for each"},
 		{[]string{model, base, "--out", at("x"), "--weights", "0.5,0.6"}, 2, "the weights sum to 1.1, want 1"},
-		{[]string{model, base, "--out", at("x"), "--weights", "0.5,a"}, 2, `--weights is "0.5,a", want numbers`},
+		{[]string{model, base, "--out", at("x"), "--weights", "0.5,a"}, 2, `--weights is "0.5,a", want numbers, such as 0.7,0.3`},
 		{[]string{model, base, "--out", at("x"), "--weights", "0.5,0.5", "--by-loss", "x.parquet"}, 2, "give one or the other"},
 		{[]string{model, base, "--out", at("x"), "--temperature", "1"}, 2, "--temperature is of --by-loss"},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--temperature", "0"}, 2, "--temperature: a temperature of 0, want a number above 0"},

@@ -274,12 +274,12 @@ func (s RerankerSpec) card(name string) []byte {
 	}
 	line("\n## The model\n")
 	if s.Card.BaseModel != "" {
-		line("- Trained from: %s", code(s.Card.BaseModel))
+		line("- Trained from: %s", Code(s.Card.BaseModel))
 	}
 	line("- Maximum length: %d tokens", s.MaxSeqLength)
 	for _, p := range [][2]string{{"query", s.Reranker.QueryPrompt}, {"document", s.Reranker.DocumentPrompt}} {
 		if p[1] != "" {
-			line("- Put before each %s: %s", p[0], code(p[1]))
+			line("- Put before each %s: %s", p[0], Code(p[1]))
 		}
 	}
 	if s.layerWise() {

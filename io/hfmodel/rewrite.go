@@ -251,7 +251,7 @@ func (f *Folder) MixedCard(dir, how string, parts []MixedPart) []byte {
 	line("%s\n", how)
 	line("| model | weight |\n|---|---|")
 	for _, p := range parts {
-		line("| %s | %.6g |", code(p.Name), p.Weight)
+		line("| %s | %.6g |", Code(p.Name), p.Weight)
 	}
 	line("\nConfiguration, tokenizer and prompts are the first one's. It was made with contraflow mix.")
 	return b.Bytes()

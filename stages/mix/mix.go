@@ -59,6 +59,7 @@ const (
 type Options struct {
 	Method    Method                  // "": Linear
 	Precision string                  // of what is written: one of [embedder.Precisions]; "": of each tensor that which it has in the first model
+	Weighed   string                  // how the weights were found, a sentence of Markdown for the model card; "": they were given
 	Progress  func(done, total int64) // is told how many elements are written; nil: nobody is
 	Note      func(message string)    // is told what else the user should know: that the models have different prompts, or parts that the mixed one does not get; nil: nobody is
 }
@@ -150,6 +151,9 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 	how := "The parameters of this model are the weighted mean of those of these models:"
 	if o.Method == SLERP {
 		how = "The parameters of this model are interpolated spherically (SLERP, tensor by tensor) between those of these two:"
+	}
+	if o.Weighed != "" {
+		how = strings.TrimSuffix(how, ":") + ". " + o.Weighed
 	}
 	folder := j.sources[0].folder
 	return folder.Rewrite(dir, j.tensors, folder.MixedCard(dir, how, parts), j.write)
