@@ -137,7 +137,7 @@ func TestMix(t *testing.T) {
 		{[]string{model, base, "--out", at("x"), "--weights", "0.5,0.5", "--by-loss", "x.parquet"}, 2, "give one or the other"},
 		{[]string{model, base, "--out", at("x"), "--temperature", "1"}, 2, "--temperature is of --by-loss"},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--temperature", "0"}, 2, "--temperature: a temperature of 0, want a number above 0"},
-		{[]string{model, steps[0], "--out", at("x"), "--by-loss", at("train.parquet")}, 1, "is a checkpoint: losses are measured of models' folders"},
+		{[]string{model, steps[0], "--out", at("x"), "--by-loss", at("none.parquet")}, 1, "is a checkpoint: losses are measured of models' folders"},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--batch", "1"}, 1, "no other document of its batch of 1 rows is a negative for it"},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--batch", "0"}, 2, "--batch"},
 		{[]string{model, base, "--out", at("by"), "--force", "--by-loss", at("by/dev.jsonl")}, 1, "would replace " + at("by/dev.jsonl") + ", with which losses are measured"},

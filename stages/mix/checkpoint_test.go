@@ -72,8 +72,15 @@ func TestCheckpointPieces(t *testing.T) {
 			}
 		}
 	}
-	refuses(t, two(a, saved(t, run, 3, safetensors.F32, "encoder.layer.0.output.dense.lora_A.weight", []int{2, 3}, func(int) float32 { return 1 })), "b is a checkpoint of a run with LoRA, which has the factors alone")
-	refuses(t, two(a, saved(t, run, 4, safetensors.BF16, words, shape, func(int) float32 { return 1 })), `b has ["weights"] in BF16, want weights in F32`)
+	at20 := func(v float32) func(int) float32 {
+		return func(i int) float32 { return map[bool]float32{true: v}[i == 20] }
+	}
+	refuses(t, two(a, saved(t, run, 3, safetensors.F32, words, shape, at20(float32(math.NaN())))), "b: tensor \""+words+"\": element 20 is NaN")
+	large := two(a, saved(t, run, 4, safetensors.F32, words, shape, at20(3e38)))
+	large[0].Weight, large[1].Weight = -1, 2
+	refuses(t, large, "tensor \""+words+"\": element 20 becomes 6")
+	refuses(t, two(a, saved(t, run, 5, safetensors.F32, "encoder.layer.0.output.dense.lora_A.weight", []int{2, 3}, func(int) float32 { return 1 })), "b is a checkpoint of a run with LoRA, which has the factors alone")
+	refuses(t, two(a, saved(t, run, 6, safetensors.BF16, words, shape, func(int) float32 { return 1 })), `b has ["weights"] in BF16, want weights in F32`)
 }
 
 // The truth is Python's math: sin(0.3 t)/sin(t) and sin(0.7 t)/sin(t) of t = acos(0.9993). From a cosine of 0.9995 on, and of what has no length, it is the mean.

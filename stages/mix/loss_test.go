@@ -90,12 +90,14 @@ func TestLoss(t *testing.T) {
 		t.Error(err)
 	}
 	// Without columns of negatives the last of three rows is alone in its batch; with one row a batch, each is.
-	put(t, dir, map[string]string{"pairs.jsonl": strings.Join(strings.SplitAfter(text.String(), "\n")[:3], ""), "same.jsonl": strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 4)})
+	put(t, dir, map[string]string{"pairs.jsonl": strings.Join(strings.SplitAfter(text.String(), "\n")[:3], ""), "same.jsonl": strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 4),
+		"positive.jsonl": `{"q": "a", "p": "b"}` + "\n" + `{"q": "c", "p": "b"}` + "\n",
+		"query.jsonl":    `{"q": "a", "p": "b"}` + "\n" + `{"q": "a", "p": "c"}` + "\n"})
 	for _, c := range []struct {
 		file string
 		rows int
 		at   string
-	}{{"pairs.jsonl", 2, "pairs.jsonl:3: "}, {"pairs.jsonl", 1, "pairs.jsonl:1: "}, {"same.jsonl", 4, "same.jsonl:1: "}, {"pairs.jsonl", 3, ""}} {
+	}{{"pairs.jsonl", 2, "pairs.jsonl:3: "}, {"pairs.jsonl", 1, "pairs.jsonl:1: "}, {"same.jsonl", 4, "same.jsonl:1: "}, {"query.jsonl", 2, "query.jsonl:1: "}, {"positive.jsonl", 2, "positive.jsonl:1: "}, {"pairs.jsonl", 3, ""}} {
 		alone, err := dataset.Open(ctx, dataset.Source{Paths: []string{filepath.Join(dir, c.file)}, Query: "q", Positive: "p"})
 		if err != nil {
 			t.Fatal(err)
