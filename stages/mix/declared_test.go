@@ -163,6 +163,17 @@ func TestCompare(t *testing.T) {
 			return x
 		})
 	})
+	integers := variantOf(t, a, func(dir string) {
+		retyped(t, filepath.Join(dir, "model.safetensors"), func(x safetensors.Tensor) safetensors.Tensor {
+			if x.Name == "pooler.dense.bias" {
+				x.DType = safetensors.I32
+			}
+			return x
+		})
+	})
+	if err := mix.Compare(filepath.Join(dir, "x"), two(a, integers), mix.Options{}); err == nil || !strings.HasPrefix(err.Error(), "b: ") || !strings.Contains(err.Error(), "pooler.dense.bias") || !strings.Contains(err.Error(), "I32") {
+		t.Error(err)
+	}
 	for _, c := range []struct{ first, out, want string }{
 		{a, filepath.Join(dir, "full"), "is not empty and holds no model"},
 		{a, filepath.Join(a, "x"), "would replace " + a},

@@ -256,6 +256,10 @@ func (j *job) plan(o Options) error {
 				lacks, how = s, fmt.Sprintf("has shape %v in %s and %v in %s", t.Shape, first.name, v.shape, s.name)
 			case other:
 				return fmt.Errorf("tensor %q has shape %v in %s and %v in %s: models of one architecture and vocabulary can be mixed", t.Name, t.Shape, first.name, v.shape, s.name)
+			default: // a type that is not read is to be found before anything is computed
+				if err := v.read(0, make([]float32, min(1, v.len()))); err != nil {
+					return fmt.Errorf("%s: %w", s.name, err)
+				}
 			}
 		}
 		if lacks != nil && first.models(t.Name) {
