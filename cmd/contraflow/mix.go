@@ -50,7 +50,7 @@ weight says how far.
 --by-loss takes the weights from a few rows that no model has seen, of what the mixed model is for: softmax(-loss / temperature) of the models' losses on
 them, and prints both. The loss is InfoNCE of cosines times 20 in batches of --batch rows. It is for models that make one dense embedding of a text.
 
-Files beside the weights (configuration, tokenizer, prompts) are the first model's. Models that differ in more than their numbers are refused, with what differs.`,
+Files beside the weights (configuration, tokenizer, prompts) are the first model's, and a base that says nothing of pooling or scores is read as what the first is. Models that differ in more than their numbers are refused, with what differs.`,
 		Example: `  contraflow mix runs/x/model BAAI/bge-small-en-v1.5 --weights 0.7,0.3 --out mixed
   contraflow mix runs/x/model runs/y/model BAAI/bge-small-en-v1.5 --by-loss dev.parquet --out mixed
   contraflow mix runs/x/checkpoints/step-00000500 runs/x/checkpoints/step-00001000 --out soup

@@ -294,13 +294,17 @@ func (s Spec) configBytes(config *object) []byte {
 	return s.Config
 }
 
-// setDType has config.json name the type of the first tensor of floats, if it names one. It tells whether that is a change.
+// setDType has config.json name the type that most of the tensors' floats have, the first of equals, if it names one. It tells whether that is a change.
 func setDType(config *object, tensors []safetensors.Tensor) (changed bool) {
-	dtype := ""
+	counts, dtype := map[string]int{}, ""
 	for _, t := range tensors {
 		if name, ok := torchDTypes[t.DType]; ok {
+			counts[name] += t.Len()
+		}
+	}
+	for _, t := range tensors {
+		if name, ok := torchDTypes[t.DType]; ok && (dtype == "" || counts[name] > counts[dtype]) {
 			dtype = name
-			break
 		}
 	}
 	for _, key := range []string{"dtype", "torch_dtype"} {

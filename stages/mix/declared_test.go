@@ -258,3 +258,21 @@ func TestWholeNumbers(t *testing.T) {
 		}
 	}
 }
+
+// config.json names one type, though norms may be in another than what is large: transformers loads a model in it.
+func TestTwoTypes(t *testing.T) {
+	a := variantOf(t, folderOf(t, "bert/minilm-tiny"), func(dir string) {
+		edit(t, dir, "config.json", `"dtype": "float32"`, `"dtype": "bfloat16"`)
+		retyped(t, filepath.Join(dir, "model.safetensors"), func(x safetensors.Tensor) safetensors.Tensor {
+			if strings.Contains(x.Name, "LayerNorm") { // the first by name among them
+				return x
+			}
+			x, err := x.As(safetensors.BF16)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		})
+	})
+	sameFiles(t, a, mixed(t, mix.Options{}, two(a, a)...))
+}
