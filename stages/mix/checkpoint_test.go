@@ -72,6 +72,12 @@ func TestCheckpointPieces(t *testing.T) {
 			}
 		}
 	}
+	link := filepath.Join(t.TempDir(), "best")
+	if err := os.Symlink(a, link); err == nil { // on Windows it takes a right
+		if vs := floats(t, stored(t, mixed(t, mix.Options{}, two(link, b)...))[words]); vs[1] != 3 {
+			t.Errorf("by a link to it, %v", vs[:9])
+		}
+	}
 	at20 := func(v float32) func(int) float32 {
 		return func(i int) float32 { return map[bool]float32{true: v}[i == 20] }
 	}

@@ -46,6 +46,9 @@ func open(m Model, first *source) (_ *source, err error) {
 	}()
 	dir := m.Path
 	if checkpoint.IsCheckpoint(dir) {
+		if dir, err = filepath.EvalSymlinks(dir); err != nil { // what it is a checkpoint of is where it lies
+			return nil, err
+		}
 		if s.state, err = checkpoint.LoadFolder(dir, checkpoint.Disk{}); err != nil {
 			return nil, err
 		}
