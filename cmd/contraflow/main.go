@@ -191,6 +191,9 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 	return root
 }
 
+// suchAs annotates a flag with an example of what it takes.
+const suchAs = "such as"
+
 // flagError says what a flag wants, where it is given no number: strconv's functions, which pflag names, are nothing to a user.
 func flagError(err error) error {
 	var wrong *pflag.InvalidValueError
@@ -203,6 +206,9 @@ func flagError(err error) error {
 		return err
 	}
 	want := map[string]string{"int": "a whole number", "uint64": "a whole number of at least 0", "float64": "a number", "intSlice": "whole numbers, such as 1,2", "float64Slice": "numbers, such as 1,0.3,1"}[wrong.GetFlag().Value.Type()]
+	if example := wrong.GetFlag().Annotations[suchAs]; example != nil {
+		want = "numbers, such as " + example[0]
+	}
 	switch {
 	case want == "":
 		return err

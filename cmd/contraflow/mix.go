@@ -13,6 +13,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
 	"contraflow/stages/mix"
 )
 
@@ -49,7 +50,7 @@ weight says how far.
 --by-loss takes the weights from a few rows that no model has seen, of what the mixed model is for: softmax(-loss / temperature) of the models' losses on
 them, and prints both. The loss is InfoNCE of cosines times 20 in batches of --batch rows. It is for models that make one dense embedding of a text.
 
-Files beside the weights (configuration, tokenizer, prompts) are the first model's. Models that differ in more than their numbers are refused, with what differs.`,
+Files beside the weights (configuration, tokenizer, prompts) are the first model's, and a base that says nothing of pooling or scores is read as what the first is. Models that differ in more than their numbers are refused, with what differs.`,
 		Example: `  contraflow mix runs/x/model BAAI/bge-small-en-v1.5 --weights 0.7,0.3 --out mixed
   contraflow mix runs/x/model runs/y/model BAAI/bge-small-en-v1.5 --by-loss dev.parquet --out mixed
   contraflow mix runs/x/checkpoints/step-00000500 runs/x/checkpoints/step-00001000 --out soup
@@ -65,7 +66,8 @@ Files beside the weights (configuration, tokenizer, prompts) are the first model
 	fl := cmd.Flags()
 	fl.StringVar(&f.out, "out", "", "the folder to write")
 	fl.Float64SliceVar(&f.weights, "weights", nil, "a `NUMBER,...` for each model, which sum to 1 (default: all the same)")
-	fl.Lookup("weights").DefValue = "" // the default is the text's
+	fl.Lookup("weights").DefValue = ""                           // the default is the text's
+	_ = fl.SetAnnotation("weights", suchAs, []string{"0.7,0.3"}) // there is such a flag
 	fl.StringVar(&f.method, "method", string(mix.Linear), "linear, the mean, or slerp, along the arc between two models")
 	fl.StringVar(&f.precision, "precision", "", "what the weights are written in: f32, bf16 or f16 (default: what the first model's are in)")
 	fl.BoolVar(&f.force, "force", false, "replace another model in --out")
@@ -108,7 +110,7 @@ func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	u.said = time.Now() // of what is over within a second nothing is said
 	err = mix.Write(cmd.Context(), f.out, models, mix.Options{
-		Method: mix.Method(f.method), Precision: f.precision, Note: notes(cmd),
+		Method: mix.Method(f.method), Precision: f.precision, Note: notes(cmd), Weighed: f.weighed(),
 		Progress: func(done, total int64) {
 			if u.due(false) {
 				u.printf("%.0f%% of %.1f million parameters mixed\n", 100*float64(done)/float64(total), float64(total)/1e6)
@@ -162,14 +164,22 @@ func (f *mixFlags) models(args []string) ([]mix.Model, error) {
 
 // weigh gives models the weights that follow from their losses, and prints them.
 func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
-	if err := mix.Compare(models); err != nil { // before anything is computed
+	if err := mix.Compare(f.out, models, mix.Options{Method: mix.Method(f.method), Precision: f.precision}); err != nil { // before anything is computed
 		return err
+	}
+	for _, m := range models {
+		if err := mix.CheckLoss(m.Path); err != nil {
+			return err
+		}
 	}
 	data, err := dataset.Open(noting(cmd), dataset.Source{Paths: f.rows, Splits: dataset.HeldOut, Query: f.query, Positive: f.positive, Negatives: f.negatives, NegativesPerQuery: f.perQuery, InOrder: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
+	if err := outside(f.out, data); err != nil {
+		return err
+	}
 	newUI(cmd.ErrOrStderr(), false).notes(data)
 	d, err := gpustage.OpenBest(notes(cmd))
 	if err != nil {
@@ -193,6 +203,36 @@ func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
 		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "loss %.4f, weight %.4f: %s\n", losses[i], weights[i], models[i].Name); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// weighed tells for the model card how weights were found.
+func (f *mixFlags) weighed() string {
+	if f.rows == nil {
+		return ""
+	}
+	var files []string
+	for _, name := range f.rows {
+		files = append(files, hfmodel.Code(filepath.ToSlash(name)))
+	}
+	return fmt.Sprintf("Their weights are softmax(-loss / %v) of their losses on the rows of %s, InfoNCE of cosines times 20 in batches of %d.", f.temperature, strings.Join(files, ", "), f.batch)
+}
+
+// outside refuses to replace a folder that has files of a dataset.
+func outside(dir string, data *dataset.Dataset) error {
+	row := int64(0)
+	for _, file := range data.Files() {
+		if file.Rows == 0 {
+			continue // of which nothing is measured
+		}
+		path := data.Locate(row).File
+		if same, err := embedder.Overlap(dir, path); err != nil {
+			return err
+		} else if same {
+			return fmt.Errorf("%s would replace %s, with which losses are measured: choose another folder", dir, path)
+		}
+		row += file.Rows
 	}
 	return nil
 }

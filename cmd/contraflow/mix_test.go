@@ -87,10 +87,39 @@ func TestMix(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
 		}
 	}
+	card, err := os.ReadFile(at("by/README.md"))
+	if want := "Their weights are softmax(-loss / 0.5) of their losses on the rows of `" + filepath.ToSlash(at("train.parquet")) + "`, InfoNCE of cosines times 20 in batches of 16."; err != nil || !strings.Contains(string(card), want) {
+		t.Errorf("%v: no %q in\n%s", err, want, card)
+	}
+	// Rows come in the order in which the files are named.
+	var texts []string
+	for i := range 4 {
+		texts = append(texts, fmt.Sprintf(`{"query": "%s", "positive": "%s"}`+"\n", strings.Repeat("a cat ", i+1), strings.Repeat("the dog ", 2*i+1)))
+	}
+	write := func(name string, rows ...string) {
+		if err := os.WriteFile(at(name), []byte(strings.Join(rows, "")), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("z.jsonl", texts[0])
+	write("a.jsonl", texts[1:]...)
+	write("in.jsonl", texts...)
+	write("sorted.jsonl", append(texts[1:4:4], texts[0])...)
+	measured := func(files ...string) string {
+		args := []string{"mix", base, model, "--batch", "2", "--force", "--out", at("by")}
+		for _, name := range files {
+			args = append(args, "--by-loss", at(name))
+		}
+		return succeed(t, args...).stdout
+	}
+	if got, want, other := measured("z.jsonl", "a.jsonl"), measured("in.jsonl"), measured("sorted.jsonl"); got != want || got == other {
+		t.Errorf("%s, want %s, and sorted %s", got, want, other)
+	}
 	if l == k {
 		t.Errorf("both losses are %v", l)
 	}
 
+	twoPairs(t, at("by/dev.jsonl")) // in a model's folder, which --force replaces
 	for _, c := range []struct {
 		args []string
 		code int
@@ -104,11 +133,16 @@ func TestMix(t *testing.T) {
 		{[]string{model, "--out", at("x")}, 2, "want at least two models to mix, and there is one\nNext: contraflow mix runs/x/model"},
 		{[]string{model, base, "--out", at("x"), "--weights", "0.5"}, 2, "--weights has 1 numbers for 2 models: want one for each"},
 		{[]string{model, base, "--out", at("x"), "--weights", "0.5,0.6"}, 2, "the weights sum to 1.1, want 1"},
-		{[]string{model, base, "--out", at("x"), "--weights", "0.5,a"}, 2, `--weights is "0.5,a", want numbers`},
+		{[]string{model, base, "--out", at("x"), "--weights", "0.5,a"}, 2, `--weights is "0.5,a", want numbers, such as 0.7,0.3`},
 		{[]string{model, base, "--out", at("x"), "--weights", "0.5,0.5", "--by-loss", "x.parquet"}, 2, "give one or the other"},
 		{[]string{model, base, "--out", at("x"), "--temperature", "1"}, 2, "--temperature is of --by-loss"},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--temperature", "0"}, 2, "--temperature: a temperature of 0, want a number above 0"},
-		{[]string{model, steps[0], "--out", at("x"), "--by-loss", at("train.parquet")}, 1, "is a checkpoint: losses are measured of models' folders"},
+		{[]string{model, steps[0], "--out", at("x"), "--by-loss", at("none.parquet")}, 1, "is a checkpoint: losses are measured of models' folders"},
+		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--batch", "1"}, 1, "no other document of its batch of 1 rows is a negative for it"},
+		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--batch", "0"}, 2, "--batch"},
+		{[]string{model, base, "--out", at("by"), "--force", "--by-loss", at("by/dev.jsonl")}, 1, "would replace " + at("by/dev.jsonl") + ", with which losses are measured"},
+		{[]string{model, base, "--out", dir, "--by-loss", at("train.parquet")}, 1, "is not empty and holds no model"},
+		{[]string{model, base, "--out", model, "--force", "--by-loss", at("train.parquet")}, 1, "would replace " + model + ", which is being mixed"},
 		{[]string{model, goldens.Path(t, "bert/odd-sizes"), "--out", at("x"), "--by-loss", at("train.parquet")}, 1, "they pool otherwise"},
 		{[]string{model, at("run"), "--out", at("x")}, 1, "the model is in " + model},
 		{[]string{model, base, "--out", at("x"), "--by-loss", at("train.parquet"), "--positive", "pos"}, 1, `"pos"`},
@@ -123,6 +157,10 @@ func TestMix(t *testing.T) {
 	}
 	if _, err := os.Stat(at("x")); err == nil {
 		t.Error("a refused mix has written a folder")
+	}
+
+	if _, err := os.Stat(at("by/dev.jsonl")); err != nil {
+		t.Error(err)
 	}
 
 	// A run that has no model yet, a damaged checkpoint, and one of another run.
@@ -144,6 +182,14 @@ func TestMix(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("rank-00000.safetensors has 100 bytes, want", steps[1], steps[0])
+}
+
+// twoPairs writes two rows of queries and positives.
+func twoPairs(t *testing.T, file string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(`{"query": "a", "positive": "b"}`+"\n"+`{"query": "c", "positive": "d"}`+"\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // parameters are a model's tensors of floats.

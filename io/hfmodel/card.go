@@ -83,7 +83,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("## The model")
 	line("")
 	if c.BaseModel != "" {
-		line("- Trained from: %s", code(c.BaseModel))
+		line("- Trained from: %s", Code(c.BaseModel))
 	}
 	length := map[bool]string{true: ", normalized to length 1"}[s.Normalize]
 	switch m := s.MultiVector; {
@@ -97,7 +97,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 			line("- Queries: filled up to %d tokens", e.Length)
 		}
 		if len(m.Skiplist) > 0 {
-			line("- Without a vector in a %s: %s", strings.Join(m.SkipTasks, " and a "), code(strings.Join(m.Skiplist, " ")))
+			line("- Without a vector in a %s: %s", strings.Join(m.SkipTasks, " and a "), Code(strings.Join(m.Skiplist, " ")))
 		}
 	default:
 		line("- Pooling: %s%s", p.Mode, length)
@@ -108,7 +108,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	line("- Similarity: %s", s.similarity())
 	for _, key := range sortedKeys(s.Prompts) {
 		if s.Prompts[key] != "" {
-			line("- Prompt %s: %s", code(key), code(s.Prompts[key]))
+			line("- Prompt %s: %s", Code(key), Code(s.Prompts[key]))
 		}
 	}
 
@@ -229,8 +229,8 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 // cell keeps a value inside of its table cell.
 func cell(s string) string { return strings.ReplaceAll(oneLine(s), "|", `\|`) }
 
-// code sets s in code, whatever backticks and spaces at its ends it has: a prompt's last space counts.
-func code(s string) string {
+// Code sets s in Markdown as code, whatever backticks and spaces at its ends it has: a prompt's last space counts.
+func Code(s string) string {
 	s = strings.NewReplacer("\n", `\n`, "\r", `\r`).Replace(s)
 	fence := "`"
 	for strings.Contains(s, fence) {

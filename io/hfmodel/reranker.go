@@ -140,7 +140,7 @@ type RerankerSpec struct {
 // SaveReranker writes a folder that transformers and sentence-transformers' CrossEncoder load, and Open reads, as [Save] does. A layer-wise
 // reranker's is one that FlagEmbedding loads.
 func SaveReranker(dir string, s RerankerSpec) error {
-	if err := replaceable(dir); err != nil {
+	if err := Replaceable(dir); err != nil {
 		return fmt.Errorf("save model: %w", err)
 	}
 	list := s.files
@@ -274,12 +274,12 @@ func (s RerankerSpec) card(name string) []byte {
 	}
 	line("\n## The model\n")
 	if s.Card.BaseModel != "" {
-		line("- Trained from: %s", code(s.Card.BaseModel))
+		line("- Trained from: %s", Code(s.Card.BaseModel))
 	}
 	line("- Maximum length: %d tokens", s.MaxSeqLength)
 	for _, p := range [][2]string{{"query", s.Reranker.QueryPrompt}, {"document", s.Reranker.DocumentPrompt}} {
 		if p[1] != "" {
-			line("- Put before each %s: %s", p[0], code(p[1]))
+			line("- Put before each %s: %s", p[0], Code(p[1]))
 		}
 	}
 	if s.layerWise() {

@@ -60,7 +60,7 @@ var besides = []string{"chat_template.jinja", "generation_config.json"}
 // each one's bytes when it is its turn, so that no more of them need be in memory than the tensor at hand. Those of the transformer come into one file, whatever
 // files they were in. card is README.md. As with [Save] the folder appears as a whole or not at all, and one that holds no model is not replaced.
 func (f *Folder) Rewrite(dir string, tensors []safetensors.Tensor, card []byte, write func(w io.Writer, t safetensors.Tensor) error) error {
-	if err := replaceable(dir); err != nil {
+	if err := Replaceable(dir); err != nil {
 		return fmt.Errorf("save model: %w", err)
 	}
 	files, err := f.others()
@@ -251,7 +251,7 @@ func (f *Folder) MixedCard(dir, how string, parts []MixedPart) []byte {
 	line("%s\n", how)
 	line("| model | weight |\n|---|---|")
 	for _, p := range parts {
-		line("| %s | %.6g |", code(p.Name), p.Weight)
+		line("| %s | %.6g |", Code(p.Name), p.Weight)
 	}
 	line("\nConfiguration, tokenizer and prompts are the first one's. It was made with contraflow mix.")
 	return b.Bytes()

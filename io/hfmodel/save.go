@@ -51,7 +51,7 @@ type Spec struct {
 // all: until everything is written and synced, a previous model in dir stays as it is; then it is replaced, with
 // whatever else lay in its folder. To save somebody from a mistyped path, a folder that is no model is not replaced.
 func Save(dir string, s Spec) error {
-	if err := replaceable(dir); err != nil {
+	if err := Replaceable(dir); err != nil {
 		return fmt.Errorf("save model: %w", err)
 	}
 	files, err := s.files(dir)
@@ -139,8 +139,8 @@ func folderName(dir string) string {
 	return filepath.Base(dir)
 }
 
-// replaceable refuses a dir that is there and is neither empty nor a model.
-func replaceable(dir string) error {
+// Replaceable tells why Save and [Folder.Rewrite] would not write to dir: it is there and is neither empty nor a model.
+func Replaceable(dir string) error {
 	if dir == "" { // which reads as a folder that is not there, and is written as the one at hand
 		return errors.New("the folder's name is empty")
 	}
@@ -294,13 +294,17 @@ func (s Spec) configBytes(config *object) []byte {
 	return s.Config
 }
 
-// setDType has config.json name the type of the first tensor of floats, if it names one. It tells whether that is a change.
+// setDType has config.json name the type that most of the tensors' floats have, the first of equals, if it names one. It tells whether that is a change.
 func setDType(config *object, tensors []safetensors.Tensor) (changed bool) {
-	dtype := ""
+	counts, dtype := map[string]int{}, ""
 	for _, t := range tensors {
 		if name, ok := torchDTypes[t.DType]; ok {
+			counts[name] += t.Len()
+		}
+	}
+	for _, t := range tensors {
+		if name, ok := torchDTypes[t.DType]; ok && (dtype == "" || counts[name] > counts[dtype]) {
 			dtype = name
-			break
 		}
 	}
 	for _, key := range []string{"dtype", "torch_dtype"} {

@@ -40,8 +40,10 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 			"contraflow train saves rerankers with LoRA's factors merged", f.Base.Dir, f.Architecture())
 	}
 	for _, x := range []struct{ what, dir string }{{"adapter", f.Dir}, {"base model", f.Base.Dir}} {
-		if same, err := Overlap(out, x.dir); err != nil || same {
-			return errors.Join(err, fmt.Errorf("%s would replace the %s in %s: choose another folder", out, x.what, x.dir))
+		if same, err := Overlap(out, x.dir); err != nil {
+			return err
+		} else if same {
+			return fmt.Errorf("%s would replace the %s in %s: choose another folder", out, x.what, x.dir)
 		}
 	}
 	head, err := TrainableHead(f, "", nil)
@@ -148,6 +150,9 @@ func realPath(path string) (string, error) {
 		return "", err
 	}
 	real, err := filepath.EvalSymlinks(path)
+	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
 	if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(path) == path {
 		return real, err
 	}

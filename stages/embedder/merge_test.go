@@ -89,6 +89,13 @@ func TestMergeGolden(t *testing.T) {
 			t.Errorf("merged into %s: error %v", out, err)
 		}
 	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := Merge(base, adapter, filepath.Join(file, "out"), "", d); err == nil || strings.Contains(err.Error(), "would replace") || !strings.Contains(err.Error(), file) {
+		t.Errorf("merged into what is in a file: error %v", err)
+	}
 	if f, err := hfmodel.OpenOn(base, adapter); err != nil {
 		t.Errorf("refused, and yet: %v", err)
 	} else {

@@ -20,6 +20,7 @@ func TestLoss(t *testing.T) {
 	rows := [][3]string{
 		{"the cat", "a cat sat on the mat", "dogs bark"}, {"what is a gradient?", "the slope of a loss", "a hill"},
 		{"where is it?", "it is here", "nowhere"}, {"a dog", "the dog ran", "red"},
+		{"a dog", "the dog ran", "blue"}, {"the dog", "the dog ran", "a stone"}, // which share a positive
 	}
 	var text strings.Builder
 	for _, r := range rows {
@@ -62,6 +63,9 @@ func TestLoss(t *testing.T) {
 		for i := range q {
 			sum, own := 0.0, 0.0
 			for k, doc := range docs {
+				if k < 2 && k != i && rows[b+k][1] == rows[b+i][1] {
+					continue // the row's own positive is no negative
+				}
 				dot := 0.0
 				for j, v := range doc {
 					dot += float64(v) * float64(q[i][j])
@@ -81,5 +85,29 @@ func TestLoss(t *testing.T) {
 	}
 	if _, err := mix.Loss(ctx, d, folderOf(t, "rerank/cross"), data, 2); err == nil || !strings.Contains(err.Error(), "is a reranker") {
 		t.Error(err)
+	}
+	if _, err := mix.Loss(ctx, d, folderOf(t, "colbert"), data, 2); err == nil || !strings.Contains(err.Error(), "one dense embedding") {
+		t.Error(err)
+	}
+	// Without columns of negatives the last of three rows is alone in its batch; with one row a batch, each is.
+	put(t, dir, map[string]string{"pairs.jsonl": strings.Join(strings.SplitAfter(text.String(), "\n")[:3], ""), "same.jsonl": strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 4),
+		"positive.jsonl": `{"q": "a", "p": "b"}` + "\n" + `{"q": "c", "p": "b"}` + "\n",
+		"query.jsonl":    `{"q": "a", "p": "b"}` + "\n" + `{"q": "a", "p": "c"}` + "\n"})
+	for _, c := range []struct {
+		file string
+		rows int
+		at   string
+	}{{"pairs.jsonl", 2, "pairs.jsonl:3: "}, {"pairs.jsonl", 1, "pairs.jsonl:1: "}, {"same.jsonl", 4, "same.jsonl:1: "}, {"query.jsonl", 2, "query.jsonl:1: "}, {"positive.jsonl", 2, "positive.jsonl:1: "}, {"pairs.jsonl", 3, ""}} {
+		alone, err := dataset.Open(ctx, dataset.Source{Paths: []string{filepath.Join(dir, c.file)}, Query: "q", Positive: "p"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = mix.Loss(ctx, d, model, alone, c.rows)
+		if c.at == "" && err != nil || c.at != "" && (err == nil || !strings.Contains(err.Error(), c.at+"no other document of its batch")) {
+			t.Errorf("%s in batches of %d: %v", c.file, c.rows, err)
+		}
+		if err := alone.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

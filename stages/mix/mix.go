@@ -59,6 +59,7 @@ const (
 type Options struct {
 	Method    Method                  // "": Linear
 	Precision string                  // of what is written: one of [embedder.Precisions]; "": of each tensor that which it has in the first model
+	Weighed   string                  // how the weights were found, a sentence of Markdown for the model card; "": they were given
 	Progress  func(done, total int64) // is told how many elements are written; nil: nobody is
 	Note      func(message string)    // is told what else the user should know: that the models have different prompts, or parts that the mixed one does not get; nil: nobody is
 }
@@ -118,9 +119,10 @@ func scaled(models []Model, sum float64) string {
 // Weights sum to 1, within 0.001: they are then divided by their sum. Of [Linear] one may be negative, which takes a model away from the others. A model of weight 0 is
 // checked and adds nothing: with a weight of 1 for a model the numbers are that model's, bit for bit if they are written in the type that it has.
 //
-// The models must be of one architecture, with the same shapes, modules, heads, pooling and tokenizer; an error names what differs. A LoRA adapter is an
-// error: it is merged first. The files beside the weights are the first model's. Tensors that no embedding or score depends on
-// (a pooler's, another task's head) are mixed where all models have them, and otherwise left out, with a note; whole numbers are the first model's.
+// The models must be of one architecture, with the same shapes, modules, heads, pooling and tokenizer; an error names what differs. One that says nothing of
+// pooling or scores, as base models do, is read as what the first is: with its pooling, or if it is a language model as a reranker by the same tokens'
+// logits, or a sparse encoder. A LoRA adapter is an error: it is merged first. The files beside the weights are the first model's. Tensors that no embedding or score depends on
+// (a pooler's, another task's head) are mixed where all models have them in one shape, and otherwise left out, with a note; whole numbers are the first model's.
 // A number that is not finite, in a model or because the precision can't hold it, is an error that names the tensor.
 func Write(ctx context.Context, dir string, models []Model, o Options) (err error) {
 	if err := Check(models, o); err != nil {
@@ -132,20 +134,9 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 	if o.Progress == nil {
 		o.Progress = func(int64, int64) {}
 	}
-	sources, err := openAll(models, o.Note)
-	defer func() { err = errors.Join(err, closeAll(sources)) }()
+	j, err := prepare(ctx, dir, models, o)
+	defer func() { err = errors.Join(err, closeAll(j.sources)) }()
 	if err != nil {
-		return err
-	}
-	for _, s := range sources {
-		for _, used := range s.folders() {
-			if same, err := embedder.Overlap(dir, used); err != nil || same {
-				return errors.Join(err, fmt.Errorf("%s would replace %s, which is being mixed: choose another folder", dir, used))
-			}
-		}
-	}
-	j := job{ctx: ctx, method: o.Method, sources: sources, progress: o.Progress}
-	if err := j.plan(o); err != nil {
 		return err
 	}
 	sum := 0.0
@@ -161,20 +152,53 @@ func Write(ctx context.Context, dir string, models []Model, o Options) (err erro
 	if o.Method == SLERP {
 		how = "The parameters of this model are interpolated spherically (SLERP, tensor by tensor) between those of these two:"
 	}
-	folder := sources[0].folder
+	if o.Weighed != "" {
+		how = strings.TrimSuffix(how, ":") + ". " + o.Weighed
+	}
+	folder := j.sources[0].folder
 	return folder.Rewrite(dir, j.tensors, folder.MixedCard(dir, how, parts), j.write)
 }
 
-// Compare opens models and tells why they can't be mixed, as Write does before it reads their numbers.
-func Compare(models []Model) error {
-	sources, err := openAll(models, func(string) {})
-	return errors.Join(err, closeAll(sources))
+// Compare tells why Write would refuse models, options or a folder to write, as far as that shows before the models' numbers are read. Weights may be equal ones where the
+// right ones are yet to be found.
+func Compare(dir string, models []Model, o Options) error {
+	if err := Check(models, o); err != nil {
+		return err
+	}
+	o.Note = func(string) {}
+	j, err := prepare(context.Background(), dir, models, o)
+	return errors.Join(err, closeAll(j.sources))
+}
+
+// prepare opens models and finds what is written of them. What is open is to be closed after an error too.
+func prepare(ctx context.Context, dir string, models []Model, o Options) (j job, err error) {
+	j = job{ctx: ctx, method: o.Method, progress: o.Progress}
+	if err := hfmodel.Replaceable(dir); err != nil {
+		return j, err
+	}
+	if j.sources, err = openAll(models, o.Note); err != nil {
+		return j, err
+	}
+	for _, s := range j.sources {
+		for _, used := range s.folders() {
+			if same, err := embedder.Overlap(dir, used); err != nil {
+				return j, err
+			} else if same {
+				return j, fmt.Errorf("%s would replace %s, which is being mixed: choose another folder", dir, used)
+			}
+		}
+	}
+	return j, j.plan(o)
 }
 
 // openAll opens models that can be mixed. What is open is to be closed after an error too.
 func openAll(models []Model, note func(string)) (sources []*source, err error) {
-	for _, m := range models {
-		s, err := open(m)
+	for i, m := range models {
+		var first *source
+		if i > 0 {
+			first = sources[0]
+		}
+		s, err := open(m, first)
 		if err != nil {
 			return sources, err
 		}
@@ -220,20 +244,29 @@ func (j *job) plan(o Options) error {
 			j.tensors = append(j.tensors, out)
 			continue
 		}
-		var lacks *source
+		lacks, how := (*source)(nil), ""
 		for _, s := range j.sources {
 			v, err := s.find(first, t.Name)
-			switch {
+			switch other := err == nil && !slices.Equal(v.shape, t.Shape); {
 			case errors.Is(err, safetensors.ErrNoTensor) && first.needed[t.Name] == "":
-				lacks = s
+				lacks, how = s, fmt.Sprintf("is not in %s", s.name)
 			case err != nil:
 				return err
-			case !slices.Equal(v.shape, t.Shape):
+			case other && first.needed[t.Name] == "":
+				lacks, how = s, fmt.Sprintf("has shape %v in %s and %v in %s", t.Shape, first.name, v.shape, s.name)
+			case other:
 				return fmt.Errorf("tensor %q has shape %v in %s and %v in %s: models of one architecture and vocabulary can be mixed", t.Name, t.Shape, first.name, v.shape, s.name)
+			default: // a type that is not read is to be found before anything is computed
+				if err := v.read(0, make([]float32, min(1, v.len()))); err != nil {
+					return fmt.Errorf("%s: %w", s.name, err)
+				}
 			}
 		}
+		if lacks != nil && first.models(t.Name) {
+			return fmt.Errorf("%s %s, and config.json of %s says that it is a %s, which has it: give %s first", t.Name, how, first.name, first.folder.Architecture(), lacks.name)
+		}
 		if lacks != nil {
-			o.Note(fmt.Sprintf("%s is not in %s: it is left out, as nothing here depends on it", t.Name, lacks.name))
+			o.Note(fmt.Sprintf("%s %s: it is left out, as nothing here depends on it", t.Name, how))
 			continue
 		}
 		if o.Precision != "" {
@@ -267,8 +300,8 @@ func whole(d safetensors.DType) bool {
 	return false
 }
 
-// chunk is how many elements are in memory at once, of each model. Its parts are a few MB: about what a processor's last cache holds.
-const chunk = 1 << 18
+// chunk is how many elements are in memory at once, of each model. Its parts are a few MB: about what a processor's last cache holds. Tests change it.
+var chunk = 1 << 18
 
 // mapped is how many elements of files may stay in memory once they are read.
 const mapped = 1 << 22

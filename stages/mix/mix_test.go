@@ -62,6 +62,19 @@ func floats(t *testing.T, x safetensors.Tensor) []float32 {
 	return vs
 }
 
+// typed are numbers as a tensor like x has them.
+func typed(t *testing.T, x safetensors.Tensor, vs []float32) safetensors.Tensor {
+	t.Helper()
+	out, err := safetensors.FromFloat32s(x.Name, x.Shape, vs)
+	if err == nil {
+		out, err = out.As(x.DType)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 // variant copies a model's folder, file by file, with other numbers: change gives those of each tensor of floats.
 func variant(t *testing.T, from string, change func(name string, vs []float32)) string {
 	t.Helper()
@@ -71,10 +84,10 @@ func variant(t *testing.T, from string, change func(name string, vs []float32)) 
 	}
 	changed := func(list []safetensors.Tensor) {
 		for i, x := range list {
-			if x.DType == safetensors.F32 {
+			if x.DType == safetensors.F32 || x.DType == safetensors.BF16 {
 				vs := floats(t, x)
 				change(x.Name, vs)
-				list[i], _ = safetensors.FromFloat32s(x.Name, x.Shape, vs)
+				list[i] = typed(t, x, vs)
 			} else {
 				list[i].Data = bytes.Clone(x.Data)
 			}
@@ -385,7 +398,7 @@ func TestKinds(t *testing.T) {
 					if is[n].DType != w.DType {
 						t.Fatalf("%v became %v", w, is[n])
 					}
-					if w.DType != safetensors.F32 {
+					if w.DType != safetensors.F32 && w.DType != safetensors.BF16 {
 						if !bytes.Equal(w.Data, is[n].Data) {
 							t.Errorf("%v is not the first's", w)
 						}
@@ -393,10 +406,12 @@ func TestKinds(t *testing.T) {
 					}
 					from, to := floats(t, w), floats(t, is[n])
 					for i := range from {
-						want := from[i] * c.factor
-						if c.factor == 0 {
-							want = 0 // 2 a - 2 a
+						if from[i] *= c.factor; c.factor == 0 {
+							from[i] = 0 // 2 a - 2 a
 						}
+					}
+					from = floats(t, typed(t, w, from)) // of bf16, 1.5 a is rounded
+					for i, want := range from {
 						if math.Float32bits(to[i]) != math.Float32bits(want) {
 							t.Fatalf("%s of %v: %s[%d] is %v, want %v", c.method, c.models, n, i, to[i], want)
 						}

@@ -3,6 +3,7 @@ package mix_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
@@ -80,9 +81,30 @@ func TestRefused(t *testing.T) {
 		"normalization": {tiny, other(func(dir string) {
 			put(t, dir, map[string]string{"modules.json": `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]`})
 		}), half, mix.Options{}, []string{"one of them normalizes embeddings, the other does not"}},
-		"configuration": {tiny, other(func(dir string) { edit(t, dir, "config.json", `"layer_norm_eps": 1e-12`, `"layer_norm_eps": 1e-5`) }), half, mix.Options{}, []string{"in config.json layer_norm_eps is 1e-12 and 1e-5"}},
-		"dense":         {folderOf(t, "dense"), tiny, half, mix.Options{}, []string{"can't be mixed: Dense: [{Name:2_Dense Out:3 "}},
-		"token":         {tiny, other(func(dir string) { edit(t, dir, "tokenizer.json", `"the"`, `"teh"`) }), half, mix.Options{}, []string{"their vocabularies differ: token ", `is "the" and "teh"`}},
+		"include_prompt": {tiny, other(func(dir string) {
+			edit(t, dir, "1_Pooling/config.json", `"include_prompt": true`, `"include_prompt": false`)
+		}), half, mix.Options{}, []string{"one of them pools the tokens of a prompt too, the other does not", "true and false"}},
+		"pairs": {folderOf(t, "rerank/cross"), variantOf(t, folderOf(t, "rerank/cross"), func(dir string) {
+			changePair(t, dir, func(pair []any) []any { return pair[:len(pair)-1] })
+		}), half, mix.Options{}, []string{"their tokenizers differ in pairs of texts: one has the ids "}},
+		"types": {folderOf(t, "rerank/cross"), variantOf(t, folderOf(t, "rerank/cross"), func(dir string) {
+			changePair(t, dir, func(pair []any) []any {
+				for _, x := range pair {
+					for _, part := range x.(map[string]any) {
+						part.(map[string]any)["type_id"] = 0
+					}
+				}
+				return pair
+			})
+		}), half, mix.Options{}, []string{"their tokenizers differ in pairs of texts, whose tokens have the types "}},
+		"configuration":       {tiny, other(func(dir string) { edit(t, dir, "config.json", `"layer_norm_eps": 1e-12`, `"layer_norm_eps": 1e-5`) }), half, mix.Options{}, []string{"in config.json layer_norm_eps is 1e-12 and 1e-5"}},
+		"dense":               {folderOf(t, "dense"), tiny, half, mix.Options{}, []string{"can't be mixed: their Dense modules differ: 2_Dense of 32 features to 3, without bias, identity and none"}},
+		"dense beside a base": {folderOf(t, "dense"), bare(t, tiny), half, mix.Options{}, []string{"their Dense modules differ: 2_Dense", "and none"}},
+		"sparse": {folderOf(t, "splade/encoder"), variantOf(t, folderOf(t, "splade/encoder"), func(dir string) {
+			edit(t, dir, "modules.json", "\n]", `, {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]`)
+		}), half, mix.Options{}, []string{"one of them normalizes embeddings"}},
+		"vocabulary": {tiny, other(func(dir string) { addToken(t, dir) }), half, mix.Options{}, []string{"their vocabularies have ", " tokens"}},
+		"token":      {tiny, other(func(dir string) { edit(t, dir, "tokenizer.json", `"the"`, `"teh"`) }), half, mix.Options{}, []string{"their vocabularies differ: token ", `is "the" and "teh"`}},
 		"case": {tiny, other(func(dir string) {
 			edit(t, dir, "tokenizer.json", `"lowercase": true`, `"lowercase": false`)
 			edit(t, dir, "tokenizer_config.json", `"do_lower_case": true`, `"do_lower_case": false`)
@@ -150,22 +172,22 @@ func TestRefused(t *testing.T) {
 	}
 	// What is mixed is not replaced, nor is a folder that holds no model, and a model is, when the new one is whole.
 	a := variant(t, tiny, same)
-	two := func(first string) []mix.Model {
+	beside := func(first string) []mix.Model {
 		return []mix.Model{{Path: first, Weight: 0.5}, {Path: huge, Weight: 0.5}}
 	}
-	if err := mix.Write(context.Background(), filepath.Join(a, "mixed"), two(a), mix.Options{}); err == nil || !strings.Contains(err.Error(), "would replace "+a) {
+	if err := mix.Write(context.Background(), filepath.Join(a, "mixed"), beside(a), mix.Options{}); err == nil || !strings.Contains(err.Error(), "would replace "+a) {
 		t.Error(err)
 	}
-	if err := mix.Write(context.Background(), a, two(tiny), mix.Options{Precision: "f16"}); err == nil || math.IsNaN(float64(floats(t, stored(t, a)[query])[0])) {
+	if err := mix.Write(context.Background(), a, beside(tiny), mix.Options{Precision: "f16"}); err == nil || math.IsNaN(float64(floats(t, stored(t, a)[query])[0])) {
 		t.Errorf("%v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := mix.Write(ctx, a, two(tiny), mix.Options{}); !errors.Is(err, context.Canceled) || !hfmodel.IsModel(a) {
+	if err := mix.Write(ctx, a, beside(tiny), mix.Options{}); !errors.Is(err, context.Canceled) || !hfmodel.IsModel(a) {
 		t.Errorf("%v", err)
 	}
 	before := floats(t, stored(t, a)[query])
-	if err := mix.Write(context.Background(), a, two(tiny), mix.Options{}); err != nil {
+	if err := mix.Write(context.Background(), a, beside(tiny), mix.Options{}); err != nil {
 		t.Error(err)
 	}
 	if after := floats(t, stored(t, a)[query]); after[3] != 1.5e38+before[3]/2 || len(glob(t, filepath.Dir(a), ".*")) > 0 {
@@ -175,6 +197,32 @@ func TestRefused(t *testing.T) {
 	if err := mix.Write(context.Background(), filepath.Join(a, "x"), []mix.Model{{Path: tiny, Weight: 0.5}, {Path: huge, Weight: 0.5}}, mix.Options{}); err == nil || !strings.Contains(err.Error(), "is not empty and holds no model") {
 		t.Error(err)
 	}
+}
+
+// addToken gives a tokenizer one token more.
+func addToken(t *testing.T, dir string) {
+	t.Helper()
+	edit(t, dir, "tokenizer.json", `"added_tokens": [`, `"added_tokens": [{"id": 9999, "content": "[MORE]", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},`)
+}
+
+// changePair changes what a tokenizer makes of two texts.
+func changePair(t *testing.T, dir string, change func(pair []any) []any) {
+	t.Helper()
+	path := filepath.Join(dir, "tokenizer.json")
+	data, err := os.ReadFile(path)
+	var o map[string]any
+	if err == nil {
+		err = json.Unmarshal(data, &o)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := o["post_processor"].(map[string]any)
+	post["pair"] = change(post["pair"].([]any))
+	if data, err = json.Marshal(o); err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, map[string]string{"tokenizer.json": string(data)})
 }
 
 func glob(t *testing.T, dir, pattern string) []string {

@@ -33,9 +33,11 @@ type source struct {
 	state    *checkpoint.Checkpoint // of a checkpoint's folder; nil otherwise
 	trained  map[string]string      // its parameters, by the name of the tensor of folder that each takes the place of
 	reranker bool
+	spec     *reranker.Spec // of a reranker that says so itself
 }
 
-func open(m Model) (_ *source, err error) {
+// open opens a model. first is the first of those that are mixed; nil: this is it.
+func open(m Model, first *source) (_ *source, err error) {
 	s := &source{name: m.name(), path: m.Path, needed: map[string]string{}, trained: map[string]string{}}
 	defer func() {
 		if err != nil {
@@ -44,6 +46,9 @@ func open(m Model) (_ *source, err error) {
 	}()
 	dir := m.Path
 	if checkpoint.IsCheckpoint(dir) {
+		if dir, err = filepath.EvalSymlinks(dir); err != nil { // what it is a checkpoint of is where it lies
+			return nil, err
+		}
 		if s.state, err = checkpoint.LoadFolder(dir, checkpoint.Disk{}); err != nil {
 			return nil, err
 		}
@@ -60,7 +65,7 @@ func open(m Model) (_ *source, err error) {
 	if s.folder, err = hfmodel.Open(dir); err != nil {
 		return nil, err
 	}
-	if s.config, err = s.configured(); err != nil {
+	if s.config, err = s.configured(first); err != nil {
 		return nil, err
 	}
 	if s.stored, err = s.folder.Stored(); err != nil {
@@ -139,11 +144,17 @@ func shapeOf(shape []int, ok bool) string {
 const weights = "weights"
 
 // configured is the model's configuration with its heads.
-func (s *source) configured() (transformer.Config, error) {
+func (s *source) configured(first *source) (transformer.Config, error) {
 	f := s.folder
 	c, err := embedder.ConfigOf(f, nil)
-	if err != nil || f.Reranker == nil {
+	if err != nil {
 		return c, err
+	}
+	if first != nil && !s.declares() {
+		return s.as(first, c)
+	}
+	if f.Reranker == nil {
+		return c, nil
 	}
 	s.reranker = true
 	tok, err := tokenize.Load(f.TokenizerDir)
@@ -158,7 +169,58 @@ func (s *source) configured() (transformer.Config, error) {
 		return c, fmt.Errorf("%s has no head that scores, which reranker.json says of it", s.name)
 	}
 	spec.Configure(&c)
+	s.spec = spec
 	return c, nil
+}
+
+// declares tells whether the folder says how embeddings are made, or pairs scored. A base model's on the hub often does not.
+func (s *source) declares() bool {
+	f := s.folder
+	return f.Modules != nil || f.Pooling != nil || f.Reranker != nil || f.M3 != nil || f.MultiVector != nil
+}
+
+// as is the configuration of a model that declares nothing, as one of the first's kind, where a head for language modelling is all that this takes.
+func (s *source) as(first *source, c transformer.Config) (_ transformer.Config, err error) {
+	raw := s.folder.Config
+	switch h := first.config; {
+	case len(h.Scorer.Tokens) > 0 && c.Causal:
+		c.Scorer, err = c.TokenScorer(raw, h.Scorer.Tokens...)
+		s.reranker = true
+	case !h.MLMHead.None() && strings.HasSuffix(s.folder.Architecture(), maskedLM):
+		c.MLMHead, err = c.MLM(raw, h.MLMHead.Twice)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", s.name, err)
+	}
+	return c, err
+}
+
+// What transformers' classes of language models end in.
+const causalLM, maskedLM = "ForCausalLM", "ForMaskedLM"
+
+// modeled are the modules of the head for language modelling that a folder which declares nothing has by its class, and the one of them that gives logits, if
+// that is not the word embeddings. ok: it is of such a class, and of a family whose head is known here.
+func (s *source) modeled() (modules []string, decoder string, ok bool) {
+	if s.declares() || s.folder.Static() {
+		return nil, "", false
+	}
+	switch class := s.folder.Architecture(); {
+	case strings.HasSuffix(class, causalLM):
+		if h, err := s.config.TokenScorer(s.folder.Config); err == nil {
+			return []string{h.LMHead}, h.LMHead, true
+		}
+	case strings.HasSuffix(class, maskedLM):
+		if h, err := s.config.MLM(s.folder.Config, false); err == nil {
+			return append(h.Modules(), strings.TrimSuffix(h.Bias, ".bias")), h.Decoder, true
+		}
+	}
+	return nil, "", false
+}
+
+// models tells whether a tensor is one of the head for language modelling that the folder's class has.
+func (s *source) models(name string) bool {
+	modules, _, _ := s.modeled()
+	return slices.ContainsFunc(modules, func(m string) bool { return m != "" && (name == m+".weight" || name == m+".bias") })
 }
 
 // folders are what the model is read from.
@@ -176,10 +238,16 @@ func (s *source) close() error {
 }
 
 // find is the tensor that the first model calls by a name. Parameters have names that do not depend on how a file calls them (gamma or weight, with a
-// prefix or without).
+// prefix or without), and modules the place in their order.
 func (s *source) find(first *source, name string) (values, error) {
 	if p, ok := first.needed[name]; ok {
 		name = p
+	}
+	for i, d := range first.config.Dense {
+		if rest, ok := strings.CutPrefix(name, d.Name+"."); ok && i < len(s.config.Dense) {
+			name = s.config.Dense[i].Name + "." + rest
+			break
+		}
 	}
 	t, err := s.folder.Tensor(name, s.config.Prefixes()...)
 	if err != nil {
@@ -222,7 +290,7 @@ func (a *source) fits(b *source, note func(string)) error {
 		switch {
 		case s.reranker:
 			return "a reranker"
-		case f.Splade != nil:
+		case !s.config.MLMHead.None():
 			return "a sparse encoder"
 		case f.MultiVector != nil:
 			return "a model that gives a vector for each token"
@@ -232,7 +300,15 @@ func (a *source) fits(b *source, note func(string)) error {
 		return "an embedding model"
 	}
 	if x, y := kinds(a), kinds(b); x != y {
+		if a.first(b) {
+			return differ(nothing)
+		}
 		return differ("the one is %s, the other %s", x, y)
+	}
+	if _, own, ok := a.modeled(); ok {
+		if _, other, ok := b.modeled(); ok && own != other {
+			return differ("the head for language modelling, which config.json says of both, is %s and %s (tie_word_embeddings)", decoder(own), decoder(other))
+		}
 	}
 	x, y := a.folder, b.folder
 	if x.ModelType != y.ModelType {
@@ -244,13 +320,23 @@ func (a *source) fits(b *source, note func(string)) error {
 	if !reflect.DeepEqual(computed(a.config), computed(b.config)) {
 		return differ("%s", configDiffers(x.Config, y.Config, computed(a.config), computed(b.config)))
 	}
-	if how, err := tokensDiffer(x, y); err != nil {
+	if how, err := tokensDiffer(a, b); err != nil {
 		return err
 	} else if how != "" {
 		return differ("%s", how)
 	}
-	if !maps.Equal(x.Prompts, y.Prompts) {
-		note(fmt.Sprintf("%s and %s have different prompts: the mixed model gets those of the first", a.name, b.name))
+	for _, d := range []struct {
+		what string
+		is   bool
+	}{
+		{"prompts", !maps.Equal(x.Prompts, y.Prompts)},
+		{fmt.Sprintf("default prompts (%q and %q)", x.DefaultPromptName, y.DefaultPromptName), b.declares() && x.DefaultPromptName != y.DefaultPromptName},
+		{fmt.Sprintf("maximum lengths of a text (%d and %d tokens)", x.MaxSeqLength, y.MaxSeqLength), b.declares() && x.MaxSeqLength != y.MaxSeqLength},
+		{fmt.Sprintf("similarities (%s and %s)", x.Similarity, y.Similarity), x.Similarity != "" && y.Similarity != "" && x.Similarity != y.Similarity},
+	} {
+		if d.is {
+			note(fmt.Sprintf("%s and %s have different %s: the mixed model gets those of the first", a.name, b.name, d.what))
+		}
 	}
 	if x.Reranker != nil && y.Reranker != nil && !reflect.DeepEqual(x.Reranker, y.Reranker) {
 		note(fmt.Sprintf("%s and %s put different templates, instructions or prompts around pairs: the mixed model gets those of the first", a.name, b.name))
@@ -258,29 +344,66 @@ func (a *source) fits(b *source, note func(string)) error {
 	return nil
 }
 
+const nothing = "the first says nothing of how embeddings are made or pairs scored (it has no modules.json), and the second does: give that one first, whose files the mixed model gets"
+
+// first tells whether the two could be mixed the other way round, for what their kinds say: see as.
+func (a *source) first(b *source) bool {
+	if a.declares() || !b.declares() {
+		return false
+	}
+	return len(b.config.Scorer.Tokens) > 0 && a.config.Causal || !b.config.MLMHead.None() && strings.HasSuffix(a.folder.Architecture(), maskedLM)
+}
+
+func decoder(module string) string {
+	if module == "" {
+		return "the word embeddings"
+	}
+	return module + ".weight"
+}
+
 // sameModules compares pooling, normalization and Dense modules.
 func (a *source) sameModules(b *source, differ func(string, ...any) error) error {
 	x, y := a.folder, b.folder
-	if a.reranker || x.Splade != nil || x.MultiVector != nil {
+	if a.reranker {
 		return nil // configurations say it
 	}
-	says := func(f *hfmodel.Folder) bool { return f.Modules != nil || f.Pooling != nil }
+	says := func(f *hfmodel.Folder) bool { return f.Modules != nil || f.Pooling != nil || f.MultiVector != nil }
 	switch {
 	case !says(x) && says(y):
-		return differ("the first says nothing of how embeddings are made (it has no modules.json), and the second does: give that one first, whose files the mixed model gets")
+		return differ(nothing)
+	case !slices.EqualFunc(a.config.Dense, b.config.Dense, func(d, e transformer.Dense) bool { e.Name = d.Name; return d == e }):
+		return differ("their Dense modules differ: %s and %s", denses(x), denses(y))
 	case !says(y):
 		return nil // the first's, which the second has been made for or not: it doesn't tell
-	case x.Pooling != nil && y.Pooling != nil && (x.Pooling.Mode != y.Pooling.Mode || x.Pooling.IncludePrompt != y.Pooling.IncludePrompt):
+	case x.Pooling != nil && y.Pooling != nil && x.Pooling.Mode != y.Pooling.Mode:
 		return differ("they pool otherwise: %s and %s", x.Pooling.Mode, y.Pooling.Mode)
+	case x.Pooling != nil && y.Pooling != nil && x.Pooling.IncludePrompt != y.Pooling.IncludePrompt:
+		return differ("one of them pools the tokens of a prompt too, the other does not (include_prompt of the pooling's config.json: %v and %v)", x.Pooling.IncludePrompt, y.Pooling.IncludePrompt)
 	case x.Normalize != y.Normalize:
 		return differ("one of them normalizes embeddings, the other does not (modules.json)")
 	}
 	return nil
 }
 
+// denses are a folder's Dense modules in words.
+func denses(f *hfmodel.Folder) string {
+	var list []string
+	for _, d := range f.Dense {
+		list = append(list, fmt.Sprintf("%s of %d features to %d, %s, %s", d.Path, d.In, d.Out, map[bool]string{true: "with bias", false: "without bias"}[d.Bias], d.Activation))
+	}
+	if list == nil {
+		return "none"
+	}
+	return strings.Join(list, " and ")
+}
+
 // computed is what of a configuration decides what parameters mean. How much is dropped in training and how new weights begin do not, nor
-// how long texts may be: learned positions have a shape.
+// how long texts may be: learned positions have a shape. The folders of Dense modules may have other names.
 func computed(c transformer.Config) transformer.Config {
+	c.Dense = slices.Clone(c.Dense)
+	for i := range c.Dense {
+		c.Dense[i].Name = ""
+	}
 	c.HiddenDropout, c.AttentionDropout, c.Undropped, c.InitRange, c.MaxPositions, c.UsualLength = 0, 0, 0, 0, 0, 0
 	return c
 }
@@ -329,12 +452,12 @@ var probes = []string{
 }
 
 // tokensDiffer tells where two tokenizers give other ids; "": nowhere that shows.
-func tokensDiffer(a, b *hfmodel.Folder) (string, error) {
-	x, err := tokenize.Load(a.TokenizerDir)
+func tokensDiffer(a, b *source) (string, error) {
+	x, err := tokenize.Load(a.folder.TokenizerDir)
 	if err != nil {
 		return "", err
 	}
-	y, err := tokenize.Load(b.TokenizerDir)
+	y, err := tokenize.Load(b.folder.TokenizerDir)
 	if err != nil {
 		return "", err
 	}
@@ -353,6 +476,25 @@ func tokensDiffer(a, b *hfmodel.Folder) (string, error) {
 		if p, q := x.Encode(text, 0), y.Encode(text, 0); !slices.Equal(p, q) {
 			return fmt.Sprintf("their tokenizers differ: %q has the ids %v and %v", text, p, q), nil
 		}
+	}
+	if !a.reranker {
+		return "", nil
+	}
+	var ids, kinds [2][]int32
+	for i, tok := range []*tokenize.Tokenizer{x, y} { // both in the first's template, of which a note says where they have different ones
+		p, err := tok.NewPairs(tokenize.PairOptions{Template: a.spec.Folder.Template, Instruction: a.spec.Folder.Instruction})
+		if err != nil {
+			return "", err
+		}
+		if ids[i], kinds[i], _, err = p.Append(nil, nil, probes[0], probes[1]); err != nil {
+			return "", err
+		}
+	}
+	switch {
+	case !slices.Equal(ids[0], ids[1]):
+		return fmt.Sprintf("their tokenizers differ in pairs of texts: one has the ids %v and %v", ids[0], ids[1]), nil
+	case !slices.Equal(kinds[0], kinds[1]):
+		return fmt.Sprintf("their tokenizers differ in pairs of texts, whose tokens have the types %v and %v", kinds[0], kinds[1]), nil
 	}
 	return "", nil
 }
