@@ -458,6 +458,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	files := src.files(r.lossOf(i), tokens)
+	files.CheckNegatives = x.ofRecipe(files.CheckNegatives, r.lossKey(i))
 	text := x.text
 	if r.Data.OnError == "skip" {
 		text.TooLong = "" // a list of reasons needs no ways out

@@ -346,6 +346,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, errors.New("this Run has trained already, and would go on from the weights that it has now: open the recipe anew")
 	}
 	x.own = o.own
+	if err := x.checkOwnHeldOut(ctx); err != nil {
+		return nil, err
+	}
 	dir := x.Recipe.Save.Dir
 	x.saves = x.openCheckpoints(o.control)
 	if l := x.model.Layout; l.Frozen > 0 {
