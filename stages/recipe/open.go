@@ -555,7 +555,7 @@ func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 			return false, nil
 		}
 	}
-	info, err := dataset.PreparedTokens(ctx, dataset.Source{Paths: src.Path})
+	info, err := dataset.PreparedTokens(ctx, src.Path)
 	if err != nil || info == nil {
 		if wanted && err == nil {
 			err = fmt.Errorf("ids: %s has no token ids: contraflow prep writes them, with tokenize.model", strings.Join(src.Path, ", "))
