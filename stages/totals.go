@@ -12,6 +12,7 @@ type Totals struct {
 	Loss, Weight                      float64
 	Losses, Weights                   []float64 // [batches] of each one's rows the weighted mean, and by how much they count
 	Pairs, Tokens, Truncated, Padding int
+	Negatives                         int
 	Drawn                             drawn
 	Asked                             Asked
 }
@@ -107,6 +108,7 @@ func (s *Totals) add(b *Batch) {
 	if b.Global == nil {
 		s.Pairs += len(b.Rows)
 		s.Tokens += len(b.IDs)
+		s.Negatives += len(b.Owner)
 		s.Truncated += b.Truncated
 		s.Drawn = b.drawn.plus(s.Drawn)
 		for _, sub := range b.Subs {
@@ -117,6 +119,7 @@ func (s *Totals) add(b *Batch) {
 	s.Pairs += b.Global.Rows
 	for _, p := range b.Global.Peers {
 		s.Tokens += p.Tokens
+		s.Negatives += len(p.Owner)
 		s.Truncated += p.Truncated
 		s.Drawn = p.Drawn.plus(s.Drawn)
 		s.Padding += p.Padding

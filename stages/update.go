@@ -152,6 +152,7 @@ type StepResult struct {
 	GradNorm  float64 // before clipping
 	LR        float64
 	Pairs     int       // rows of all ranks
+	Negatives int       // that rows have
 	Tokens    int       // real tokens of all columns
 	Batches   int       // contrastive batches
 	Sources   []int     // [Batches] the dataset of each
@@ -237,7 +238,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 			r.Sparsity = r.Sparsity.Plus(l.Sparsity)
 		}
 		r.Sparsity = r.Sparsity.Over(r.Batches)
-		r.Fewer, r.Bare = sum.Drawn.Fewer, sum.Drawn.Bare
+		r.Fewer, r.Bare, r.Negatives = sum.Drawn.Fewer, sum.Drawn.Bare, sum.Negatives
 		r.Losses, r.Weights, r.Pairs, r.Tokens, r.Truncated, r.Padding, r.Asked = sum.Losses, sum.Weights, sum.Pairs, sum.Tokens, sum.Truncated, sum.Padding, sum.Asked
 		r.Loss = sum.Loss / weight
 		var err error

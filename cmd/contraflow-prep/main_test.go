@@ -160,7 +160,7 @@ func TestStatic(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.Close()
-			info, err := dataset.PreparedTokens(t.Context(), dataset.Source{Paths: []string{path("out/train-*.parquet")}})
+			info, err := dataset.PreparedTokens(t.Context(), []string{path("out/train-*.parquet")})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -176,10 +176,14 @@ func (b *Block) checkNegatives(row int) (column, reason string) {
 			n += max(0, len(b.texts[r.source].row(row))-b.d.firstText(role))
 		}
 	}
-	if err := b.d.src.CheckNegatives(n); err != nil {
-		return column, err.Error()
+	err := b.d.src.CheckNegatives(n)
+	switch {
+	case err == nil:
+		return "", ""
+	case n == 0 && b.d.src.Documents != "":
+		return column, "the list has one document, and it takes two or more: " + err.Error()
 	}
-	return "", ""
+	return column, err.Error()
 }
 
 // checkTexts asks CheckText of each of a row's texts.

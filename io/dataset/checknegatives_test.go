@@ -10,10 +10,10 @@ import (
 
 // CheckNegatives is asked of each row how many negatives it has, whatever columns they are in, and the row is named by one of them.
 func TestCheckNegatives(t *testing.T) {
-	dir := write(t, map[string]string{"a.jsonl": `{"q": "a", "p": "b", "n": "c", "l": ["d", "e"], "d": ["b", "c", "d"]}
-{"q": "a", "p": "b", "n": "c", "l": [], "d": ["b"]}
-{"q": "a", "p": "b", "n": "c", "l": null, "d": ["b", "c"]}
-{"q": "a", "p": "b", "n": "c", "l": ["d"], "d": ["b"]}
+	dir := write(t, map[string]string{"a.jsonl": `{"q": "a", "p": "b", "n": "c", "l": ["d", "e"], "m": ["x", "y", "z"], "d": ["b", "c", "d"]}
+{"q": "a", "p": "b", "n": "c", "l": [], "m": ["x", "y"], "d": ["b"]}
+{"q": "a", "p": "b", "n": "c", "l": null, "m": ["x"], "d": ["b", "c"]}
+{"q": "a", "p": "b", "n": "c", "l": ["d"], "m": ["x", "y"], "d": ["b"]}
 `})
 	for _, c := range []struct {
 		src  Source
@@ -24,6 +24,8 @@ func TestCheckNegatives(t *testing.T) {
 		{Source{Positive: "p", Negatives: []string{"n"}}, []int{1, 1, 1, 1}, ""},
 		{Source{Positive: "p", Negatives: []string{"l"}, NegativesPerQuery: AllNegatives}, []int{2, 0, 0, 1}, "l"},
 		{Source{Positive: "p", Negatives: []string{"n", "l"}, NegativesPerQuery: AllNegatives}, []int{3, 1, 1, 2}, ""},
+		{Source{Positive: "p", Negatives: []string{"m"}, NegativesPerQuery: 2}, []int{2, 2, 2, 2}, ""}, // of one a row has it twice
+		{Source{Positive: "p", Negatives: []string{"n", "m"}, NegativesPerQuery: 3}, []int{4, 4, 4, 4}, ""},
 		{Source{Documents: "d"}, []int{2, 0, 1, 0}, "d"},
 	} {
 		src := c.src
@@ -47,7 +49,11 @@ func TestCheckNegatives(t *testing.T) {
 		var want []string
 		for i, n := range c.want {
 			if n == 0 {
-				want = append(want, fmt.Sprintf("a.jsonl:%d, column %q: want one", i+1, c.of))
+				why := "want one"
+				if c.src.Documents != "" {
+					why = "the list has one document, and it takes two or more: " + why
+				}
+				want = append(want, fmt.Sprintf("a.jsonl:%d, column %q: %s", i+1, c.of, why))
 			}
 		}
 		if !slices.Equal(asked, c.want) || len(x.Bad()) != len(want) {

@@ -71,6 +71,14 @@ func TestDocumentsErrors(t *testing.T) {
 			t.Errorf("row %d: %v, want %q", row, err, want)
 		}
 	}
+	one, err := Open(t.Context(), Source{Paths: base.Paths, Query: "q", Positive: "text", Negatives: []string{"q"}, Scores: base.Scores})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const label = "the row has 1 scores for its 2 documents: scores are one for the positive and one for each negative, in the order of their columns; one number for both is a label, such as the difference of two scores (margin_mse)"
+	if _, err := one.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0}); err == nil || !strings.HasSuffix(err.Error(), label) {
+		t.Errorf("one score for two documents: %v", err)
+	}
 	if e, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0}); err != nil || len(e[0].Texts) != 2 {
 		t.Errorf("a row of one document: %v, %v", e, err)
 	}

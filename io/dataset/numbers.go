@@ -147,7 +147,11 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 		n += len(list)
 	}
 	if docs := b.documents(row); len(d.number.scores) > 0 && n != docs {
-		return name(d.number.scores[0]), fmt.Sprintf("the row has %d scores for its %d documents: scores are one for %s", n, docs, d.scored())
+		reason = fmt.Sprintf("the row has %d scores for its %d documents: scores are one for %s", n, docs, d.scored())
+		if n == 1 && d.src.Documents == "" {
+			reason += "; one number for both is a label, such as the difference of two scores (margin_mse)"
+		}
+		return name(d.number.scores[0]), reason
 	}
 	if k := d.number.teacher; k >= 0 {
 		list := b.teacher(row)

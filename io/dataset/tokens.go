@@ -51,9 +51,9 @@ func (d *Dataset) Tokens() *TokenInfo { return d.tokens }
 // files that don't say it.
 func (d *Dataset) Cut() int64 { return d.cut }
 
-// PreparedTokens says what made the ids in the files that the source names; nil if some have none.
-func PreparedTokens(ctx context.Context, src Source) (*TokenInfo, error) {
-	paths, err := expand(ctx, src.Paths, src.Splits)
+// PreparedTokens says what made the ids in files that train, named or globbed as in [Source]; nil if some have none.
+func PreparedTokens(ctx context.Context, patterns []string) (*TokenInfo, error) {
+	paths, err := expand(ctx, patterns, Train)
 	if err != nil {
 		return nil, err
 	}

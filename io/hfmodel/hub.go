@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"contraflow/io/atomicfile"
-
 	"contraflow/io/dataset"
 )
 

@@ -114,7 +114,7 @@ func TestDocumentsWithTokens(t *testing.T) {
 	if h := s.Lengths["docs"]; h.Max != len(ids) || s.Cut() != 0 {
 		t.Errorf("the longest document has %d tokens, want %d; %d cut, want none", h.Max, len(ids), s.Cut())
 	}
-	info, err := dataset.PreparedTokens(t.Context(), dataset.Source{Paths: []string{c.Output.Dir + "/train-*.parquet"}})
+	info, err := dataset.PreparedTokens(t.Context(), []string{c.Output.Dir + "/train-*.parquet"})
 	if err != nil || info != nil {
 		t.Errorf("token ids are said to be there: %v, %v", info, err)
 	}

@@ -165,7 +165,8 @@ func TestGroupsRows(t *testing.T) {
 	if _, _, err := run(Groups{Name: "mse"}, func(b *Batch) { b.Scores[0] = 1e308; b.Weights = []float64{1e10, 1} }); err == nil || !strings.Contains(err.Error(), "not finite") {
 		t.Errorf("%v", err)
 	}
-	for _, l := range []Groups{{}, {Name: "lisst_mle"}, {Name: GroupLambda, Scheme: "ndcg_loss3"}, {Name: GroupRankNet, Sigma: math.NaN()}} {
+	for _, l := range []Groups{{}, {Name: "lisst_mle"}, {Name: GroupLambda, Scheme: "ndcg_loss3"}, {Name: GroupRankNet, Sigma: math.NaN()}, {Name: GroupRankNet, Sigma: -1}, {Name: GroupRankNet, K: -1},
+		{Name: GroupADRMSE, Alpha: -1}, {Name: GroupADRMSE, Alpha: math.NaN()}, {Name: GroupLambda, Mu: -1}, {Name: GroupBCE, PosWeight: -1}, {Name: GroupMNRL, Scale: -1}} {
 		said := l.Check()
 		if _, grad, err := run(l, func(*Batch) {}); said == nil || err == nil || err.Error() != said.Error() || slices.Max(grad) != 0 || slices.Min(grad) != 0 {
 			t.Errorf("%+v: gradient %v, %v; Check says %v", l, grad, err, said)

@@ -209,11 +209,33 @@ func TestOwnScores(t *testing.T) {
 	if !o.checks() || (own{loss: loss.InfoNCE{}}).checks() {
 		t.Error("which losses check numbers")
 	}
-	if err := o.check(&dataset.Example{Scores: []float32{1, 1}, Label: 2}, scored{}); err != nil {
+	if err := o.checkNumbers(&dataset.Example{Scores: []float32{1, 1}, Label: 2}, scored{}, 0); err != nil {
 		t.Error(err)
 	}
-	if err := o.check(&dataset.Example{Scores: []float32{1, 2}}, scored{}); err == nil || err.Error() != "score 1 is 2: want 1" {
+	if err := o.checkNumbers(&dataset.Example{Scores: []float32{1, 2}}, scored{}, 0); err == nil || err.Error() != "score 1 is 2: want 1" {
 		t.Error(err)
+	}
+}
+
+// A program's loss is asked of a row's negatives, whether it comes as texts or as token ids, and each dataset's own of its rows.
+func TestOwnNegatives(t *testing.T) {
+	texts, ids := func(n int) *dataset.Example { return &dataset.Example{Texts: make([]string, n)} }, func(n int) *dataset.Example { return &dataset.Example{IDs: make([][]int32, n)} }
+	one, parts := own{loss: loss.Triplet{}}, own{loss: loss.ByDataset{loss.InfoNCE{}, loss.Triplet{}}}
+	if !parts.checks() {
+		t.Error("losses of several datasets are not asked")
+	}
+	for _, c := range []struct {
+		o      own
+		source int
+		row    *dataset.Example
+		takes  bool
+	}{
+		{one, 0, texts(2), false}, {one, 0, texts(3), true}, {one, 0, ids(2), false}, {one, 0, ids(3), true},
+		{parts, 0, texts(2), true}, {parts, 1, texts(2), false}, {parts, 1, ids(3), true},
+	} {
+		if err := c.o.checkNegatives(c.row, c.source); (err == nil) != c.takes {
+			t.Errorf("%T, dataset %d, %d texts, %d of ids: %v", c.o.loss, c.source, len(c.row.Texts), len(c.row.IDs), err)
+		}
 	}
 }
 

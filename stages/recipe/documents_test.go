@@ -108,11 +108,15 @@ func TestDocumentsKeys(t *testing.T) {
 		{"reranker", "positive: p, negatives: [n], label: l, scores: s", "margin_mse", "data.train[0].label: is for pairs, or margin_mse without scores"},
 		{"reranker", "positive: p, negatives: [n], label: l", "[margin_mse, bce]", "data.train[0].label: is for pairs, or margin_mse without scores"},
 		{"reranker", "documents: docs", "margin_mse", "data.train[0].scores: are missing"},
+		{"reranker", "documents: docs, label: l", "margin_mse", "data.train[0].label: is for pairs: of documents, scores: l names the column with a label of each"},
 		{"embedder", "documents: docs, scores: labels", "distill_kl", "data.train[0].documents: is for model.kind: reranker"},
 	} {
 		_, err := Parse("recipe", []byte(fmt.Sprintf(text, c.kind, c.columns, c.loss)), nil)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s, %s: %v, want %q", c.columns, c.loss, err, c.want)
+		}
+		if err != nil && c.columns == "documents: docs, label: l" && strings.Count(err.Error(), "data.train[0]") != 1 {
+			t.Errorf("%s, %s: %v, want one error", c.columns, c.loss, err)
 		}
 	}
 }

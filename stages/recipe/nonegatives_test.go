@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/loss"
 )
@@ -93,15 +94,33 @@ func TestRowsWithoutNegatives(t *testing.T) {
 			}
 		}
 	}
+	const needs = "the row has no negatives, which triplet compares with the positive; "
 	j.opts = []TrainOption{WithLoss(loss.Triplet{})}
-	if _, err := run("own", "embedder", "mnrl", file, 1, false); err == nil || !strings.Contains(err.Error(), "data.jsonl:9: the row has no negatives, which triplet compares with the positive; the program's loss ") {
+	if _, err := run("own", "embedder", "mnrl", file, 1, false); err == nil || !strings.Contains(err.Error(), "data.jsonl:9: "+needs+"the program's loss has to take the row, or the file to be without it: ") {
 		t.Errorf("a loss of one's own: %v", err)
 	}
-	j.opts = nil
-	_, err := run("held out", "embedder", "triplet", rest, 1, false, fmt.Sprintf("eval.loss={path: %q, query: q, positive: p, negatives: [n], negatives_per_query: all, scores: s}", file))
+	held := fmt.Sprintf("{path: %q, query: q, positive: p, negatives: [n], negatives_per_query: all, scores: s", file)
+	_, err := run("own held out", "embedder", "mnrl", rest, 1, false, "eval.loss="+held+"}")
+	if err == nil || !strings.HasPrefix(err.Error(), "eval.loss: "+file+":9: "+needs+"none of the rows that a loss is measured on is left out") {
+		t.Errorf("held-out rows that a loss of one's own does not take: %v", err)
+	}
+	if _, err := run("own held out otherwise", "embedder", "mnrl", rest, 1, false, "eval.loss="+held+", loss: mnrl}"); err != nil {
+		t.Errorf("held-out rows with a loss that takes them: %v", err)
+	}
+	_, err = run("held out", "embedder", "triplet", rest, 1, false, "eval.loss="+held+"}")
 	if err == nil || !strings.Contains(err.Error(), `data.jsonl:9, column "n": the row has no negatives`) {
 		t.Errorf("held-out rows: %v", err)
 	}
+}
+
+// getsScores is a loss that takes rows without negatives, and needs scores.
+type getsScores struct{ loss.InfoNCE }
+
+func (l getsScores) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
+	if len(b.Scores) != b.N()-b.Rows {
+		return loss.Result{}, fmt.Errorf("%d scores for %d documents", len(b.Scores), b.N()-b.Rows)
+	}
+	return l.InfoNCE.Compute(s, a, b)
 }
 
 // Every loss that needs negatives says so of a row.

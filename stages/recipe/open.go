@@ -458,6 +458,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	files := src.files(r.lossOf(i), tokens)
+	files.CheckNegatives = x.ofRecipe(files.CheckNegatives, r.lossKey(i))
 	text := x.text
 	if r.Data.OnError == "skip" {
 		text.TooLong = "" // a list of reasons needs no ways out
@@ -554,7 +555,7 @@ func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
 			return false, nil
 		}
 	}
-	info, err := dataset.PreparedTokens(ctx, dataset.Source{Paths: src.Path})
+	info, err := dataset.PreparedTokens(ctx, src.Path)
 	if err != nil || info == nil {
 		if wanted && err == nil {
 			err = fmt.Errorf("ids: %s has no token ids: contraflow prep writes them, with tokenize.model", strings.Join(src.Path, ", "))

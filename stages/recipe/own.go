@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"reflect"
 	"runtime"
@@ -15,7 +16,8 @@ import (
 
 // What a program puts in the place of a recipe's, or adds to it.
 
-// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have; where it has a method CheckLabel or CheckScore (func(float64) error) or
+// WithLoss trains with a loss of one's own in the place of the recipe's, which still says what rows must have, negatives too, for data is opened before
+// the program's loss is known: mnrl, and a reranker's cross_entropy, take rows with any number of negatives, and columns of scores, which l gets. Where l has a method CheckLabel or CheckScore (func(float64) error) or
 // CheckNegatives (func(n int) error), as those of package loss that not all numbers will do for, a row that it refuses, as the epoch has drawn it, ends the run before its step, whatever data.on_error says. All ranks are given the same, and a run
 // that goes on from a checkpoint the one that it had: nobody else knows what it is. It is measured on the held-out rows (eval.loss) that have no loss
 // of their own, too, and its gradient is verified by Verify.
@@ -59,29 +61,61 @@ func (o own) says(text []byte) []byte {
 	return bytes.Replace(text, []byte(key), []byte("\n"+notes+key[1:]), 1)
 }
 
-// checks tells whether the program's own loss says which labels, scores or numbers of negatives it takes.
+// ofRecipe is what the recipe's loss at a key asks of a row's negatives: where a program's own loss trains, the error says whose it is.
+func (x *Run) ofRecipe(check func(n int) error, at string) func(n int) error {
+	if check == nil {
+		return nil
+	}
+	takesAny := "mnrl"
+	if x.Recipe.Model.Kind == "reranker" {
+		takesAny = "cross_entropy"
+	}
+	return func(n int) error {
+		err := check(n)
+		if err != nil && x.own.loss != nil {
+			return fmt.Errorf("%w: the program's own loss trains, and %s.name says what rows must have; %s takes any number of negatives, and scores beside them", err, at, takesAny)
+		}
+		return err
+	}
+}
+
+// of is the program's own loss for rows of a dataset.
+func (o own) of(source int) loss.Loss {
+	if all, ok := o.loss.(loss.ByDataset); ok && source < len(all) {
+		return all[source]
+	}
+	return o.loss
+}
+
+// checks tells whether the program's own loss may say which labels, scores or numbers of negatives it takes.
 func (o own) checks() bool {
+	_, parts := o.loss.(loss.ByDataset)
 	_, labels := o.loss.(interface{ CheckLabel(float64) error })
 	_, scores := o.loss.(interface{ CheckScore(float64) error })
 	_, negatives := o.loss.(interface{ CheckNegatives(int) error })
-	return labels || scores || negatives
+	return parts || labels || scores || negatives
 }
 
-// check finds what of a row's label, scores and negatives the program's own loss does not take.
-func (o own) check(e *dataset.Example, data stages.Rows) error {
-	if l, ok := o.loss.(interface{ CheckLabel(float64) error }); ok && data.HasLabels() {
+// checkNumbers finds what of a row's label and scores the program's own loss does not take.
+func (o own) checkNumbers(e *dataset.Example, data stages.Rows, source int) error {
+	if l, ok := o.of(source).(interface{ CheckLabel(float64) error }); ok && data.HasLabels() {
 		if err := l.CheckLabel(float64(e.Label)); err != nil {
 			return fmt.Errorf("the label is %v: %w", e.Label, err)
 		}
 	}
-	if l, ok := o.loss.(interface{ CheckScore(float64) error }); ok && data.HasScores() {
+	if l, ok := o.of(source).(interface{ CheckScore(float64) error }); ok && data.HasScores() {
 		for k, s := range e.Scores {
 			if err := l.CheckScore(float64(s)); err != nil {
 				return fmt.Errorf("score %d is %v: %w", k, s, err)
 			}
 		}
 	}
-	if l, ok := o.loss.(interface{ CheckNegatives(int) error }); ok {
+	return nil
+}
+
+// checkNegatives refuses a row with a number of negatives that the program's own loss does not take.
+func (o own) checkNegatives(e *dataset.Example, source int) error {
+	if l, ok := o.of(source).(interface{ CheckNegatives(int) error }); ok {
 		return l.CheckNegatives(max(0, max(len(e.Texts), len(e.IDs))-2))
 	}
 	return nil
@@ -101,11 +135,57 @@ func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) 
 				return c.Unusable(t, where(refused))
 			}
 		}
-		if err := x.own.check(e, c.Data); err != nil {
+		if err := x.own.checkNumbers(e, c.Data, c.Source); err != nil {
 			return c.Unusable(t, where(fmt.Errorf("%w; the program's loss has to take the row, or recipe.WithRow to change it: data.on_error knows of neither", err)))
+		}
+		if err := x.own.checkNegatives(e, c.Source); err != nil {
+			return c.Unusable(t, where(fmt.Errorf("%w; the program's loss has to take the row, or the file to be without it: recipe.WithRow can't give it negatives, and data.on_error does not know of the loss", err)))
 		}
 	}
 	return c, nil
+}
+
+// checkOwnHeldOut finds held-out rows that the program's own loss does not take, where it is what is measured on them.
+func (x *Run) checkOwnHeldOut(ctx context.Context) error {
+	if !x.own.checks() {
+		return nil
+	}
+	for i := range x.heldOut {
+		h := &x.heldOut[i]
+		if h.own != nil {
+			continue
+		}
+		if err := x.checkOwnRows(ctx, h.data); err != nil {
+			return fmt.Errorf("%s: %w; none of the rows that a loss is measured on is left out, so it takes a file without this one, or a loss that takes it: %[1]s.loss is one of their own", h.key, err)
+		}
+	}
+	return nil
+}
+
+func (x *Run) checkOwnRows(ctx context.Context, d *dataset.Dataset) error {
+	reader := d.NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
+	defer reader.Close()
+	const some = 256 // texts of so many rows are in memory at once
+	for next := int64(0); next < d.Rows(); {
+		var ids []int64
+		for ; next < d.Rows() && len(ids) < some; next++ {
+			ids = append(ids, next)
+		}
+		rows, err := reader.Read(ctx, 0, ids)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			err := x.own.checkNumbers(&rows[i], d, 0)
+			if err == nil {
+				err = x.own.checkNegatives(&rows[i], 0)
+			}
+			if err != nil {
+				return fmt.Errorf("%v: %w", d.Locate(rows[i].Row), err)
+			}
+		}
+	}
+	return nil
 }
 
 // ownRow changes a row. The program may refuse it; err is about what it has done.

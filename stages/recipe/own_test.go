@@ -156,6 +156,9 @@ func TestNoteUnread(t *testing.T) {
 		{"reranker", "cross_entropy", "scores", "data.train[0].scores is not read: loss.name: cross_entropy has no use for it", false},
 		{"reranker", "bce", "label", "", false},
 		{"reranker", "kl", "scores", "", false},
+		{"reranker", "margin_mse", "label", "", false},
+		{"reranker", "margin_mse", "scores", "", false},
+		{"reranker", "lambda", "label", "data.train[0].label is not read: loss.name: lambda has no use for it", false},
 	} {
 		var notes []string
 		x := &Run{obs: Observer{Note: func(n string) { notes = append(notes, n) }}}

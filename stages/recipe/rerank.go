@@ -69,7 +69,7 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 		named := at + ".name: " + l.Name
 		switch l.Name {
 		case "margin_mse":
-			c.require(len(s.Scores) > 0 || s.Label != "" && s.Documents == "", key+"scores", "are missing: %s learns from a score of each document, or from their difference as label", named)
+			c.require(len(s.Scores) > 0 || s.Label != "", key+"scores", "are missing: %s learns from a score of each document, or from their difference as label", named)
 		case "kl", "distill", "list_net":
 			c.require(len(s.Scores) > 0, key+"scores", "are missing: %s learns from a score of each document", named)
 		case "cross_entropy", "mnrl": // of the first

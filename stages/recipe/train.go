@@ -54,6 +54,7 @@ type Summary struct {
 type Counts struct {
 	Pairs     int `json:"pairs"`
 	Tokens    int `json:"tokens"`
+	Negatives int `json:"negatives,omitempty"`
 	Truncated int `json:"truncated"`  // texts that lost tokens
 	Padding   int `json:"padding"`    // tokens that padding each sub-batch to its longest text would have added: they were not computed
 	NotFinite int `json:"not_finite"` // steps that changed nothing because their gradient was not finite
@@ -65,7 +66,7 @@ type Counts struct {
 
 func (c *Counts) add(r stages.StepResult) {
 	c.Pairs, c.Tokens, c.Truncated, c.Padding = c.Pairs+r.Pairs, c.Tokens+r.Tokens, c.Truncated+r.Truncated, c.Padding+r.Padding
-	c.Fewer, c.Bare = c.Fewer+r.Fewer, c.Bare+r.Bare
+	c.Fewer, c.Bare, c.Negatives = c.Fewer+r.Fewer, c.Bare+r.Bare, c.Negatives+r.Negatives
 	if r.Skipped {
 		c.NotFinite++
 	}
@@ -346,6 +347,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, errors.New("this Run has trained already, and would go on from the weights that it has now: open the recipe anew")
 	}
 	x.own = o.own
+	if err := x.checkOwnHeldOut(ctx); err != nil {
+		return nil, err
+	}
 	dir := x.Recipe.Save.Dir
 	x.saves = x.openCheckpoints(o.control)
 	if l := x.model.Layout; l.Frozen > 0 {
@@ -483,6 +487,7 @@ func (x *Run) summarize(log *journal) *Summary {
 	if s.Loss-s.Loss != 0 {
 		x.obs.note("the last step's loss is %v, and its update was left out: if its rows are sound, the weights are not, and the model gives nothing but NaN (contraflow embed tells); a lower optimizer.lr may help", s.Loss)
 	}
+	x.noteNoNegatives(s.Counts)
 	s.Seconds = time.Since(log.began).Seconds()
 	s.Communication = log.comm
 	if exposed := (log.comm.Total - log.comm.Hidden).Seconds(); exposed > 0.05*s.Seconds {

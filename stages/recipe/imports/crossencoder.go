@@ -103,23 +103,32 @@ func (r *recipe) pairLoss() {
 		r.pairsInBatch()
 		return
 	}
+	has := map[string]bool{} // which of its class's settings the loss has
+	for option, names := range map[string]string{"pos_weight": "bce", "k": "lambda rank_net", "sigma": "lambda rank_net", "alpha": "adr_mse", "mu": "lambda", "respect_input_order": "list_mle p_list_mle"} {
+		has[option] = slices.Contains(strings.Fields(names), ours)
+		if v, ok := r.has(option); ok && !has[option] {
+			r.without(option, "%s; %s has no such setting", show(v), name)
+		}
+	}
 	for _, option := range []string{"pos_weight", "k", "sigma"} {
-		if v, ok := r.number(option); ok {
+		if v, ok := r.number(option); ok && has[option] {
 			r.keys["loss."+option] = num(v)
 		}
 	}
-	if v, ok := r.number("alpha"); ok && v > 0 {
+	if v, ok := r.number("alpha"); ok && v > 0 && has["alpha"] {
 		r.set("loss.alpha", num(v), "1")
-	} else if ok {
+	} else if ok && has["alpha"] {
 		r.without("alpha", "%s; it is a number above 0, and the recipe has 1", num(v))
 	}
-	if v, ok := r.number("mu"); ok && ours == "lambda" && (r.keys["loss.weighting"] == "" || r.keys["loss.weighting"] == "ndcg_loss2pp") {
+	if v, ok := r.number("mu"); ok && has["mu"] && (r.keys["loss.weighting"] == "" || r.keys["loss.weighting"] == "ndcg_loss2pp") {
 		r.set("loss.mu", num(v), "10")
+	} else if ok && has["mu"] {
+		r.without("mu", "%s; it is NDCGLoss2PPScheme's", num(v))
 	}
 	if r.keys["loss.sigma"] == "1" {
 		delete(r.keys, "loss.sigma")
 	}
-	if v, ok := r.yes("respect_input_order"); ok && !v {
+	if v, ok := r.yes("respect_input_order"); ok && !v && has["respect_input_order"] {
 		r.keys["loss.by_label"] = "true"
 	}
 	if v, ok := r.word("reduction_log"); ok && v != "binary" {

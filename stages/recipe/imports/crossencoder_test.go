@@ -60,6 +60,26 @@ func TestCrossEncoder(t *testing.T) {
 	}
 }
 
+// A setting that the loss does not have is said, and makes no recipe that is refused.
+func TestCrossEncoderOptions(t *testing.T) {
+	given := map[string]any{"pos_weight": 5.0, "k": 3.0, "sigma": 2.0, "alpha": 3.0, "mu": 5.0, "respect_input_order": false}
+	for name, has := range map[string]string{"BinaryCrossEntropyLoss": "pos_weight", "ADRMSELoss": "alpha", "LambdaLoss": "k mu sigma", "RankNetLoss": "k sigma", "ListNetLoss": "", "ListMLELoss": "respect_input_order", "PListMLELoss": "respect_input_order", "MSELoss": "", "MarginMSELoss": ""} {
+		for option, v := range given {
+			r, res := convert(t, imports.SentenceTransformers, imports.Settings{"arguments": "CrossEncoderTrainingArguments", "loss": map[string]any{"name": name, option: v}}, 1) // which reads the recipe
+			l, ours := r.Loss, slices.Contains(strings.Fields(has), option)
+			set := map[string]bool{"pos_weight": l.PosWeight == 5, "k": l.K == 3, "sigma": l.Sigma == 2, "alpha": l.Alpha == 3, "mu": l.Mu == 5, "respect_input_order": l.ByLabel}[option]
+			said := strings.Join(res.Without, "\n")
+			if set != ours || strings.Contains(said, option+": ") == ours || !ours && !strings.Contains(said, name+" has no such setting") {
+				t.Errorf("%s of %s: %+v, said %q", option, name, l, said)
+			}
+		}
+	}
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"loss": "LambdaLoss", "weighting_scheme": "NDCGLoss1Scheme", "mu": 5.0}, 1)
+	if r.Loss.Mu != 0 || !slices.Contains(res.Without, "mu: 5; it is NDCGLoss2PPScheme's") {
+		t.Errorf("mu of another scheme: %+v, %q", r.Loss, res.Without)
+	}
+}
+
 // What a CrossEncoder has and rerankers have not is to be chosen, or an error; and embedders' settings stay embedders'.
 func TestCrossEncoderWithout(t *testing.T) {
 	const class = "CrossEncoderTrainingArguments"
