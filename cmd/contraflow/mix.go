@@ -71,12 +71,11 @@ Files beside the weights (configuration, tokenizer, prompts) are the first model
 	fl.StringVar(&f.method, "method", string(mix.Linear), "linear, the mean, or slerp, along the arc between two models")
 	fl.StringVar(&f.precision, "precision", "", "what the weights are written in: f32, bf16 or f16 (default: what the first model's are in)")
 	fl.BoolVar(&f.force, "force", false, "replace another model in --out")
-	fl.StringArrayVar(&f.rows, "by-loss", nil, "weigh the models by their loss on these rows: "+filesFlag)
+	fl.StringArrayVar(&f.rows, "by-loss", nil, "weigh the models by their loss on these rows: "+strings.Replace(filesFlag, "split train but", "split test, or else validation, but", 1))
 	fl.StringVar(&f.query, "query", "query", "of --by-loss: "+fmt.Sprintf(columnFlag, "queries"))
 	fl.StringVar(&f.positive, "positive", "positive", "of --by-loss: "+fmt.Sprintf(columnFlag, "positives"))
 	fl.StringArrayVar(&f.negatives, "negatives", nil, "of --by-loss: a column `NAME` with negatives, or lists of them (may be repeated)")
 	fl.IntVar(&f.perQuery, "negatives-per-query", 0, "of --by-loss: how `MANY` of a list of negatives count (default: all, of lists that are equally long)")
-	fl.Lookup("negatives-per-query").DefValue = ""
 	fl.IntVar(&f.batch, "batch", 64, "of --by-loss: rows of a batch, in which other rows' documents are negatives")
 	fl.Float64Var(&f.temperature, "temperature", mix.Temperature, "of --by-loss: the lower, the more the model with the least loss counts")
 	require(cmd, "out")
