@@ -54,15 +54,12 @@ commands have it: what is measured on fewer rows is another task, which no other
   contraflow eval --model q/model --triplets hf://datasets/sentence-transformers/all-nli?config=triplet`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, ok, err := scored.given()
+			kind, file, ok, err := scored.given(queries != nil)
 			if err != nil {
 				return err
 			}
-			retrieval := queries != nil
 			switch {
-			case retrieval && ok:
-				return usageError{fmt.Errorf("--queries and --%s: give one at a time", kind.flag)}
-			case !retrieval && !ok:
+			case queries == nil && !ok:
 				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --sts, --pair-classification or --triplets"))
 			case ok && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}

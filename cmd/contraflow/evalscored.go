@@ -46,8 +46,8 @@ func (f *scoredFlags) add(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(defaults, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
 }
 
-// given is which one is given, and its file; ok tells that there is one.
-func (f *scoredFlags) given() (kind scoredKind, file string, ok bool, err error) {
+// given is which one is given, and its file; ok tells that there is one. Beside queries there is none.
+func (f *scoredFlags) given(queries bool) (kind scoredKind, file string, ok bool, err error) {
 	for i, name := range f.files {
 		if name == "" {
 			continue
@@ -56,6 +56,9 @@ func (f *scoredFlags) given() (kind scoredKind, file string, ok bool, err error)
 			return kind, file, true, usageError{fmt.Errorf("--%s and --%s: give one at a time", kind.flag, scoredKinds[i].flag)}
 		}
 		kind, file, ok = scoredKinds[i], name, true
+	}
+	if ok && queries {
+		return kind, file, true, usageError{fmt.Errorf("--queries and --%s: give one at a time", kind.flag)}
 	}
 	if !ok && f.columns != nil {
 		return kind, "", false, usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}

@@ -64,7 +64,7 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
   contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, pairs, err := f.scored.given()
+			kind, file, pairs, err := f.scored.given(f.queries != "")
 			if err != nil {
 				return err
 			}
@@ -72,21 +72,16 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
 				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of --sts, --pair-classification and --triplets"))
 			}
-			if pairs && f.queries != "" {
-				return usageError{fmt.Errorf("--queries and --%s: give one at a time", kind.flag)}
-			}
-			of, what := []string{"first", "top", "corpus", "qrels", "json"}, "--queries, which measures a reranker; --input is scored"
+			of, goes := []string{"first", "top", "corpus", "qrels", "json"}, "goes with --queries, which measures a reranker; --input is scored"
 			if measures {
-				of, what = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "--input, whose rows are scored; --queries measures a reranker"
+				of, goes = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "goes with --input, whose rows are scored; --queries measures a reranker"
 			}
 			if pairs {
-				of = append(of, "first", "top", "corpus", "qrels")
+				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with --"+kind.flag
 			}
 			for _, flag := range of {
-				if cmd.Flags().Changed(flag) && pairs {
-					return usageError{fmt.Errorf("--%s does not go with --%s", flag, kind.flag)}
-				} else if cmd.Flags().Changed(flag) {
-					return usageError{fmt.Errorf("--%s goes with %s", flag, what)}
+				if cmd.Flags().Changed(flag) {
+					return usageError{fmt.Errorf("--%s %s", flag, goes)}
 				}
 			}
 			if err := errors.Join(atLeastOne(cmd, "top", "cutoff-layer"), f.bad.check()); err != nil {
@@ -113,11 +108,7 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
 			if pairs {
 				return kind.run(cmd, file, f.scored.columns, f.asJSON, func(a, b []string) ([]float64, error) {
 					scores, _, err := r.ScorePairs(cmd.Context(), a, b)
-					wide := make([]float64, len(scores))
-					for i, s := range scores {
-						wide[i] = float64(s)
-					}
-					return wide, err
+					return widened(scores), err
 				})
 			}
 			return f.measure(cmd, r)
@@ -175,6 +166,14 @@ type scoreWriter struct {
 	close func() error
 }
 
+func widened(scores []float32) []float64 {
+	wide := make([]float64, len(scores))
+	for i, s := range scores {
+		wide[i] = float64(s)
+	}
+	return wide
+}
+
 // open opens the table and what its scores are written to.
 func (f *rerankFlags) open(cmd *cobra.Command) (t *dataset.Table, w scoreWriter, end func(), err error) {
 	ctx, open := cmd.Context(), openRows(cmd, &f.bad)
@@ -201,11 +200,7 @@ func (f *rerankFlags) open(cmd *cobra.Command) (t *dataset.Table, w scoreWriter,
 		if c.Rows == 0 {
 			return nil
 		}
-		wide := make([]float64, len(scores))
-		for i, s := range scores {
-			wide[i] = float64(s)
-		}
-		return table.Write(c, wide)
+		return table.Write(c, widened(scores))
 	}
 	w.close = table.Close
 	return t, w, end, nil

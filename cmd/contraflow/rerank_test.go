@@ -14,7 +14,6 @@ import (
 
 	"contraflow/gpustage/ref"
 	"contraflow/io/hfmodel"
-	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
@@ -199,26 +198,7 @@ func narrowTraining(recipe, out string, more ...string) []string {
 // changes are what two steps of gradient descent have added to a model's parameters: their gradients' sum, in effect.
 func changes(t *testing.T, from, to string) map[string][]float64 {
 	t.Helper()
-	read := func(dir string) map[string][]float32 {
-		f, err := safetensors.Open(filepath.Join(dir, "model.safetensors"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		out := map[string][]float32{}
-		for _, name := range f.Names() {
-			x, err := f.Tensor(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			out[name] = make([]float32, x.Len())
-			if err := x.Float32s(out[name]); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return out
-	}
-	a, b := read(from), read(to)
+	a, b := parameters(t, from), parameters(t, to)
 	out := map[string][]float64{}
 	for name, vs := range a {
 		for i, v := range vs {

@@ -247,17 +247,17 @@ func (j *job) plan(o Options) error {
 		lacks, how := (*source)(nil), ""
 		for _, s := range j.sources {
 			v, err := s.find(first, t.Name)
-			switch other := err == nil && !slices.Equal(v.shape, t.Shape); {
+			switch other := err == nil && !slices.Equal(v.tensor.Shape, t.Shape); {
 			case errors.Is(err, safetensors.ErrNoTensor) && first.needed[t.Name] == "":
 				lacks, how = s, fmt.Sprintf("is not in %s", s.name)
 			case err != nil:
 				return err
 			case other && first.needed[t.Name] == "":
-				lacks, how = s, fmt.Sprintf("has shape %v in %s and %v in %s", t.Shape, first.name, v.shape, s.name)
+				lacks, how = s, fmt.Sprintf("has shape %v in %s and %v in %s", t.Shape, first.name, v.tensor.Shape, s.name)
 			case other:
-				return fmt.Errorf("tensor %q has shape %v in %s and %v in %s: models of one architecture and vocabulary can be mixed", t.Name, t.Shape, first.name, v.shape, s.name)
+				return fmt.Errorf("tensor %q has shape %v in %s and %v in %s: models of one architecture and vocabulary can be mixed", t.Name, t.Shape, first.name, v.tensor.Shape, s.name)
 			default: // a type that is not read is to be found before anything is computed
-				if err := v.read(0, make([]float32, min(1, v.len()))); err != nil {
+				if err := v.read(0, make([]float32, min(1, v.tensor.Len()))); err != nil {
 					return fmt.Errorf("%s: %w", s.name, err)
 				}
 			}
@@ -408,7 +408,7 @@ func (j *job) factors(vs []values) ([]float64, error) {
 	if j.method != SLERP {
 		return j.weights, nil
 	}
-	n := vs[0].len()
+	n := vs[0].tensor.Len()
 	a, b := make([]float32, min(n, chunk)), make([]float32, min(n, chunk))
 	var aa, bb, ab float64
 	for at := 0; at < n; at += chunk {
@@ -442,17 +442,8 @@ func slerp(a, b, dot float64, weights []float64) []float64 {
 // values are a tensor of one model.
 type values struct {
 	of, name string
-	shape    []int
-	tensor   safetensors.Tensor                     // of a folder
-	bytes    func(from int, dst []byte) (err error) // of a checkpoint: float32s in little-endian order; nil of a folder
-}
-
-func (v values) len() int {
-	n := 1
-	for _, d := range v.shape {
-		n *= d
-	}
-	return n
+	tensor   safetensors.Tensor                     // of the folder
+	bytes    func(from int, dst []byte) (err error) // of a checkpoint, in the place of the tensor's: float32s in little-endian order; nil of a folder
 }
 
 func (v values) read(at int, dst []float32) error {

@@ -257,7 +257,7 @@ func (s *source) find(first *source, name string) (values, error) {
 	if s.folder.Static() {
 		own = name
 	}
-	v := values{of: s.name, name: own, shape: t.Shape, tensor: t}
+	v := values{of: s.name, name: own, tensor: t}
 	if param, ok := s.trained[own]; ok {
 		v.bytes = func(from int, dst []byte) error { return s.state.Read(weights, param, from, dst) }
 	}

@@ -98,14 +98,15 @@ func (o own) checks() bool {
 
 // checkNumbers finds what of a row's label and scores the program's own loss does not take.
 func (o own) checkNumbers(e *dataset.Example, data stages.Rows, source int) error {
-	if l, ok := o.of(source).(interface{ CheckLabel(float64) error }); ok && data.HasLabels() {
-		if err := l.CheckLabel(float64(e.Label)); err != nil {
+	l := o.of(source)
+	if data.HasLabels() {
+		if err := loss.CheckLabel(l, float64(e.Label)); err != nil {
 			return fmt.Errorf("the label is %v: %w", e.Label, err)
 		}
 	}
-	if l, ok := o.of(source).(interface{ CheckScore(float64) error }); ok && data.HasScores() {
+	if data.HasScores() {
 		for k, s := range e.Scores {
-			if err := l.CheckScore(float64(s)); err != nil {
+			if err := loss.CheckScore(l, float64(s)); err != nil {
 				return fmt.Errorf("score %d is %v: %w", k, s, err)
 			}
 		}
@@ -115,10 +116,7 @@ func (o own) checkNumbers(e *dataset.Example, data stages.Rows, source int) erro
 
 // checkNegatives refuses a row with a number of negatives that the program's own loss does not take.
 func (o own) checkNegatives(e *dataset.Example, source int) error {
-	if l, ok := o.of(source).(interface{ CheckNegatives(int) error }); ok {
-		return l.CheckNegatives(max(0, max(len(e.Texts), len(e.IDs))-2))
-	}
-	return nil
+	return loss.CheckNegatives(o.of(source), max(0, max(len(e.Texts), len(e.IDs))-2))
 }
 
 // ownRows changes a chunk's rows, and what their texts are known by, and finds those that the program's own loss does not take.

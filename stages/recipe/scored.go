@@ -28,17 +28,30 @@ type named struct {
 	value float64
 }
 
+// scoredKinds are the kinds of such tasks: the key, how many there are, and the measure that they go by.
+func (e Eval) scoredKinds() []scoredKind {
+	return []scoredKind{{"sts", len(e.STS), "spearman"}, {"pair_classification", len(e.PairClassification), "ap"}, {"triplets", len(e.Triplets), "accuracy"}}
+}
+
+type scoredKind struct {
+	key    string
+	n      int
+	metric string
+}
+
 // scored is how many such tasks there are.
-func (e Eval) scored() int { return len(e.STS) + len(e.PairClassification) + len(e.Triplets) }
+func (e Eval) scored() (n int) {
+	for _, k := range e.scoredKinds() {
+		n += k.n
+	}
+	return n
+}
 
 // scoredMetrics are the measures that they go by.
 func (e Eval) scoredMetrics() (names []string) {
-	for _, of := range []struct {
-		n    int
-		name string
-	}{{len(e.STS), "spearman"}, {len(e.PairClassification), "ap"}, {len(e.Triplets), "accuracy"}} {
-		if of.n > 0 {
-			names = append(names, of.name)
+	for _, k := range e.scoredKinds() {
+		if k.n > 0 {
+			names = append(names, k.metric)
 		}
 	}
 	return names
@@ -63,11 +76,8 @@ func (c *checker) checkScored(e Eval, key func(kind string, i, n int, name, path
 
 // noScored refuses them for a kind of model whose texts have no embedding alone.
 func (c *checker) noScored(e Eval, kind string) {
-	for _, t := range []struct {
-		key string
-		n   int
-	}{{"sts", len(e.STS)}, {"pair_classification", len(e.PairClassification)}, {"triplets", len(e.Triplets)}} {
-		c.require(t.n == 0, "eval."+t.key, "compares embeddings: measure %s by eval.retrieval", kind)
+	for _, k := range e.scoredKinds() {
+		c.require(k.n == 0, "eval."+k.key, "compares embeddings: measure %s by eval.retrieval", kind)
 	}
 }
 
