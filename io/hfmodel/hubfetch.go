@@ -21,6 +21,7 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/internal/filelock"
+	"contraflow/io/internal/plainfile"
 )
 
 // fetchAll brings what Open needs of the repository into its snapshot folder, and returns that.
@@ -180,7 +181,7 @@ func (f *Folder) needed(has func(name string) bool) (files []string, err error) 
 
 // shardFiles reads the index in the snapshot and lists its shards as the repository names them.
 func shardFiles(snapshot, index string, listed []string) (files []string, err error) {
-	data, err := os.ReadFile(filepath.Join(snapshot, filepath.FromSlash(index)))
+	data, err := plainfile.Read(filepath.Join(snapshot, filepath.FromSlash(index)))
 	if err != nil {
 		return nil, err
 	}

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 	"contraflow/tokenize"
 )
@@ -62,7 +62,7 @@ func (f *Folder) readReranker() error {
 		f.reranks()
 	}
 	file := filepath.Join(f.Dir, rerankerFile)
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
