@@ -310,6 +310,9 @@ func (d *download) link(blob, pointer string) error {
 	})
 }
 
+// freeSpace is a variable so that tests can have a disk of another size, or of an unknown one.
+var freeSpace = atomicfile.FreeSpace
+
 // blob downloads into blob+".incomplete", continuing what an earlier attempt left there, and renames it when its
 // content is what the etag says.
 func (d *download) blob(ctx context.Context, f remoteFile, blob string) error {
@@ -366,7 +369,7 @@ func (d *download) body(ctx context.Context, f remoteFile, file *os.File) error 
 		if have == f.size {
 			return false, nil
 		}
-		if free, ok := atomicfile.FreeSpace(d.storage); ok && f.size >= 0 && free < f.size-have {
+		if free, ok := freeSpace(d.storage); ok && f.size >= 0 && free < f.size-have {
 			return false, refused(fmt.Errorf("it needs %s in %s, where %s are free: free some space or set HF_HUB_CACHE",
 				atomicfile.Bytes(f.size-have), d.cache, atomicfile.Bytes(free)))
 		}
