@@ -154,7 +154,9 @@ func list(ctx context.Context, c *minio.Client, bucket, glob string) (found []mi
 		if o.Err != nil {
 			return nil, o.Err
 		}
-		objects[o.Key], keys = o, append(keys, o.Key)
+		if !strings.HasSuffix(o.Key, "/") { // by which consoles remember a folder
+			objects[o.Key], keys = o, append(keys, o.Key)
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err

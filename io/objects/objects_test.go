@@ -129,6 +129,18 @@ func TestFolder(t *testing.T) {
 	}
 }
 
+// The object by which a store's console remembers a folder is not a file, whatever matches it.
+func TestFolderObject(t *testing.T) {
+	s := newStore(t)
+	s.objects["data/"], s.objects["data/a.jsonl"] = "", "{}"
+	for _, ref := range []string{"s3://bucket/data/*", "s3://bucket/data/"} {
+		paths, err := Fetch(t.Context(), ref)
+		if err != nil || len(paths) != 1 || filepath.Base(paths[0]) != "a.jsonl" {
+			t.Errorf("%s: %q, %v", ref, paths, err)
+		}
+	}
+}
+
 // TestGlobs: a glob may begin with what it leaves open.
 func TestGlobs(t *testing.T) {
 	s := newStore(t)
