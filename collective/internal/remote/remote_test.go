@@ -271,6 +271,41 @@ func TestSilentMany(t *testing.T) {
 	}
 }
 
+// Who comes when the job has ended is told so at once, and why: rank 0 as well, of a rank that came and went before it.
+func TestLatecomer(t *testing.T) {
+	for _, last := range []int{0, 2} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := serve(l, 3, "test")
+		join := func(rank int) (*Client, error) {
+			return Join(t.Context(), Config{Rank: rank, Size: 3, Token: "test", Start: time.Minute, Deadline: time.Minute, Addresses: []string{l.Addr().String()}})
+		}
+		first, err := join(2 - last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone, err := join(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone.wire.conn.Close()
+		select {
+		case <-first.fate.Done():
+		case <-time.After(10 * time.Second):
+			t.Error("nobody has told the other rank")
+		}
+		_, err = join(last)
+		if err == nil || !strings.Contains(err.Error(), "the job has ended: rank 1: its process has ended without saying why") {
+			t.Errorf("rank %d: %v", last, err)
+		}
+		first.Close()
+		gone.Close()
+		s.close()
+	}
+}
+
 func TestStrangers(t *testing.T) {
 	cs := star(t, 2, time.Minute)
 	defer func() {
