@@ -280,3 +280,33 @@ func TestReplaceErrors(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What a user's path names is replaced whole, longer or shorter, new or there; without a cause an end is no error.
+func TestRewriteWhole(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	for _, text := range []string{"a long first text", "short", "longer again"} {
+		if err := Rewrite(path, put(text)); err != nil || read(t, path) != text || names(t, dir) != "f" {
+			t.Errorf("%v, %q, %s", err, read(t, path), names(t, dir))
+		}
+	}
+	f, err := Replace(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Abort(nil); err != nil || read(t, path) != "longer again" || names(t, dir) != "f" {
+		t.Errorf("%v, %q, %s", err, read(t, path), names(t, dir))
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if f, err = Replace(fmt.Sprint("/dev/fd/", w.Fd())); err != nil {
+		t.Skip(err)
+	}
+	if err := f.Abort(nil); err != nil {
+		t.Error(err)
+	}
+}
