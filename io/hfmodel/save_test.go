@@ -164,7 +164,7 @@ func TestConfigDType(t *testing.T) {
 // Families that do not call it hidden_size have a dimension all the same.
 func TestPoolingDimension(t *testing.T) {
 	f := open(t, golden+"st6")
-	for _, key := range []string{"hidden_size", "dim", "n_embd"} {
+	for _, key := range []string{"hidden_size", "dim", "n_embd", "d_model"} {
 		s := specOf(t, f)
 		s.Config, s.Pooling.Dimension = []byte(`{"model_type": "x", "`+key+`": 16}`), 0
 		dir := filepath.Join(t.TempDir(), "m")

@@ -1,8 +1,10 @@
 package hfmodel
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -14,7 +16,9 @@ import (
 	"unicode"
 
 	"contraflow/io/safetensors"
+	"contraflow/io/torchfile"
 	"contraflow/testdata/goldens"
+	"contraflow/tokenize"
 )
 
 // holds checks values of a JSON file that was written; of a path to a value the steps are divided by slashes. A nil value: the key is not there.
@@ -71,6 +75,14 @@ func TestSavedPooling(t *testing.T) {
 		if g := open(t, dir); *g.Pooling != (Pooling{mode, 16, false}) || g.Normalize != s.Normalize {
 			t.Errorf("%s is read as %+v, normalized: %v", mode, g.Pooling, g.Normalize)
 		}
+		w, err := safetensors.Open(filepath.Join(dir, weightsFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := w.Metadata(); !maps.Equal(got, map[string]string{"format": "pt"}) { // transformers loads no other
+			t.Errorf("the weights say %v", got)
+		}
+		w.Close()
 	}
 }
 
@@ -316,5 +328,100 @@ func TestPunctuation(t *testing.T) {
 	}
 	if got := Punctuation(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A folder of each kind that is written anew with the tensors that it has is the same folder: its files, where each tensor is, and every bit.
+func TestRewriteEach(t *testing.T) {
+	static := staticFolder(t, "0_Static", floatsOf(t, "embeddings", []int{3, 2}, 1, 2, 3, 4, 5, 6))
+	denseStatic(t, static, "0_Static")
+	for kind, dir := range map[string]string{"Dense": denseFolderOf(t), "M3": m3Folder(t), "static": static, "multi-vector": multiVectorFolder(t, nil), "older": copyGolden(t, "st2")} {
+		f := open(t, dir)
+		tensors, err := f.Stored()
+		if err != nil {
+			t.Fatal(err)
+		}
+		bare := slices.Clone(tensors)
+		for i := range bare {
+			bare[i].Data = nil
+		}
+		out := filepath.Join(t.TempDir(), "out")
+		err = f.Rewrite(out, bare, []byte("the card"), func(w io.Writer, x safetensors.Tensor) error {
+			y, err := f.Tensor(x.Name)
+			if err == nil {
+				_, err = w.Write(y.Data)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := open(t, out)
+		again, err := g.Stored()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(again) != len(tensors) {
+			t.Errorf("%s: %d tensors, want %d", kind, len(again), len(tensors))
+		}
+		for _, x := range tensors {
+			i := slices.IndexFunc(again, func(y safetensors.Tensor) bool { return y.Name == x.Name })
+			if i < 0 || again[i].String() != x.String() || !bytes.Equal(again[i].Data, x.Data) {
+				t.Errorf("%s: %s is not what it was", kind, x)
+			}
+		}
+		if !reflect.DeepEqual(g.Dense == nil, f.Dense == nil) || !reflect.DeepEqual(g.MultiVector, f.MultiVector) || !reflect.DeepEqual(g.Pooling, f.Pooling) || g.Normalize != f.Normalize ||
+			g.MaxSeqLength != f.MaxSeqLength || !maps.Equal(g.Prompts, f.Prompts) || (g.M3 == nil) != (f.M3 == nil) {
+			t.Errorf("%s: %+v, want %+v", kind, g, f)
+		}
+		for _, name := range files(t, out) {
+			switch base := filepath.Base(name); {
+			case base == weightsFile:
+				w, err := safetensors.Open(filepath.Join(out, filepath.FromSlash(name)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if w.Metadata()["format"] != "pt" {
+					t.Errorf("%s: %s says %v", kind, name, w.Metadata())
+				}
+				w.Close()
+			case name == "README.md":
+				if data, err := os.ReadFile(filepath.Join(out, name)); err != nil || string(data) != "the card" {
+					t.Errorf("%s: %q, %v", kind, data, err)
+				}
+			case strings.HasSuffix(name, ".json") || strings.HasSuffix(name, ".txt"):
+				was, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(name)))
+				is, err2 := os.ReadFile(filepath.Join(out, filepath.FromSlash(name)))
+				if err != nil || err2 != nil || !bytes.Equal(was, is) {
+					t.Errorf("%s: %s: %v, %v, or it has changed", kind, name, err, err2)
+				}
+			}
+		}
+		if kind != "M3" {
+			continue
+		}
+		for _, head := range m3Files { // in both forms, of the same numbers
+			a, err := torchfile.Read(filepath.Join(out, head+".pt"))
+			b, err2 := safetensors.Open(filepath.Join(out, head+".safetensors"))
+			if err != nil || err2 != nil {
+				t.Fatal(err, err2)
+			}
+			for _, x := range a {
+				if y, err := b.Tensor(x.Name); err != nil || !bytes.Equal(x.Data, y.Data) || len(x.Data) == 0 {
+					t.Errorf("%s: %s in one, %s in the other (%v)", head, x, y, err)
+				}
+			}
+			b.Close()
+		}
+	}
+}
+
+// A template is a chat template of two messages, in which what is meant is put in and all else stands as it is.
+func TestChatTemplate(t *testing.T) {
+	r := Reranker{Instruction: "Judge \"it\" {{ now }}", Template: tokenize.Template{{Text: "{bos}<I>{instruction}</I>{query}"}, {Text: " & {document}!", Cut: true}}}
+	want := `{{ bos_token or "" }}{{ "\u003cI\u003eJudge \"it\" {{ now }}\u003c/I\u003e" }}{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}` +
+		`{{ " \u0026 " }}{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "!" }}`
+	if got := chatTemplate(r); got != want {
+		t.Errorf("\n%s, want\n%s", got, want)
 	}
 }
