@@ -98,6 +98,12 @@ var classes = map[string]string{
 	"gemma3_text": "Gemma3Text",
 }
 
+// causalClasses are transformers' classes of language models, by the model_type of decoders. Those have none for masked language modelling.
+var causalClasses = map[string]string{
+	"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
+	"ministral": "MinistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+}
+
 // CheckReranker finds a model that SaveReranker can't write: there is no class for a reranker of its model_type.
 func (f *Folder) CheckReranker() error {
 	if f.LayerWise() {
@@ -174,7 +180,13 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	task, out, output := "sequence-classification", "scores", "logits"
 	if tokens {
 		task, out = "text-generation", "causal_logits"
-		config.set("architectures", []string{class + "ForCausalLM"})
+		var modelType string
+		config.get("model_type", &modelType) // rerankerClass has looked for its error
+		causal, ok := causalClasses[modelType]
+		if !ok {
+			return nil, fmt.Errorf("a reranker of model_type %q by the logits of tokens is not supported: it is no language model", modelType)
+		}
+		config.set("architectures", []string{causal})
 	} else {
 		config.set("architectures", []string{class + "ForSequenceClassification"})
 		config.set("id2label", map[string]string{"0": "LABEL_0"})

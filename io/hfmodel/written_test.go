@@ -222,10 +222,19 @@ func TestSavedReranker(t *testing.T) {
 		labels := map[string]any{"id2label": map[string]string{"0": "LABEL_0"}, "label2id": map[string]int{"LABEL_0": 0}, "num_labels": nil, "auto_map": nil, "dtype": "float32", "hidden_size": 16}
 		if tokens {
 			s.Reranker.TrueID, s.Reranker.FalseID = &yes, &no
-			task, out, architecture = "text-generation", "causal_logits", "BertForCausalLM"
+			task, out, architecture = "text-generation", "causal_logits", "Gemma3ForCausalLM"
+			config.set("model_type", "gemma3_text") // whose class for sequences is Gemma3TextForSequenceClassification
+			s.Config = config.bytes()
 			labels = map[string]any{"auto_map": nil, "dtype": "float32"}
 		}
 		dir := filepath.Join(t.TempDir(), "reranker")
+		if tokens {
+			bert := s
+			bert.Config = bytes.Replace(s.Config, []byte("gemma3_text"), []byte("bert"), 1)
+			if err := SaveReranker(dir, bert); err == nil || !strings.Contains(err.Error(), `model_type "bert" by the logits of tokens`) {
+				t.Error(err)
+			}
+		}
 		if err := SaveReranker(dir, s); err != nil {
 			t.Fatal(err)
 		}
@@ -423,5 +432,19 @@ func TestChatTemplate(t *testing.T) {
 		`{{ " \u0026 " }}{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "!" }}`
 	if got := chatTemplate(r); got != want {
 		t.Errorf("\n%s, want\n%s", got, want)
+	}
+}
+
+// Decoders have no class for masked language modelling, so they make no sparse embeddings; what has one does.
+func TestCheckSparse(t *testing.T) {
+	for kind := range classes {
+		_, decoder := causalClasses[kind]
+		f := &Folder{Config: []byte(`{"model_type": "` + kind + `"}`)}
+		if err := f.CheckSparse(); (err != nil) != decoder || err != nil && !strings.Contains(err.Error(), `model_type "`+kind+`"`) {
+			t.Errorf("%s: %v", kind, err)
+		}
+		if err := f.CheckReranker(); err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
 	}
 }
