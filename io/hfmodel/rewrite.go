@@ -119,7 +119,7 @@ func (f *Folder) others() (files []string, err error) {
 		info, err := os.Stat(filepath.Join(f.Dir, filepath.FromSlash(name)))
 		return err == nil && info.Mode().IsRegular()
 	}
-	all, err := f.needed(has)
+	all, err := f.needed(has, false)
 	if err != nil {
 		return nil, err
 	}
