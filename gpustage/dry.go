@@ -7,7 +7,7 @@ import "math"
 // about.
 type Dry struct {
 	Like Device // whose habits it has; may be nil
-	GPU  bool   // but for this: it takes operands in bf16, as GPUs do
+	Free int64  // bytes that it says it has left, as a device that is planned for would; 0: it does not say
 }
 
 // PackedBytes is that of the device that it is like.
@@ -26,11 +26,11 @@ func (d Dry) RoundedCols(cols int) int {
 	return 0
 }
 
-// KeepsBF16 is the answer of the device that it is like, or a GPU's.
-func (d Dry) KeepsBF16() bool { return !d.GPU && KeepsBF16(d.Like) }
+// KeepsBF16 is the answer of the device that it is like.
+func (d Dry) KeepsBF16() bool { return KeepsBF16(d.Like) }
 
-// TakesBF16 is the answer of the device that it is like, or a GPU's.
-func (d Dry) TakesBF16() bool { return d.GPU || TakesBF16(d.Like) }
+// TakesBF16 is the answer of the device that it is like.
+func (d Dry) TakesBF16() bool { return TakesBF16(d.Like) }
 
 // Bags is the answer of the device that it is like.
 func (d Dry) Bags() bool { return Bags(d.Like) }
@@ -47,11 +47,13 @@ func DryArena() *Arena {
 // Name is "dry".
 func (Dry) Name() string { return "dry" }
 
-// Info describes the device. It has as many threads as the one that it is like: none means a GPU.
+// Info describes the device. What it would be able to do and would take besides tensors is the answer of the one that it is like; it has as many
+// threads, too: none means a GPU.
 func (d Dry) Info() Info {
-	i := Info{Kind: "dry", Description: "computes nothing"}
+	i := Info{Kind: "dry", Description: "computes nothing", FreeMemory: d.Free}
 	if d.Like != nil {
-		i.Threads = d.Like.Info().Threads
+		like := d.Like.Info()
+		i.Threads, i.TF32, i.HostMemory, i.Besides = like.Threads, like.TF32, like.HostMemory, like.Besides
 	}
 	return i
 }

@@ -6,6 +6,26 @@ import (
 	"contraflow/gpustage"
 )
 
+// gpu has what is asked of devices on paper.
+type gpu struct{ gpustage.Device }
+
+func (gpu) Info() gpustage.Info {
+	return gpustage.Info{TF32: true, HostMemory: true, Besides: 7, FreeMemory: 9, TotalMemory: 9}
+}
+func (gpu) TakesBF16() bool                  { return true }
+func (gpu) PackedBytes(k, n int, _ bool) int { return k * n }
+
+// What it would take and could do is what the other one does; what it has left is its own.
+func TestDryHabits(t *testing.T) {
+	d := gpustage.Dry{Like: gpustage.Dry{Like: gpu{}}, Free: 5}
+	if i := d.Info(); !i.TF32 || !i.HostMemory || i.Besides != 7 || i.FreeMemory != 5 {
+		t.Errorf("%+v", i)
+	}
+	if !d.TakesBF16() || d.KeepsBF16() || d.PackedBytes(2, 3, true) != 6 {
+		t.Error("other habits than the device that it is like")
+	}
+}
+
 type threads struct {
 	gpustage.Device
 	n int

@@ -40,7 +40,7 @@ func TestIdleRanks(t *testing.T) {
 	if strings.Count(r.stderr, note) != 1 || strings.Count(r.stderr, "reading the data: 160 of 160 rows\n") != 1 {
 		t.Errorf("plan says\n%s", r.stderr)
 	}
-	if !strings.Contains(r.stdout, " of tensors on each device, for rows as the first step's (") {
+	if !strings.Contains(r.stdout, " on each device, besides the program and the data that it reads: model ") {
 		t.Errorf("plan says\n%s", r.stdout)
 	}
 	r = succeed(t, append([]string{"train"}, append(sets, "--log", "human", "--set", "mesh.replicate=6")...)...)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -8,6 +10,9 @@ import (
 
 	"contraflow/collective"
 	"contraflow/collective/sim"
+	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/launch"
+	"contraflow/io/hfmodel"
 	"contraflow/stages/recipe"
 )
 
@@ -16,17 +21,26 @@ func newPlan() *cobra.Command {
 	var gpus, nodes, steps int
 	var link string
 	var tokens float64
+	var memory string
 	cmd := &cobra.Command{
 		Use:   "plan -c RECIPE",
 		Short: "Predict memory, traffic and time on machines that you don't have",
-		Long: `plan builds the recipe's graph for a mesh that exists on paper and runs its schedule on a clock of its own: memory per device, bytes and
-time of communication per step, and how much of it nothing hides. Computing takes what it takes on this machine, measured in a
-few steps of one rank's share of a batch. To plan for another device, say what it does: --tokens-per-s, as metrics.jsonl of a run of this model on one
-of them has it; activations then lie in its memory as in a GPU's. A processor hides what a GPU does not.
+		Long: `plan builds the recipe's graph for a mesh that exists on paper and runs its schedule on a clock of its own: memory of each device by its parts, as train
+predicts it; bytes and time of communication per step, and how much of it nothing hides.
+
+With --memory or --tokens-per-s it is for another device, and nothing is computed: the data is read, and of the model its settings and its tokenizer. A folder
+without weights will do, and of a hub id only these small files are fetched. --memory is what such a device has free when training starts: plan says whether
+the run fits, what then may go to kept activations (batch.replay_budget), or what would make it fit. --tokens-per-s is what it trains, as
+metrics.jsonl of a run of this model on one of them has it; without it there is no time of computing. The device is a GPU, or where the recipe says
+train.device: cpu a processor as this one.
+
+Without the two, computing takes what it takes on this machine, measured in a few steps of one rank's share of a batch, and the memory is this machine's.
+A processor hides what a GPU does not.
 
 Communication takes what the link's bandwidth and latency say. There is one kind of link: what each device has to itself towards all others. Where
 8 devices share a machine's 400 Gb/s, that is 50Gb; what faster links within a machine save is not counted.`,
 		Example: `  contraflow plan -c recipe.yaml --gpus 8 --nodes 4 --link 50Gb --tokens-per-s 400000
+  contraflow plan -c recipe.yaml --gpus 8 --memory 80GiB
   contraflow plan -c recipe.yaml --gpus 2 --link "10Gb 50us" --set mesh.shard=2`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,21 +62,29 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 			if gpus < 1 || nodes < 1 || ranks%r.Mesh.Shard != 0 {
 				return usageError{fmt.Errorf("%d nodes of %d devices do not make a mesh with mesh.shard %d", nodes, gpus, r.Mesh.Shard)}
 			}
-			x, err := recipe.Open(cmd.Context(), r, newUI(cmd.ErrOrStderr(), false).observer(1))
-			if err != nil {
-				return err
+			var room recipe.Bytes
+			if cmd.Flags().Changed("memory") {
+				if err := room.UnmarshalText([]byte(memory)); err != nil || room == 0 {
+					return usageError{fmt.Errorf("--memory is %q, want an amount of memory such as 80GiB", memory)}
+				}
 			}
-			defer x.Close()
 			mesh := collective.Mesh{Replicate: ranks / r.Mesh.Shard, Shard: r.Mesh.Shard}
-			rates, err := x.Calibrate(cmd.Context(), ranks, steps)
+			obs := newUI(cmd.ErrOrStderr(), false).observer(1)
+			open := func() (*recipe.Run, recipe.Rates, error) { return calibrated(cmd.Context(), r, ranks, steps, obs) }
+			if tokens > 0 || room > 0 {
+				if cmd.Flags().Changed("steps") {
+					return usageError{errors.New("--steps are measured on this machine: --tokens-per-s and --memory are for another device, and nothing is computed")}
+				}
+				open = func() (*recipe.Run, recipe.Rates, error) {
+					return onPaper(cmd.Context(), r, recipe.Target{Mesh: mesh, Memory: int64(room)}, tokens, obs)
+				}
+			}
+			x, rates, err := open()
 			if err != nil {
 				return err
-			}
-			if tokens > 0 {
-				rates = rates.Of(tokens)
 			}
 			forecast, err := x.Forecast(cmd.Context(), mesh, l, rates)
-			if err != nil {
+			if err := errors.Join(err, x.Close()); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), forecast)
@@ -72,8 +94,43 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 	cmd.Flags().IntVar(&gpus, "gpus", 1, "devices of each machine")
 	cmd.Flags().IntVar(&nodes, "nodes", 1, "machines")
 	cmd.Flags().StringVar(&link, "link", "100Gb", "bandwidth of each device's link to the others, and its latency if you know it")
-	cmd.Flags().Float64Var(&tokens, "tokens-per-s", 0, "tokens that one device trains in a second (default: as this machine does)")
+	cmd.Flags().Float64Var(&tokens, "tokens-per-s", 0, "tokens that one device trains in a second (default: as this machine does; with --memory there is no time of computing)")
+	cmd.Flags().StringVar(&memory, "memory", "", "memory that each device has free when training starts, such as 80GiB (default: this machine's, or with --tokens-per-s unknown)")
 	cmd.Flags().IntVar(&steps, "steps", 3, "steps to measure computing with")
 	f.add(cmd)
 	return cmd
+}
+
+// calibrated opens a recipe and measures what computing takes on this machine.
+func calibrated(ctx context.Context, r recipe.Recipe, ranks, steps int, obs recipe.Observer) (*recipe.Run, recipe.Rates, error) {
+	x, err := recipe.Open(ctx, r, obs)
+	if errors.Is(err, hfmodel.ErrNoWeights) {
+		err = fmt.Errorf("%w; --memory or --tokens-per-s plan without weights", err)
+	}
+	if err != nil {
+		return nil, recipe.Rates{}, err
+	}
+	rates, err := x.Calibrate(ctx, ranks, steps)
+	if err != nil {
+		return nil, rates, errors.Join(err, x.Close())
+	}
+	return x, rates, nil
+}
+
+// onPaper opens a recipe for devices that are not there, of a speed that may be unknown, 0.
+func onPaper(ctx context.Context, r recipe.Recipe, t recipe.Target, tokensPerS float64, obs recipe.Observer) (*recipe.Run, recipe.Rates, error) {
+	t.Device = launch.Paper{}
+	if kind := r.Train.Device; kind != "auto" && kind != "cuda" {
+		d, err := gpustage.Open(kind)
+		if err != nil {
+			return nil, recipe.Rates{}, fmt.Errorf("train.device: %w", err)
+		}
+		defer d.Close() // what it is like is known afterwards, too
+		t.Device = d
+	}
+	x, err := recipe.OpenOnPaper(ctx, r, t, obs)
+	if err != nil || tokensPerS == 0 {
+		return x, recipe.Rates{}, err
+	}
+	return x, x.RatesAt(tokensPerS), nil
 }

@@ -188,7 +188,7 @@ func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.index) }
 // Info describes the GPU.
 func (d *Device) Info() gpustage.Info {
 	d.mu.Lock()
-	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, HostMemory: d.shared, PeakAllocated: d.most, Besides: besides}
+	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, HostMemory: d.shared, PeakAllocated: d.most, Besides: launch.Besides}
 	d.mu.Unlock()
 	unbind, err := d.bind()
 	if err == nil {
@@ -201,17 +201,8 @@ func (d *Device) Info() gpustage.Info {
 	return i
 }
 
-// besides is what a rank takes of a GPU beside tensors: workspaces of the streams of its four lanes, and, by guesses nobody has measured, 256 MiB
-// for recordings (launch bounds them to 65,536 launches, at 4 KiB each) and as much for the ops' scratch memory.
-const besides = 4*workspaceBytes + 512<<20
-
 // PackedBytes is what bf16 mode keeps of a parameter.
-func (d *Device) PackedBytes(k, n int, bf16 bool) int {
-	if !bf16 {
-		return 0
-	}
-	return launch.BF16Bytes(k, n)
-}
+func (d *Device) PackedBytes(k, n int, bf16 bool) int { return launch.PackedBytes(k, n, bf16) }
 
 // RoundedCols is what a product's input takes in bf16.
 func (d *Device) RoundedCols(cols int) int { return launch.BF16Cols(cols) }

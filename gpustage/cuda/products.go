@@ -32,9 +32,6 @@ type products struct {
 // way back, so plans of 200 sub-batches are kept: 4 MB or so.
 const mostPlans = 4096
 
-// workspaceBytes is what the library's documentation recommends for Hopper. For other GPUs it recommends no more.
-const workspaceBytes = 32 << 20
-
 // loadProducts loads the library, once for the process.
 var loadProducts = sync.OnceValue(func() error {
 	files := nvrtc.Versions(DriverVersion(), "libcublasLt")
@@ -72,7 +69,7 @@ func newProducts(d *Device) (*products, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.workspace, err = d.Alloc(workspaceBytes); err != nil {
+	if p.workspace, err = d.Alloc(launch.WorkspaceBytes); err != nil {
 		return nil, errors.Join(err, p.close())
 	}
 	return p, nil
@@ -138,7 +135,7 @@ func (s *Stream) plan(x launch.Product) (*plan, error) {
 	p, shape := s.products, shapeOf(x)
 	return p.plans.Get(shape, func() (*plan, error) {
 		mine, out := shape, &plan{}
-		err := productError(C.lt_plan(s.d.raw(), p.handle, &mine, workspaceBytes, &out.made))
+		err := productError(C.lt_plan(s.d.raw(), p.handle, &mine, launch.WorkspaceBytes, &out.made))
 		return out, err
 	})
 }
@@ -168,7 +165,7 @@ func (s *Stream) Multiply(x launch.Product) error {
 	plan.used = true
 	p := s.products
 	err = productError(C.lt_multiply(s.d.raw(), p.handle, plan.made, C.float(x.Alpha), C.uint64_t(x.A.At), C.uint64_t(x.B.At), C.float(x.Beta),
-		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(x.Aux.At), C.uint64_t(s.Address(p.workspace)), workspaceBytes, s.raw()))
+		C.uint64_t(x.D.At), C.uint64_t(x.C.At), C.uint64_t(x.Bias), C.uint64_t(x.Aux.At), C.uint64_t(s.Address(p.workspace)), launch.WorkspaceBytes, s.raw()))
 	if fused := x.Epilogue != launch.NoEpilogue || x.Bias != 0; err == nil || !fused || C.lt_refused(plan.made) == 0 {
 		return err
 	}

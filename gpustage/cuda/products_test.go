@@ -74,7 +74,7 @@ func openHostProducts(t *testing.T) *hostProducts {
 // planFor is lt_plan of a product.
 func (h *hostProducts) planFor(p launch.Product) (plan uintptr, err string) {
 	shape := shapeOf(p)
-	err = h.plan(0, h.handle, unsafe.Pointer(&shape), workspaceBytes, &plan)
+	err = h.plan(0, h.handle, unsafe.Pointer(&shape), launch.WorkspaceBytes, &plan)
 	return plan, err
 }
 

@@ -242,24 +242,24 @@ func OpenOn(base, dir string) (*Folder, error) {
 	if !IsAdapter(dir) {
 		return nil, fmt.Errorf("%s is not the folder of a LoRA adapter: want %s and %s", dir, adapterConfigFile, AdapterWeights)
 	}
-	return openOn(dir, base)
+	return openOn(dir, base, false)
 }
 
 // adapt makes f, the folder of an adapter, that of its base model with the adapter. base is the base's folder; "": what
-// the adapter says.
-func (f *Folder) adapt(base string) (err error) {
+// the adapter says. bare: its weights need not be there.
+func (f *Folder) adapt(base string, bare bool) (err error) {
 	if f.Adapter, err = readAdapter(f.TransformerDir); err != nil {
 		return err
 	}
 	if base == "" {
-		if base, err = f.Adapter.resolve(context.Background(), Options{Offline: true}); err != nil {
+		if base, err = f.Adapter.resolve(context.Background(), Options{Offline: true, NoWeights: bare}); err != nil {
 			return fmt.Errorf("%s: %w", f.TransformerDir, err)
 		}
 	}
 	if IsAdapter(base) {
 		return fmt.Errorf("%s: %w", f.Dir, errBase(base))
 	}
-	b, err := Open(base)
+	b, err := openOn(base, "", bare)
 	if err != nil {
 		return fmt.Errorf("the base model of the adapter %s: %w", f.Dir, err)
 	}

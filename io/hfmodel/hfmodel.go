@@ -111,9 +111,13 @@ func (m Module) Kind() string { return m.Type[strings.LastIndexByte(m.Type, '.')
 // Open reads the model folder dir. Every error names the file at fault, and what to do where there is something.
 //
 // The folder of a LoRA adapter is opened with its base model, which must be a folder here or in the hub's cache, where Resolve puts it.
-func Open(dir string) (*Folder, error) { return openOn(dir, "") }
+func Open(dir string) (*Folder, error) { return openOn(dir, "", false) }
 
-func openOn(dir, base string) (_ *Folder, err error) {
+// OpenSettings is Open for who wants no weights: a transformer's need not be there, or not all of them, and what tensors there are is then not known.
+// Weights are an error that are there and can't be read.
+func OpenSettings(dir string) (*Folder, error) { return openOn(dir, "", true) }
+
+func openOn(dir, base string, bare bool) (_ *Folder, err error) {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && !looksLikePath(dir) && repoID.MatchString(dir) {
 		return nil, fmt.Errorf("open model: %w (if it is a model of the hub, Resolve finds its folder)", err)
@@ -144,11 +148,11 @@ func openOn(dir, base string) (_ *Folder, err error) {
 		return f, f.readModelJSON()
 	}
 	if IsAdapter(f.TransformerDir) {
-		bare := f.Modules == nil
-		if err := f.adapt(base); err != nil {
+		plain := f.Modules == nil
+		if err := f.adapt(base, bare); err != nil {
 			return nil, err
 		}
-		if bare { // as PEFT saves it: the base says the rest
+		if plain { // as PEFT saves it: the base says the rest
 			return f, nil
 		}
 	} else if err := f.readConfig(); err != nil {
@@ -179,7 +183,11 @@ func openOn(dir, base string) (_ *Folder, err error) {
 		return nil, err
 	}
 	if f.Adapter == nil {
-		if f.weights, err = openWeights(f.TransformerDir); err != nil {
+		f.weights, err = openWeights(f.TransformerDir)
+		if bare && (errors.Is(err, ErrNoWeights) || errors.Is(err, fs.ErrNotExist)) { // all, or a shard
+			f.weights, err = weights{dir: f.TransformerDir}, nil
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -21,6 +21,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrNoModel is wrapped when a folder holds no model.
 	ErrNoModel = errors.New("not a model folder")
+	// ErrNoWeights is wrapped when a model's folder has settings and no weights. OpenSettings opens it.
+	ErrNoWeights = errors.New("no weights")
 	// ErrOffline is wrapped when the network is needed and switched off.
 	ErrOffline = errors.New("offline")
 )
@@ -39,6 +41,10 @@ type Options struct {
 	Warn func(message string)
 
 	Splits dataset.Splits // of a dataset that Data is asked for as a whole
+
+	// NoWeights leaves out a transformer's weights: what OpenSettings reads is downloaded, configurations, the tokenizer and modules' small files.
+	// Where the sizes are nowhere but in the weights (static embeddings, Stanford's ColBERT), they are downloaded all the same.
+	NoWeights bool
 }
 
 // Progress of a download. Sizes are in bytes; what was already there counts as done.
@@ -273,15 +279,20 @@ func (h *hub) cached() (string, error) {
 	if _, err := os.Stat(snapshot); err != nil {
 		return "", fmt.Errorf("model %s@%s is not in the cache %s", h.id, h.revision, h.cache)
 	}
-	if err := complete(snapshot); err != nil {
+	if err := complete(snapshot, h.opts.NoWeights); err != nil {
 		return "", fmt.Errorf("model %s@%s is in the cache, but not all of it: %w", h.id, h.revision, err)
 	}
 	return snapshot, nil
 }
 
+func there(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
 // complete checks that a snapshot has all that Open and a tokenizer need: a download by somebody else may have been
-// interrupted, or have wanted only some files.
-func complete(snapshot string) error {
+// interrupted, or have wanted only some files. bare: what OpenSettings needs.
+func complete(snapshot string, bare bool) error {
 	f := &Folder{Dir: snapshot, TransformerDir: snapshot}
 	if err := f.readModules(); err != nil {
 		return err
@@ -306,6 +317,8 @@ func complete(snapshot string) error {
 	}
 	name := weightsIn(f.TransformerDir)
 	switch {
+	case bare && !f.sizedByWeights(func(name string) bool { return there(filepath.Join(snapshot, name)) }):
+		return nil
 	case name == "":
 		return noWeights(f.TransformerDir)
 	case !isIndex(name):
@@ -391,6 +404,9 @@ func (h *hub) explain(err error) error {
 func (h *hub) writeRef(commit string) error {
 	if h.revision == commit {
 		return nil
+	}
+	if h.opts.NoWeights && there(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision))) {
+		return nil // a snapshot with weights may be what it names
 	}
 	file := filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision))
 	if old, err := plainfile.Read(file); err == nil && string(old) == commit {

@@ -69,7 +69,7 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 	if err := f.readModules(); err != nil {
 		return "", wrap(err)
 	}
-	files, err := f.neededFiles(repo.files)
+	files, err := f.neededFiles(repo.files, h.opts.NoWeights)
 	if err != nil {
 		return "", wrap(err)
 	}
@@ -99,7 +99,7 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 	if err := d.fetch(ctx, files...); err != nil {
 		return "", wrap(err)
 	}
-	if err := complete(d.snapshot); err != nil {
+	if err := complete(d.snapshot, h.opts.NoWeights); err != nil {
 		return "", wrap(err)
 	}
 	if err := h.writeRef(repo.commit); err != nil {
@@ -121,17 +121,22 @@ func checkListed(name string) error {
 	return nil
 }
 
-// neededFiles picks what Open and a tokenizer read from the files of a repository. Every name it returns has passed checkPath.
-func (f *Folder) neededFiles(listed []string) (files []string, err error) {
+// neededFiles picks what Open, or OpenSettings (bare), and a tokenizer read from the files of a repository. Every name it returns has passed checkPath.
+func (f *Folder) neededFiles(listed []string, bare bool) (files []string, err error) {
 	names := map[string]bool{}
 	for _, name := range listed {
 		names[name] = true
 	}
-	return f.needed(func(name string) bool { return names[name] })
+	return f.needed(func(name string) bool { return names[name] }, bare)
+}
+
+// sizedByWeights tells whether nothing but the weights says how large a model is.
+func (f *Folder) sizedByWeights(has func(name string) bool) bool {
+	return f.Static() || f.Modules == nil && has(metadataFile)
 }
 
 // needed is neededFiles of whatever has tells of.
-func (f *Folder) needed(has func(name string) bool) (files []string, err error) {
+func (f *Folder) needed(has func(name string) bool, bare bool) (files []string, err error) {
 	add := func(dir string, names ...string) (n int) {
 		for _, name := range names {
 			if name = path.Join(dir, name); has(name) {
@@ -168,7 +173,8 @@ func (f *Folder) needed(has func(name string) bool) (files []string, err error) 
 	if f.Modules == nil {
 		add("", metadataFile)
 	}
-	if !adapter && !slices.ContainsFunc(weightFiles, func(name string) bool { return add(transformer, name) > 0 }) {
+	weightless := adapter || bare && !f.sizedByWeights(has)
+	if !weightless && !slices.ContainsFunc(weightFiles, func(name string) bool { return add(transformer, name) > 0 }) {
 		return nil, fmt.Errorf("the repository has neither %s nor %s", path.Join(transformer, weightsFile), indexFile)
 	}
 	for _, name := range files {

@@ -120,7 +120,7 @@ func (f *Folder) others() (files []string, err error) {
 		info, err := os.Stat(filepath.Join(f.Dir, filepath.FromSlash(name)))
 		return err == nil && !info.IsDir() // what is neither is an error when it is read
 	}
-	all, err := f.needed(has)
+	all, err := f.needed(has, false)
 	if err != nil {
 		return nil, err
 	}

@@ -78,8 +78,14 @@ func weightsIn(dir string) string {
 }
 
 func noWeights(dir string) error {
-	return fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, indexFile)
+	return &weightless{fmt.Sprintf("%s has neither %s nor %s", dir, weightsFile, indexFile)}
 }
+
+// weightless is an error about a folder without weights.
+type weightless struct{ text string }
+
+func (e *weightless) Error() string        { return e.text }
+func (e *weightless) Is(target error) bool { return target == ErrNoWeights }
 
 func (w *weights) openFile(name string) error {
 	f, err := openTensors(w.dir, name)

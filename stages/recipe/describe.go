@@ -44,26 +44,18 @@ func (x *Run) Describe() string {
 			fmt.Fprintf(&b, "shards  %s\n", text)
 		}
 	}
-	mem := x.Memory
-	fmt.Fprintf(&b, "memory  at most %s on each device", Size(mem.Total()))
-	if x.device.Info().Threads > 0 { // which is the process's
-		b.WriteString(", besides the program and the data that it reads")
-	}
-	before := ": "
-	for _, part := range []struct {
-		name  string
-		bytes int64
-	}{
-		{"model", mem.Parameters}, {"packed weights", mem.Packed}, {"gradients", mem.Gradients}, {"optimizer", mem.Optimizer}, {"embeddings", mem.Embeddings}, {"kept activations", mem.Activations},
-		{"working", mem.Working}, {"guide", mem.Guide}, {"evaluation", mem.Evaluation}, {"under way between ranks", mem.Traveling}, {"snapshots", mem.Snapshot + mem.HostSnapshot},
-		{"the device's own", mem.Device},
-	} {
-		if part.bytes > 0 {
-			fmt.Fprintf(&b, "%s%s %s", before, part.name, Size(part.bytes))
-			before = ", "
-		}
-	}
+	fmt.Fprintf(&b, "memory  %s", x.describeMemory())
 	return b.String()
+}
+
+// describeMemory is the prediction by its parts.
+func (x *Run) describeMemory() string {
+	besides := ""
+	if x.device.Info().Threads > 0 { // the device's memory is the process's
+		besides = ", besides the program and the data that it reads"
+	}
+	total, parts, _ := strings.Cut(x.Memory.String(), ": ")
+	return fmt.Sprintf("at most %s on each device%s: %s", total, besides, parts)
 }
 
 // cuts says where texts end.

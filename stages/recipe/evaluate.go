@@ -158,9 +158,11 @@ func (x *Run) openEval(ctx context.Context) error {
 		if top == 0 {
 			top = defaultTop
 		}
-		var err error
-		if t.first, err = t.retrieval.RankBM25(ctx, top); err != nil {
-			return fmt.Errorf("%s: %w", t.key, err)
+		if t.first = (evaluate.Run{}); !x.paper {
+			var err error
+			if t.first, err = t.retrieval.RankBM25(ctx, top); err != nil {
+				return fmt.Errorf("%s: %w", t.key, err)
+			}
 		}
 		x.tasks = append(x.tasks, t)
 	}

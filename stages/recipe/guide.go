@@ -89,18 +89,17 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	}()
 	g := &guide{device: x.device}
 	x.guide = g
-	dir, err := hfmodel.Resolve(ctx, spec.Path, hfmodel.Options{Progress: x.obs.Download, Warn: x.obs.Note})
-	if err != nil {
-		return err
-	}
-	if g.folder, err = hfmodel.Open(dir); err != nil {
+	if _, err := x.openFolder(ctx, spec.Path, &g.folder); err != nil {
 		return err
 	}
 	tok, err := embedder.LoadTokenizer(g.folder)
 	if err != nil {
 		return err
 	}
-	if spec.Device != "" {
+	switch {
+	case x.paper && spec.Device != "" && spec.Device != x.Recipe.Train.Device:
+		g.device = gpustage.Dry{} // another one, which takes none of the model's memory
+	case spec.Device != "" && !x.paper:
 		if g.device, err = gpustage.OpenShare(spec.Device, x.share); err != nil {
 			return fmt.Errorf("device: %w", err)
 		}
@@ -112,13 +111,10 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	if g.model.Config.Tokens.Alone {
 		return fmt.Errorf("%s gives vectors of tokens and no embeddings: a guide compares embeddings", g.folder.Dir)
 	}
-	s, err := g.device.OpenStream()
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	if g.hash, err = hashParams(nil, s, g.model, func(transformer.Param) bool { return true }); err != nil {
-		return err
+	if !x.paper {
+		if err := g.hashModel(); err != nil {
+			return err
+		}
 	}
 	c := g.model.Config
 	text := &stages.Text{Tokenizer: tok}
@@ -139,6 +135,16 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	return errors.Join(embedder.CheckVocabulary(tok, c), embedder.CheckLength(tok, text.QueryLength, text.DocumentLength))
 }
 
+func (g *guide) hashModel() error {
+	s, err := g.device.OpenStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	g.hash, err = hashParams(nil, s, g.model, func(transformer.Param) bool { return true })
+	return err
+}
+
 // limit prints a number of tokens at which texts are cut.
 func limit(n int) string {
 	if n == 0 {
@@ -152,6 +158,13 @@ func (x *Run) loadGuide() (*transformer.Model, error) {
 	head, err := embedder.HeadOf(x.guide.folder, "", nil)
 	if err != nil {
 		return nil, err
+	}
+	if x.paper {
+		c, err := embedder.ConfigOf(x.guide.folder, nil)
+		if err != nil {
+			return nil, err
+		}
+		return transformer.New(x.guide.device, c, head, x.Recipe.Train.Rounding())
 	}
 	s, err := x.guide.device.OpenStream()
 	if err != nil {
@@ -198,19 +211,28 @@ func (x *Run) guided(g *pipeline.Graph, batches pipeline.Port[*stages.Batch], em
 	return []stages.LossInput{stages.GuidedBy(stages.Guided(g, batches, embedded, enc, stages.Guide{Model: x.guide.model, Device: device}))}
 }
 
-// onPaper is the guide on a device that computes nothing.
-func (g *guide) onPaper(d gpustage.Device) (*guide, error) {
+// onPaper is the guide, of a run whose model is on one device, where that one computes nothing.
+func (g *guide) onPaper(model gpustage.Device, d gpustage.Dry) (*guide, error) {
 	if g == nil {
 		return nil, nil
+	}
+	if g.device != model { // another device on paper, too
+		d = gpustage.Dry{Like: g.device}
 	}
 	m, err := transformer.New(d, g.model.Config, g.model.Head, g.model.Options)
 	return &guide{folder: g.folder, model: m, device: d}, err
 }
 
+// guideHere tells whether there is a guide whose memory is that of the model's device.
+func (x *Run) guideHere() bool {
+	g := x.guide
+	return g != nil && (g.device == x.device || g.device.Info().Threads > 0 && x.device.Info().Threads > 0)
+}
+
 // guideMemory is what the guide takes on the model's device.
 func (x *Run) guideMemory() int64 {
 	g := x.guide
-	if g == nil || g.device != x.device && (g.device.Info().Threads == 0 || x.device.Info().Threads == 0) {
+	if !x.guideHere() {
 		return 0
 	}
 	longest := max(x.expected(x.text.Guide))

@@ -46,8 +46,8 @@ func TestFits(t *testing.T) {
 			key, value, _ := strings.Cut(s, ": ")
 			sets, seen[key] = append(sets, key+"="+value), true
 		}
-		if err := open(sets...).Memory.check(free); err != nil {
-			t.Errorf("%d of %d bytes, with %q: %v", free, full, sets, err)
+		if m := open(sets...).Memory; m.check(free, m.Parameters) != nil {
+			t.Errorf("%d of %d bytes, with %q: it takes %v", free, full, sets, m)
 		}
 	}
 	if !seen["batch.cache"] || !seen["batch.global_size"] {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"contraflow/stages"
 	"contraflow/stages/loss"
@@ -90,6 +89,12 @@ func (x *Run) sequences() int64 {
 	n := min(int64(x.Recipe.Batch.GlobalSize), x.rows())
 	ranks := int64(x.ranks.Size())
 	return (n + ranks - 1) / ranks * int64(x.columns())
+}
+
+// kept is what all of a batch's passes leave, if all is kept.
+func (x *Run) kept() int64 {
+	lengths, subs := x.longestSub()
+	return subs * int64(x.model.Memory(lengths).Kept)
 }
 
 func (x *Run) predictedSubs() int64 {
@@ -217,7 +222,7 @@ func (x *Run) budget(rest Memory) int64 {
 		if free == 0 {
 			return defaultBudget
 		}
-		return x.device.Info().ReplayBudget(max(0, free-rest.Total()+rest.Parameters))
+		return x.device.Info().ReplayBudget(max(0, free-rest.Total()+x.there(rest)))
 	})
 }
 
@@ -247,49 +252,33 @@ func (x *Run) freeMemory() int64 {
 	return max(min(1, i.FreeMemory), i.FreeMemory/int64(max(1, ranks)))
 }
 
-// fits refuses a run that does not fit so many bytes, and says what would: without kept activations, with smaller sub-batches, which cost
-// time alone, or at last with a smaller batch.
+// fits refuses a run that does not fit so many bytes, and says what would.
 func (x *Run) fits(free int64) error {
-	err := x.Memory.check(free)
+	err := x.Memory.check(free, x.there(x.Memory))
 	if err == nil {
 		return nil
 	}
-	y := *x
-	b, given := &y.Recipe.Batch, x.Recipe.Batch
-	if x.Memory.Activations > 0 {
-		b.Cache, b.ReplayBudget = "always", nil
-	}
-	subs := []SubBatch{given.SubBatch}
-	longest := max(x.expected(&x.text))
-	for n := x.subTokens(); n > longest; {
-		n = max(n/2, longest)
-		subs = append(subs, SubBatch{Tokens: n})
-	}
-	for ; b.GlobalSize >= 2; b.GlobalSize /= 2 {
-		for i, sub := range subs {
-			b.SubBatch = sub
-			if y.predict(y.sharding).check(free) != nil {
-				continue
-			}
-			var with []string
-			if x.Memory.Activations > 0 {
-				with = append(with, "batch.cache: always")
-			}
-			if i > 0 {
-				with = append(with, fmt.Sprintf("batch.sub_batch: {tokens: %d}", sub.Tokens))
-			}
-			if b.GlobalSize != given.GlobalSize {
-				with = append(with, fmt.Sprint("batch.global_size: ", b.GlobalSize))
-			}
-			return fmt.Errorf("%w; it fits with %s", err, strings.Join(with, " and "))
-		}
+	if way := x.lighter(free); way != "" {
+		return fmt.Errorf("%w; it fits with %s", err, way)
 	}
 	return fmt.Errorf("%w; it would not fit with the smallest batch either", err)
 }
 
-// check refuses what can't fit.
-func (m Memory) check(free int64) error {
-	need := m.Total() - m.Parameters // these are there already
+// there is what of a prediction is on the device already, and not in its free memory: the models, where they are loaded.
+func (x *Run) there(m Memory) int64 {
+	if x.paper {
+		return 0
+	}
+	bytes := m.Parameters
+	if x.guideHere() {
+		bytes += int64(x.guide.model.Params.Mem.Bytes())
+	}
+	return bytes
+}
+
+// check refuses what can't fit; so many bytes of it are there already.
+func (m Memory) check(free, there int64) error {
+	need := m.Total() - there
 	if free == 0 || need <= free {
 		return nil
 	}
@@ -297,8 +286,33 @@ func (m Memory) check(free int64) error {
 	if m.Tokens > 0 {
 		tokens = fmt.Sprintf("; so does a smaller model.max_length, or of new heads model.vector_dim: %s of the embeddings are tokens'", Size(m.Tokens))
 	}
-	return fmt.Errorf("the run needs %s more and the device has %s: a smaller batch.sub_batch (%s for one), batch.replay_budget (%s kept) or batch.global_size (%s of embeddings) helps%s",
-		Size(need), Size(free), Size(m.Working), Size(m.Activations), Size(m.Embeddings), tokens)
+	more := " more"
+	if there == 0 {
+		more = ""
+	}
+	return fmt.Errorf("the run needs %s%s and the device has %s: a smaller batch.sub_batch (%s for one), batch.replay_budget (%s kept) or batch.global_size (%s of embeddings) helps%s",
+		Size(need), more, Size(free), Size(m.Working), Size(m.Activations), Size(m.Embeddings), tokens)
+}
+
+// String is the total by its parts.
+func (m Memory) String() string {
+	text, before := Size(m.Total()), ": "
+	for _, part := range []struct {
+		name  string
+		bytes int64
+	}{
+		{"model", m.Parameters}, {"packed weights", m.Packed}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"embeddings", m.Embeddings}, {"kept activations", m.Activations},
+		{"working", m.Working}, {"guide", m.Guide}, {"evaluation", m.Evaluation}, {"under way between ranks", m.Traveling}, {"snapshots", m.Snapshot},
+		{"the device's own", m.Device},
+	} {
+		if part.bytes > 0 {
+			text, before = fmt.Sprintf("%s%s%s %s", text, before, part.name, Size(part.bytes)), ", "
+		}
+	}
+	if m.HostSnapshot > 0 {
+		text += fmt.Sprintf("; and of the host's memory %s for snapshots", Size(m.HostSnapshot))
+	}
+	return text
 }
 
 // Size prints an amount of memory for people.

@@ -90,6 +90,7 @@ type Run struct {
 	began    bool                                // Train has begun: weights and the data's order are not those of the beginning
 	closed   bool
 	ending   *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
+	paper    bool                    // nothing computes, and no weights are loaded: see OpenOnPaper
 	loaded   string                  // hash of the parameters that this rank has read, if it holds a part of them
 }
 
@@ -163,10 +164,16 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.device.Info().Err; err != nil {
 		return fmt.Errorf("train.device: what memory it has left: %w", err)
 	}
+	if x.paper {
+		return nil
+	}
 	return x.fits(x.freeMemory())
 }
 
 func (x *Run) openDevice() (err error) {
+	if x.paper {
+		return nil
+	}
 	if kind := x.Recipe.Train.Device; kind != "auto" {
 		x.device, err = gpustage.OpenShare(kind, x.share)
 		return err
@@ -180,11 +187,8 @@ func (x *Run) openDevice() (err error) {
 
 func (x *Run) openModel(ctx context.Context) error {
 	m := x.Recipe.Model
-	dir, err := hfmodel.Resolve(ctx, m.Path, hfmodel.Options{Progress: x.obs.Download, Warn: x.obs.Note})
+	dir, err := x.openFolder(ctx, m.Path, &x.folder)
 	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
-	if x.folder, err = hfmodel.Open(dir); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	if x.tok, err = embedder.LoadTokenizer(x.folder); err != nil {
@@ -211,7 +215,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := x.openSparse(); err != nil {
 		return err
 	}
-	if x.model, err = x.paperModel(); err != nil { // until it is known what this rank holds of it
+	if x.model, err = x.paperModel(x.Recipe.modelOptions()); err != nil { // until it is known what this rank holds of it
 		var option *transformer.OptionError
 		if errors.As(err, &option) {
 			return fmt.Errorf("model.%w", err)
@@ -272,7 +276,7 @@ func (x *Run) goesOn() error {
 	for _, like := range adapterKeys(a) {
 		tried := *x
 		tried.Recipe.Model.LoRA = &like
-		m, wrong := tried.paperModel()
+		m, wrong := tried.paperModel(tried.Recipe.modelOptions())
 		if wrong == nil && embedder.CheckAdapter(x.folder, m) == nil {
 			text := fmt.Sprintf("rank: %d, alpha: %v, dropout: %v, targets: [%s]", like.Rank, like.Alpha, r.Model.LoRA.Dropout, strings.Join(like.Targets, ", "))
 			if like.RSLoRA {
@@ -341,8 +345,21 @@ func (t Train) CheckPrecision(d gpustage.Device) error {
 	return nil
 }
 
+// openFolder finds a model's folder and opens it, without its weights where nothing computes.
+func (x *Run) openFolder(ctx context.Context, path string, f **hfmodel.Folder) (dir string, err error) {
+	if dir, err = hfmodel.Resolve(ctx, path, hfmodel.Options{Progress: x.obs.Download, Warn: x.obs.Note, NoWeights: x.paper}); err != nil {
+		return "", err
+	}
+	open := hfmodel.Open
+	if x.paper {
+		open = hfmodel.OpenSettings
+	}
+	*f, err = open(dir)
+	return dir, err
+}
+
 // paperModel is the folder's model on a device that computes nothing.
-func (x *Run) paperModel() (*transformer.Model, error) {
+func (x *Run) paperModel(o transformer.Options) (*transformer.Model, error) {
 	head, err := x.head()
 	if err != nil {
 		return nil, err
@@ -351,13 +368,17 @@ func (x *Run) paperModel() (*transformer.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return transformer.New(gpustage.Dry{Like: x.device}, c, head, x.Recipe.modelOptions())
+	return transformer.New(gpustage.Dry{Like: x.device}, c, head, o)
 }
 
 // loadModel loads the folder's model, or what this rank holds of it.
 func (x *Run) loadModel() (err error) {
 	o := x.Recipe.modelOptions()
 	o.Own = x.ranks.Own()
+	if x.paper {
+		x.model, err = x.paperModel(o)
+		return err
+	}
 	if o.Own == nil {
 		x.model, err = x.newModelOn(x.device, x.stream, o, nil)
 		return err

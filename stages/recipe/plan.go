@@ -31,19 +31,33 @@ type Rates struct {
 	Update   float64                  // seconds per parameter
 	Others   map[string]time.Duration // stages on the host, per task
 	Device   string                   // that it was measured on, or what is known of it
-
-	other bool // another device than this machine's
 }
 
 // TokensPerS is how many tokens a device trains in a second, without replay.
 func (r Rates) TokensPerS() float64 { return 1 / (r.Forward + r.Backward) }
 
-// Of makes them those of another device, which trains so many tokens in a second of the same model: everything that devices compute takes in proportion,
-// what the host does stays.
-func (r Rates) Of(tokensPerS float64) Rates {
-	f := r.TokensPerS() / tokensPerS
-	r.Forward, r.Backward, r.Score, r.Update = r.Forward*f, r.Backward*f, r.Score*f, r.Update*f
-	r.Device, r.other = "a device as given", true
+// RatesAt are those of a device that trains so many tokens of the run's model in a second. What of a token's time is the forward pass, and what a score takes,
+// goes with the products that they are made of; the update and what the host does are not counted.
+func (x *Run) RatesAt(tokensPerS float64) Rates {
+	l, low := x.model.Layout, x.model.Lowest()
+	forward, backward := 0.0, 0.0 // weights that a token is multiplied with, those of factors and of gradients included
+	for i := range x.model.Config.Layers {
+		part := l.Part(i)
+		forward += float64(part.Len)
+		if backward += float64(part.Trained()); i >= low {
+			backward += float64(part.Len)
+			if x.model.Options.CheckpointEvery > 0 { // computed again
+				backward += float64(part.Len)
+			}
+		}
+	}
+	r := Rates{Device: "a device as given"}
+	if forward == 0 { // static embeddings are no products
+		forward, backward = 1, 1
+	} else {
+		r.Score = 3 * float64(x.model.EmbeddingSize()) / (tokensPerS * (forward + backward)) // the score, and two gradients
+	}
+	r.Forward, r.Backward = forward/(forward+backward)/tokensPerS, backward/(forward+backward)/tokensPerS
 	return r
 }
 
@@ -124,7 +138,12 @@ type Forecast struct {
 	Rates    Rates  // of a device
 	Rows     int    // of a step, over all ranks
 	Tokens   int    // likewise
-	Memory   int64  // bytes of tensors on each device in the first step; Run.Memory is a bound, for the longest texts
+	First    int64  // bytes of tensors on each device in the first step
+	Memory   Memory // of each device, for the longest texts: what Run.Memory is where the recipe trains
+	Room     int64  // bytes that a device has for all of it; 0: nobody knows
+	Budget   int64  // of them, those that activations may be kept in; -1: all of these are kept
+	Kept     int64  // bytes of all activations of a batch, if nothing of them is computed again
+	Fits     error  // why it does not fit, with what would; nil: it does, or nobody knows
 	Sharding string // what ranks of the shard axis hold, and could; empty without one
 	Sent     int64  // bytes that a rank sends per step
 	Stages   []Traffic
@@ -134,6 +153,8 @@ type Forecast struct {
 	Tail     time.Duration // from the last backward to the end of the update
 	Run      [][2]string   // of the whole run: its steps, how the learning rate goes, after which steps it evaluates and saves
 	Bound    string        // the host's stage that takes as long as a step, if one does: neither devices nor links decide then
+
+	predicted string // Memory in words
 }
 
 // Traffic is what one stage communicates per step.
@@ -146,22 +167,28 @@ type Traffic struct {
 
 // Forecast plans the recipe for a mesh whose ranks are connected by a link.
 func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link, r Rates) (*Forecast, error) {
-	x.noteIdle(mesh.Size())
+	if !x.paper { // there it was said
+		x.noteIdle(mesh.Size())
+	}
 	y := *x
-	dry := gpustage.Dry{Like: x.device, GPU: r.other}
-	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
+	dry := gpustage.Dry{Like: x.device, Free: x.freeMemory()}
+	if dry.Free > 0 {
+		dry.Free += x.there(x.Memory)
+	}
+	y.paper, y.device, y.ranks = true, dry, stages.OnPaper(mesh, x.Recipe.exchanging())
 	y.Recipe.Mesh.Shard = mesh.Shard
-	y.chooseOnPaper()
+	var err error
+	if y.guide, err = x.guide.onPaper(x.device, dry); err != nil {
+		return nil, err
+	}
+	y.setSharding(y.fitting())
 	o := x.model.Options
 	o.Own = y.ranks.Own()
 	m, err := transformer.New(dry, x.model.Config, x.model.Head, o)
 	if err != nil {
 		return nil, err
 	}
-	y.model, y.device = m, dry
-	if y.guide, err = x.guide.onPaper(dry); err != nil {
-		return nil, err
-	}
+	y.model = m
 	y.Memory = y.predict(y.sharding)
 	g, enc, err := y.trainingGraph()
 	if err != nil {
@@ -175,7 +202,10 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, x.orSkip(err)
 	}
-	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Sharding: y.describeSharding()}
+	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: dry.Free, Budget: y.budget(y.Memory), Kept: y.kept(), Sharding: y.describeSharding(), predicted: y.describeMemory()}
+	if y.Memory.check(dry.Free, 0) != nil {
+		f.Fits = y.fits(dry.Free)
+	}
 	f.Run = append([][2]string{{"run", fmt.Sprintf("%d steps", x.Steps)}}, x.when()...)
 	var globals []*stages.Global
 	again := make([][]float64, len(step))
@@ -189,7 +219,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			f.Tokens += peer.Tokens
 		}
 	}
-	f.Memory = enc.PeakBytes()
+	f.First = enc.PeakBytes()
 	comm := map[string]time.Duration{}
 	tasks := map[string]int{}
 	for _, b := range globals {
@@ -282,40 +312,64 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 // String is the forecast for people.
 func (f *Forecast) String() string {
 	var b strings.Builder
+	line := func(key, format string, args ...any) { fmt.Fprintf(&b, "%-8s %s\n", key, fmt.Sprintf(format, args...)) }
 	if f.Mesh.Size() > 1 {
-		fmt.Fprintf(&b, "mesh     %v, %d ranks, each on a link of %v to all others alike\n", f.Mesh, f.Mesh.Size(), f.Link)
+		line("mesh", "%v, %d ranks, each on a link of %v to all others alike", f.Mesh, f.Mesh.Size(), f.Link)
 	} else {
-		fmt.Fprintf(&b, "mesh     %v, one rank\n", f.Mesh)
+		line("mesh", "%v, one rank", f.Mesh)
 	}
-	if f.Rates.Device != "" {
-		fmt.Fprintf(&b, "compute  %.0f tokens/s on each rank, of %s\n", f.Rates.TokensPerS(), f.Rates.Device)
+	timed := f.Rates.Forward > 0
+	if timed {
+		line("compute", "%.0f tokens/s on each rank, of %s", f.Rates.TokensPerS(), f.Rates.Device)
+		bound := ""
+		if f.Bound != "" {
+			bound = fmt.Sprintf("; %s, on this machine's host, takes as long", f.Bound)
+		}
+		line("step", "%v: %d rows, %d tokens, %.0f rows/s%s", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds(), bound)
+	} else {
+		line("step", "%d rows, %d tokens (--tokens-per-s says what time they take)", f.Rows, f.Tokens)
 	}
-	bound := ""
-	if f.Bound != "" {
-		bound = fmt.Sprintf("; %s, on this machine's host, takes as long", f.Bound)
-	}
-	fmt.Fprintf(&b, "step     %v: %d rows, %d tokens, %.0f rows/s%s\n", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds(), bound)
-	fmt.Fprintf(&b, "memory   %s of tensors on each device, for rows as the first step's (train says a bound for the longest texts)\n", Size(f.Memory))
+	line("memory", "%s (of tensors %s in the first step)", f.predicted, Size(f.First))
+	line("fits", "%s", f.fit())
 	if f.Sharding != "" {
-		fmt.Fprintf(&b, "shards   %s\n", f.Sharding)
+		line("shards", "%s", f.Sharding)
 	}
-	for _, line := range f.Run {
-		fmt.Fprintf(&b, "%-8s %s\n", line[0], line[1])
+	for _, l := range f.Run {
+		line(l[0], "%s", l[1])
 	}
 	if f.Mesh.Size() == 1 {
 		return strings.TrimRight(b.String(), "\n")
 	}
-	fmt.Fprintf(&b, "traffic  %s sent by each rank per step\n", Size(f.Sent))
+	line("traffic", "%s sent by each rank per step", Size(f.Sent))
 	hidden := 100.0
 	if f.Comm > 0 {
 		hidden = 100 * (1 - float64(f.Exposed)/float64(f.Comm))
 	}
-	fmt.Fprintf(&b, "time     %v of communication per step, %.1f %% hidden, %v exposed (%v from the last backward to the end of the update)\n", round(f.Comm), hidden, round(f.Exposed), round(f.Tail))
+	if timed {
+		line("time", "%v of communication per step, %.1f %% hidden, %v exposed (%v from the last backward to the end of the update)", round(f.Comm), hidden, round(f.Exposed), round(f.Tail))
+	} else {
+		line("time", "%v of communication per step", round(f.Comm))
+	}
 	sort.SliceStable(f.Stages, func(i, j int) bool { return f.Stages[i].Time > f.Stages[j].Time })
 	for _, s := range f.Stages {
 		fmt.Fprintf(&b, "  %-22s %3d collectives  %10s  %v\n", s.Stage, s.Collectives, Size(s.Sent), round(s.Time))
 	}
 	return strings.TrimRight(b.String(), "\n")
+}
+
+// fit says whether it fits, and what activations may be kept.
+func (f *Forecast) fit() string {
+	if f.Fits != nil {
+		return fmt.Sprintf("not into %s: %v", Size(f.Room), f.Fits)
+	}
+	kept := fmt.Sprintf("all %s of activations are kept", Size(f.Kept))
+	if f.Budget >= 0 {
+		kept = fmt.Sprintf("%s may go to kept activations (the replay budget), all of them are %s", Size(f.Budget), Size(f.Kept))
+	}
+	if f.Room == 0 {
+		return fmt.Sprintf("nobody knows: --memory says what there is; until then %s", kept)
+	}
+	return fmt.Sprintf("into %s: %s", Size(f.Room), kept)
 }
 
 func round(d time.Duration) time.Duration {

@@ -506,19 +506,25 @@ var units = []struct {
 }{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}, {"", 1}}
 
 func (b *Bytes) decode(d *decoder, path string, n *node) {
-	if n.kind == scalar {
-		for _, u := range units {
-			if num, ok := strings.CutSuffix(n.text, u.suffix); ok {
-				v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
-				if err == nil && v >= 0 && v*u.factor < math.MaxInt64 {
-					*b = Bytes(v * u.factor)
-					return
-				}
-				break
-			}
-		}
+	if n.kind == scalar && b.UnmarshalText([]byte(n.text)) == nil {
+		return
 	}
 	d.fail(n.at, path, "want an amount of memory such as 8GiB or 512MiB, got %s", describe(n))
+}
+
+// UnmarshalText reads it as recipes have it.
+func (b *Bytes) UnmarshalText(text []byte) error {
+	for _, u := range units {
+		if num, ok := strings.CutSuffix(string(text), u.suffix); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
+			if err != nil || !(v >= 0 && v*u.factor < math.MaxInt64) {
+				break
+			}
+			*b = Bytes(v * u.factor)
+			return nil
+		}
+	}
+	return fmt.Errorf("want an amount of memory such as 8GiB or 512MiB, got %q", text)
 }
 
 // MarshalYAML writes the amount in the largest unit that divides it.

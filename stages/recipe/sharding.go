@@ -53,7 +53,11 @@ func (x *Run) chooseSharding(ctx context.Context) error {
 	if x.ranks == nil {
 		return nil
 	}
-	chosen, err := x.ranks.Most(ctx, x.fitting())
+	if x.paper {
+		x.setSharding(x.fitting())
+		return nil
+	}
+	chosen, err := x.ranks.Most(ctx, x.firstFitting())
 	if err != nil {
 		return err
 	}
@@ -61,10 +65,10 @@ func (x *Run) chooseSharding(ctx context.Context) error {
 	return nil
 }
 
-// chooseOnPaper chooses for ranks that are not there.
-func (x *Run) chooseOnPaper() { x.setSharding(x.shardings(x.Recipe.Mesh)[x.fitting()]) }
+// fitting is the choice of one rank, for all where there are no others to ask.
+func (x *Run) fitting() sharding { return x.shardings(x.Recipe.Mesh)[x.firstFitting()] }
 
-func (x *Run) fitting() (chosen int) {
+func (x *Run) firstFitting() (chosen int) {
 	all, free := x.shardings(x.Recipe.Mesh), x.freeMemory()
 	for chosen < len(all)-1 && free > 0 && x.predict(all[chosen]).minimum() > free {
 		chosen++

@@ -314,6 +314,14 @@ type bf16Key struct{}
 // BF16Bytes is what it takes.
 func BF16Bytes(rows, cols int) int { return rows * BF16Cols(cols) * 2 }
 
+// PackedBytes is what a device keeps of a [k, n] parameter besides: that form, in bf16 mode.
+func PackedBytes(k, n int, bf16 bool) int {
+	if !bf16 {
+		return 0
+	}
+	return BF16Bytes(k, n)
+}
+
 // BF16Cols makes rows of bf16 begin at multiples of 16 bytes, which tensor cores' fast paths want.
 func BF16Cols(cols int) int { return (cols + 7) &^ 7 }
 

@@ -35,20 +35,13 @@ func Idle(m Mode) *IdleDevice { return &IdleDevice{mode: m, next: 1 << 20} }
 func (d *IdleDevice) Repeats() bool { return d.mode != Plain }
 
 // PackedBytes is the real device's.
-func (*IdleDevice) PackedBytes(k, n int, bf16 bool) int { return packedBytes(k, n, bf16) }
+func (*IdleDevice) PackedBytes(k, n int, bf16 bool) int { return launch.PackedBytes(k, n, bf16) }
 
 // RoundedCols is the real device's.
 func (*IdleDevice) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
 
 // TakesBF16 is the real device's.
 func (*IdleDevice) TakesBF16() bool { return true }
-
-func packedBytes(k, n int, bf16 bool) int {
-	if !bf16 {
-		return 0
-	}
-	return launch.BF16Bytes(k, n)
-}
 
 // Counts is what the device has been asked for.
 func (d *IdleDevice) Counts() Counts { return d.counts }

@@ -161,7 +161,7 @@ func spoil(x gpustage.Tensor) {
 }
 
 // PackedBytes is the real device's.
-func (*Device) PackedBytes(k, n int, bf16 bool) int { return packedBytes(k, n, bf16) }
+func (*Device) PackedBytes(k, n int, bf16 bool) int { return launch.PackedBytes(k, n, bf16) }
 
 // RoundedCols is the real device's.
 func (*Device) RoundedCols(cols int) int { return launch.BF16Cols(cols) }
