@@ -190,6 +190,9 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.tok, err = embedder.LoadTokenizer(x.folder); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
+	if err := x.endTexts(); err != nil {
+		return err
+	}
 	if err := x.openDevice(); err != nil {
 		return fmt.Errorf("train.device: %w", err)
 	}
@@ -217,6 +220,9 @@ func (x *Run) openModel(ctx context.Context) error {
 			return fmt.Errorf("model.%w", err)
 		}
 		return fmt.Errorf("model: %w", err)
+	}
+	if err := x.checkPooling(); err != nil {
+		return err
 	}
 	if err := x.goesOn(); err != nil {
 		return err
@@ -614,6 +620,7 @@ func (x *Run) noteOddities() {
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
 	}
+	x.noteEnd()
 	x.noteSparse()
 	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && m.Kind != "sparse" && x.vectors == nil {
 		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {

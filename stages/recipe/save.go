@@ -46,6 +46,9 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		return err
 	}
 	spec := embedder.SpecOf(x.folder, x.model, tensors)
+	if x.ends() {
+		spec.Tokenizer = x.saveTokenizer
+	}
 	spec.Adapter, spec.Card = adapter, x.card(string(text))
 	if x.Recipe.Data.Train[0].Prompts != nil || x.text.QueryPrompt != "" || x.text.DocumentPrompt != "" {
 		spec.Prompts = map[string]string{}
