@@ -339,6 +339,14 @@ func (t Train) Rounding() transformer.Options {
 	return transformer.Options{BF16: t.Precision == "bf16", TF32: t.Precision == "tf32"}
 }
 
+// computesIn is the precision as it is computed with.
+func (t Train) computesIn() string {
+	if t.Precision == "auto" {
+		return "f32"
+	}
+	return t.Precision
+}
+
 // CheckPrecision tells whether a device has the precision.
 func (t Train) CheckPrecision(d gpustage.Device) error {
 	if t.Precision == "tf32" && !d.Info().TF32 {
@@ -621,6 +629,9 @@ func (x *Run) noteOddities() {
 		x.obs.note("%s", note)
 	}
 	x.noteEnd()
+	if x.reranker != nil && x.reranker.Scorer.New {
+		x.obs.note("%s has no head that scores: a new one, on %s pooling, begins at random", x.folder.Dir, embedder.PoolingModes[x.reranker.Scorer.Pooling])
+	}
 	x.noteSparse()
 	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && m.Kind != "sparse" && x.vectors == nil {
 		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {
