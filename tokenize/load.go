@@ -107,6 +107,7 @@ func fromFiles(files map[string][]byte) (*Tokenizer, error) {
 	if bos := config.specials["bos_token"].Content; config.given("bos_token") && t.ids[bos] != t.pad {
 		t.bos = bos
 	}
+	t.eos = config.specials["eos_token"].Content
 	t.typed = givesTypes(files[fileConfig])
 	t.maxLength = config.maxLength
 	t.files = files
@@ -286,14 +287,14 @@ func (c *tokenizerConfig) contradicts(n normalizer) error {
 	return nil
 }
 
-// readSpecials takes the keys of BERT's special tokens, and that of the token which texts begin with, from a JSON object; null leaves what
+// readSpecials takes the keys of BERT's special tokens, and those of the tokens that texts begin and end with, from a JSON object; null leaves what
 // was there.
 func (c *tokenizerConfig) readSpecials(data []byte) error {
 	var all map[string]json.RawMessage
 	if err := decodeJSON(data, &all); err != nil {
 		return err
 	}
-	keys := []string{"bos_token"}
+	keys := []string{"bos_token", "eos_token"}
 	for _, s := range bertSpecials {
 		keys = append(keys, s.key)
 	}

@@ -57,6 +57,7 @@ type Tokenizer struct {
 	pad       int32  // -1: none
 	maxLength int    // 0: not given
 	bos       string // the token's text; "" if there is none, or if it pads
+	eos       string // the token's text; "" if the files name none
 	typed     bool   // models are given the types of its ids
 	hash      string
 	files     map[string][]byte // as loaded, or as Save writes them

@@ -134,9 +134,12 @@ func (b *Block) check(row int) (column, reason string) {
 		}
 		for k, sp := range list {
 			reason := ""
-			if sp.n == null {
+			switch {
+			case sp.n == null && sp.off == missing:
+				reason = "missing: the row has no such key"
+			case sp.n == null:
 				reason = "null"
-			} else {
+			default:
 				reason = checkText(t.bytes(sp))
 			}
 			if reason != "" && t.list {

@@ -380,7 +380,7 @@ func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, number
 	p.r = jsonReader{b: buf[from:to]}
 	p.texts, p.numbers, p.from, p.reason, p.column = texts, numbers, from, "", ""
 	for i := range texts {
-		p.one[i] = span{0, null}
+		p.one[i] = span{missing, null}
 		if texts[i].list {
 			texts[i].starts = append(texts[i].starts, uint32(len(texts[i].spans)))
 		}

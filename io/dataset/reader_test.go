@@ -109,7 +109,7 @@ func TestReaderBadRows(t *testing.T) {
 	}
 	want := []string{
 		"", `a.jsonl:5002, column "p": the text is empty`, `a.jsonl:5004, column "q": it is a number, want a string`,
-		`a.jsonl:5005, column "w": a weight of -1`, `a.jsonl:5006, column "w": the weight is null or NaN`, `a.jsonl:5007: not JSON at byte 10`, `a.jsonl:5008, column "q": the text is null`, `a.jsonl:5009, column "p": the text is not UTF-8, which it has to be (iconv -f`,
+		`a.jsonl:5005, column "w": a weight of -1`, `a.jsonl:5006, column "w": the weight is null or NaN`, `a.jsonl:5007: not JSON at byte 10`, `a.jsonl:5008, column "q": the text is missing: the row has no such key`, `a.jsonl:5009, column "p": the text is not UTF-8, which it has to be (iconv -f`,
 	}
 	r := d.NewReader(ReaderConfig{})
 	defer r.Close()

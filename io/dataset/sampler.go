@@ -113,7 +113,7 @@ func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error)
 	if cfg.NoDuplicates && cfg.DropLast {
 		probe := s.fresh(0)
 		if rows, full := probe.fill(); !full {
-			return nil, fail(ErrBatchTooLarge, "batch.global_size is %d, but so many rows share texts that a batch without duplicates gets only %d of the %d rows: lower batch.global_size, or set batch.no_duplicates or batch.drop_last to false", cfg.GlobalSize, len(rows), probe.order.Len())
+			return nil, fail(ErrBatchTooLarge, "batch.global_size is %d, but so many rows share texts that a batch without duplicates gets only %d of the %d rows: lower batch.global_size, or of rows with negatives (which they share too) negatives_per_query, or set batch.no_duplicates or batch.drop_last to false", cfg.GlobalSize, len(rows), probe.order.Len())
 		}
 	}
 	return s, nil

@@ -256,7 +256,7 @@ func TestSamplerErrors(t *testing.T) {
 	}{
 		{with(func(c *SamplerConfig) { c.GlobalSize = 101 }), ErrBatchTooLarge, "batch.global_size is 101, but the data has only 100 rows"},
 		{with(func(c *SamplerConfig) { c.GlobalSize, c.Skip = 99, []int64{3, 50} }), ErrBatchTooLarge, "batch.global_size is 99, but the data has only 98 rows"},
-		{with(func(c *SamplerConfig) { c.NoDuplicates = true }), ErrBatchTooLarge, "batch.global_size is 10, but so many rows share texts that a batch without duplicates gets only 4 of the 100 rows"},
+		{with(func(c *SamplerConfig) { c.NoDuplicates = true }), ErrBatchTooLarge, "batch.global_size is 10, but so many rows share texts that a batch without duplicates gets only 4 of the 100 rows: lower batch.global_size, or of rows with negatives (which they share too) negatives_per_query, or set batch.no_duplicates"},
 		{with(func(c *SamplerConfig) { c.GlobalSize = 0 }), nil, "batch.global_size is 0"},
 		{with(func(c *SamplerConfig) { c.Epochs = 0 }), nil, "train.epochs is 0"},
 	} {

@@ -59,7 +59,11 @@ func (d *Dataset) settleColumns() error {
 			case err != nil:
 				return err
 			case s.number && !got.number && !(got.truth && d.mayBeTruth(k)):
-				return fail(ErrColumnType, "%s: column %q is %s, want %s", cmp.Or(got.at, f.path()), s.name, got.name, d.wantNumber(k))
+				help := ""
+				if got.name == "a string" { // of JSON
+					help = `: a number stands without quotes, 0.5 and not "0.5"`
+				}
+				return fail(ErrColumnType, "%s: column %q is %s, want %s%s", cmp.Or(got.at, f.path()), s.name, got.name, d.wantNumber(k), help)
 			case !s.number && !got.text:
 				return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", cmp.Or(got.at, f.path()), s.name, got.name)
 			case first[k] == "":

@@ -196,7 +196,7 @@ func TestShapeErrors(t *testing.T) {
 		"7 e: the list has 1 numbers, the first one has 2: a teacher's embeddings all have one length",
 		"8 e: the list is null or empty",
 		"9 n: text 1 of the list is blank",
-		"11 q: the text is null",
+		"11 q: the text is missing: the row has no such key",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("bad rows:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

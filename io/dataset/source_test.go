@@ -97,7 +97,7 @@ func TestOpenErrors(t *testing.T) {
 		{Source{Paths: at("a.jsonl"), Query: "query"}, ErrMissingColumn, `positive: ""`},
 		{Source{Paths: at("a.jsonl"), Query: "querry", Positive: "answer"}, ErrMissingColumn, `a.jsonl has no column "querry" (did you mean "query"?); its columns are "query", "answer", "score", "neg", "o.in"`},
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "score"}, ErrColumnType, `column "score" is a number, want string or list<string>`},
-		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", Weight: "answer"}, ErrColumnType, `column "answer" is a string, want a number`},
+		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", Weight: "answer"}, ErrColumnType, `column "answer" is a string, want a number: a number stands without quotes, 0.5 and not "0.5"`},
 		{Source{Paths: at("a.jsonl"), Query: "neg", Positive: "answer"}, ErrColumnType, `column "neg" is list<string>: a query is one string`},
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", NegativesPerQuery: 2}, ErrColumnType, "negatives_per_query is 2, but no column of negatives is a list"},
 		{Source{Paths: []string{at("a.jsonl")[0], at("list.jsonl")[0]}, Query: "query", Positive: "answer"}, ErrColumnType, "all files of a dataset must agree"},

@@ -16,7 +16,8 @@ import (
 // span is a text in an arena. It holds no pointer: the garbage collector has nothing to do with a block's texts.
 type span struct{ off, n uint32 }
 
-const null = math.MaxUint32 // span.n of a null
+const null = math.MaxUint32    // span.n of a null
+const missing = math.MaxUint32 // span.off of one that its row has no key for
 
 // textColumn is a column of texts, or of lists of texts, in rows.
 type textColumn struct {

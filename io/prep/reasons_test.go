@@ -21,7 +21,7 @@ func TestReasons(t *testing.T) {
 		{`{"query": null, "positive": "p %d"}`, `column "query": the text is null`, 7},
 		{`{"query": "q %d", "positive": " "}`, `column "positive": the text is blank`, 6},
 		{`{"query": "q %d", "positive": ""}`, `column "positive": the text is empty`, 5},
-		{`{"query": "q %d"}`, `column "positive": the text is null`, 4},
+		{`{"query": "q %d"}`, `column "positive": the text is missing: the row has no such key`, 4},
 		{`{"query": "q %d", "positive": 3}`, `column "positive": it is a number, want a string`, 3},
 		{`{"query": "q %d", "positive": ["p"]}`, `column "positive": it is a list, want a string`, 2},
 		{`{"query": "q` + "\xff" + ` %d", "positive": "p"}`, `column "query": the text is not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8, if a program for Windows has written it)`, 8},

@@ -141,6 +141,7 @@ func (c *checker) checkModel(m *Model) {
 		c.words("model.pooling", "mean", "cls", "last")
 	}
 	c.require(m.MaxLength.Query >= 0 && m.MaxLength.Document >= 0, "model.max_length", "is negative")
+	c.require(m.EOS == nil || m.Kind == "embedder", "model.eos", "is for model.kind: embedder")
 	if m.Dropout != nil {
 		c.require(*m.Dropout >= 0 && *m.Dropout < 1, "model.dropout", "is %v, want at least 0 and less than 1", *m.Dropout)
 	}

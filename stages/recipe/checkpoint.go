@@ -147,6 +147,9 @@ func (p *progress) measured(ev *Evaluation, stop *EarlyStopping) bool {
 	return better
 }
 
+// checkpointsDir is where in save.dir they are.
+const checkpointsDir = "checkpoints"
+
 func (x *Run) openCheckpoints(c *Control) *checkpoints {
 	fs := x.fs
 	if fs == nil {
@@ -156,7 +159,7 @@ func (x *Run) openCheckpoints(c *Control) *checkpoints {
 		c = new(Control)
 	}
 	return &checkpoints{
-		store: checkpoint.Open(filepath.Join(x.Recipe.Save.Dir, "checkpoints"), fs), control: c, last: time.Now(), progress: progress{Own: x.own.mark()},
+		store: checkpoint.Open(filepath.Join(x.Recipe.Save.Dir, checkpointsDir), fs), control: c, last: time.Now(), progress: progress{Own: x.own.mark()},
 	}
 }
 

@@ -37,7 +37,7 @@ func (x *Run) Describe() string {
 		_, said := r.guide()
 		fmt.Fprintf(&b, "guide   %s: %s, %d layers of %d, %s parameters, on %s\n", (*said).Path, g.model.Config.Family, g.model.Config.Layers, g.model.Config.Hidden, count(g.model.Layout.Len), g.device.Name())
 	}
-	fmt.Fprintf(&b, "device  %s: %s\n", x.device.Name(), x.device.Info().Description)
+	fmt.Fprintf(&b, "device  %s, %s: %s\n", x.device.Name(), r.Train.computesIn(), x.device.Info().Description)
 	if x.ranks != nil {
 		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)
 		if text := x.describeSharding(); text != "" {
@@ -50,18 +50,23 @@ func (x *Run) Describe() string {
 
 // describeMemory is the prediction by its parts.
 func (x *Run) describeMemory() string {
-	besides := ""
+	of := ""
+	if x.ranks != nil {
+		of = " on each device"
+	}
 	if x.device.Info().Threads > 0 { // the device's memory is the process's
-		besides = ", besides the program and the data that it reads"
+		of += ", besides the program and the data that it reads"
 	}
 	total, parts, _ := strings.Cut(x.Memory.String(), ": ")
-	return fmt.Sprintf("at most %s on each device%s: %s", total, besides, parts)
+	return fmt.Sprintf("at most %s%s: %s", total, of, parts)
 }
 
 // cuts says where texts end.
 func (x *Run) cuts() string {
 	q, d := x.text.QueryLength, x.text.DocumentLength
 	switch {
+	case x.reranker != nil && d > 0:
+		return fmt.Sprintf("pairs cut at %d tokens", d)
 	case q == 0 && d == 0:
 		return "read as a whole"
 	case q == 0 || d == 0:
@@ -144,7 +149,7 @@ func (s *Summary) String() string {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
 	}
 	if s.Truncated > 0 {
-		fmt.Fprintf(&b, "%d texts were longer than model.max_length and cut\n", s.Truncated)
+		fmt.Fprintf(&b, "%d texts were longer than model.max_length and cut, of the %d rows that were read: a text counts as often as it was read\n", s.Truncated, s.Pairs)
 	}
 	if s.Fewer > 0 {
 		fmt.Fprintf(&b, "%d of %d rows found fewer documents of others in their batch than num_negatives asks for, texts that are the same being one\n", s.Fewer, s.Pairs)
@@ -153,7 +158,7 @@ func (s *Summary) String() string {
 		fmt.Fprintf(&b, "%d of %d rows had no document but their own, and taught nothing\n", s.Bare, s.Pairs)
 	}
 	if s.Dropped > 0 {
-		fmt.Fprintf(&b, "%d rows were left out: %s\n", s.Dropped, s.DroppedBy)
+		fmt.Fprintf(&b, "%d rows were left out, and %d read, over all epochs: %s\n", s.Dropped, s.Pairs, s.DroppedBy)
 	}
 	if s.NotFinite > 0 {
 		fmt.Fprintf(&b, "%d steps were not finite and changed nothing (train.on_nan)\n", s.NotFinite)

@@ -142,7 +142,7 @@ func taskKey(kind string, i, n int) string {
 func (x *Run) openEval(ctx context.Context) error {
 	e := x.Recipe.Eval
 	for i, r := range e.Retrieval {
-		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: r.Queries}
+		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries)}
 		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, x.evalText()); err != nil {
 			return err
 		}
@@ -150,7 +150,7 @@ func (x *Run) openEval(ctx context.Context) error {
 		x.tasks = append(x.tasks, t)
 	}
 	for i, r := range e.Rerank {
-		t := task{key: taskKey("rerank", i, len(e.Rerank)), name: taskName(r.Name, r.Queries), from: r.Queries + ", BM25's candidates", top: r.Top}
+		t := task{key: taskKey("rerank", i, len(e.Rerank)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries) + ", BM25's candidates", top: r.Top}
 		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, embedder.Text{}); err != nil {
 			return err
 		}

@@ -130,7 +130,7 @@ func TestSeveralTasks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{filepath.Join(j.dir, "easy"), filepath.Join(j.dir, "hard/queries.jsonl")} {
+		for _, want := range []string{filepath.Join(filepath.Base(j.dir), "easy") + " |", "hard/queries.jsonl |"} {
 			if !strings.Contains(string(card), want) {
 				t.Errorf("%s: the card has nothing of %s", c.out, want)
 			}

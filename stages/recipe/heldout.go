@@ -155,7 +155,7 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 	if err != nil {
 		return err
 	}
-	x.heldOut = append(x.heldOut, heldOut{key: key, name: h.name(), from: strings.Join(h.Path, ", "), data: d, own: h.Loss})
+	x.heldOut = append(x.heldOut, heldOut{key: key, name: h.name(), from: shortNames(h.Path), data: d, own: h.Loss})
 	if x.Main() {
 		for _, n := range d.Notes() {
 			x.obs.note("%s: %s", key, n)

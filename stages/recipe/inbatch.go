@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"contraflow/io/dataset"
@@ -65,11 +66,24 @@ func (x *Run) noteInBatch() {
 
 // textsOfRows says how many texts a row has.
 func (x *Run) textsOfRows() string {
-	own, others := 0, 0
+	own, least, others := 0, math.MaxInt, 0
 	for i, d := range x.data {
-		own, others = max(own, d.MostTexts()), max(others, x.inBatch(i))
+		own, least, others = max(own, d.MostTexts()), min(least, d.MostTexts()), max(others, x.inBatch(i))
 	}
-	text := fmt.Sprintf("%d texts each", own)
+	span := func(from, to int) string {
+		if from < to {
+			return fmt.Sprintf("%d to %d", from, to)
+		}
+		return fmt.Sprint(to)
+	}
+	text := span(least, own) + " texts each"
+	if x.reranker != nil { // the first is the query
+		documents := "documents"
+		if own == 2 {
+			documents = "document"
+		}
+		text = fmt.Sprintf("a query and %s %s each", span(least-1, own-1), documents)
+	}
 	if others > 0 {
 		text += fmt.Sprintf(" and %d of other rows", others)
 	}

@@ -189,17 +189,17 @@ func TestInBatchErrors(t *testing.T) {
 		loss, described, note string
 		more                  []string
 	}{
-		{"mnrl", "28 rows, 2 texts each and 4 of other rows", "data.train[0]: the last of 28 rows is alone in its batch (batch.global_size is 9), without documents of others, and teaches nothing; batch.drop_last: true leaves it out", nil},
-		{"[mnrl]", "28 rows, 2 texts each and 4 of other rows", "the last of 28 rows is alone", nil}, // a list of one
-		{"{name: mnrl, num_negatives: 9}", "28 rows, 2 texts each and 8 of other rows", "loss.num_negatives: is 9, and the other rows of a batch of data.train[0] have 8 documents (batch.global_size is 9): a row gets all of them", nil},
-		{"mnrl", "28 rows, 2 texts each and 3 of other rows", "loss.num_negatives: is 4, and the other rows of a batch of data.train[0] have 3 documents (batch.global_size is 4)", []string{"batch.global_size=4"}},
-		{"bce", "28 rows, 3 texts each and 16 of other rows", "data.train[0].loss.num_negatives: is 17, and the other rows of a batch of data.train[0] have 16 documents", []string{hard}},
-		{"mnrl", "10 rows, 2 texts each and 4 of other rows", "data.train[0]: the last of 10 rows is alone", []string{"data.train=[" + lists + "]"}},
-		{"mnrl", "28 rows, 2 texts each and 4 of other rows", "eval.loss: the last of 10 rows is alone", []string{"eval.loss=" + lists}},
-		{"{name: mnrl, num_negatives: 9}", "10 rows, 2 texts each and 8 of other rows", "", []string{"batch.drop_last=true", "data.train=[" + lists + "]"}}, // what lists have is not known
-		{"{name: mnrl, num_negatives: all}", "28 rows, 2 texts each and 8 of other rows", "", []string{"batch.drop_last=true"}},
-		{"{name: mnrl, num_negatives: 16}", "28 rows, 3 texts each and 16 of other rows", "", []string{"data.train.0.negatives=[q]"}},
-		{"{name: mnrl}", "28 rows, 2 texts each and 4 of other rows", "eval.loss: the last of 28 rows is alone in its batch", []string{fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", data)}},
+		{"mnrl", "28 rows, a query and 1 document each and 4 of other rows", "data.train[0]: the last of 28 rows is alone in its batch (batch.global_size is 9), without documents of others, and teaches nothing; batch.drop_last: true leaves it out", nil},
+		{"[mnrl]", "28 rows, a query and 1 document each and 4 of other rows", "the last of 28 rows is alone", nil}, // a list of one
+		{"{name: mnrl, num_negatives: 9}", "28 rows, a query and 1 document each and 8 of other rows", "loss.num_negatives: is 9, and the other rows of a batch of data.train[0] have 8 documents (batch.global_size is 9): a row gets all of them", nil},
+		{"mnrl", "28 rows, a query and 1 document each and 3 of other rows", "loss.num_negatives: is 4, and the other rows of a batch of data.train[0] have 3 documents (batch.global_size is 4)", []string{"batch.global_size=4"}},
+		{"bce", "28 rows, a query and 2 documents each and 16 of other rows", "data.train[0].loss.num_negatives: is 17, and the other rows of a batch of data.train[0] have 16 documents", []string{hard}},
+		{"mnrl", "10 rows, a query and 1 document each and 4 of other rows", "data.train[0]: the last of 10 rows is alone", []string{"data.train=[" + lists + "]"}},
+		{"mnrl", "28 rows, a query and 1 document each and 4 of other rows", "eval.loss: the last of 10 rows is alone", []string{"eval.loss=" + lists}},
+		{"{name: mnrl, num_negatives: 9}", "10 rows, a query and 1 document each and 8 of other rows", "", []string{"batch.drop_last=true", "data.train=[" + lists + "]"}}, // what lists have is not known
+		{"{name: mnrl, num_negatives: all}", "28 rows, a query and 1 document each and 8 of other rows", "", []string{"batch.drop_last=true"}},
+		{"{name: mnrl, num_negatives: 16}", "28 rows, a query and 2 documents each and 16 of other rows", "", []string{"data.train.0.negatives=[q]"}},
+		{"{name: mnrl}", "28 rows, a query and 1 document each and 4 of other rows", "eval.loss: the last of 28 rows is alone in its batch", []string{fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", data)}},
 	} {
 		got, err := open(j.inBatch(c.loss, c.more...)...)
 		if err != nil || !strings.Contains(got, c.described) || !strings.Contains(notes, c.note) || c.note == "" && (strings.Contains(notes, "alone") || strings.Contains(notes, "gets all")) {

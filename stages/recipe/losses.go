@@ -298,12 +298,12 @@ func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
 
 // checkLoss checks the loss at a key. It returns whether there is such a loss.
 func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
-	var names []string
+	var kinds [][]string
 	for _, k := range l.kinds() {
-		names = append(names, k.names...)
+		kinds = append(kinds, k.names)
 	}
-	c.words(at+".name", names...)
-	if !slices.Contains(names, l.Name) {
+	c.lossName(at+".name", kinds)
+	if !slices.Contains(slices.Concat(kinds...), l.Name) {
 		return false
 	}
 	k := l.kind()

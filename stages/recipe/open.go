@@ -194,6 +194,9 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.tok, err = embedder.LoadTokenizer(x.folder); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
+	if err := x.endTexts(); err != nil {
+		return err
+	}
 	if err := x.openDevice(); err != nil {
 		return fmt.Errorf("train.device: %w", err)
 	}
@@ -221,6 +224,9 @@ func (x *Run) openModel(ctx context.Context) error {
 			return fmt.Errorf("model.%w", err)
 		}
 		return fmt.Errorf("model: %w", err)
+	}
+	if err := x.checkPooling(); err != nil {
+		return err
 	}
 	if err := x.goesOn(); err != nil {
 		return err
@@ -335,6 +341,14 @@ func (r Recipe) modelOptions() transformer.Options {
 // Rounding is the precision as a model's options have it.
 func (t Train) Rounding() transformer.Options {
 	return transformer.Options{BF16: t.Precision == "bf16", TF32: t.Precision == "tf32"}
+}
+
+// computesIn is the precision as it is computed with.
+func (t Train) computesIn() string {
+	if t.Precision == "auto" {
+		return "f32"
+	}
+	return t.Precision
 }
 
 // CheckPrecision tells whether a device has the precision.
@@ -634,6 +648,10 @@ func (x *Run) noteOddities() {
 	}
 	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
 		x.obs.note("%s", note)
+	}
+	x.noteEnd()
+	if x.reranker != nil && x.reranker.Scorer.New {
+		x.obs.note("%s has no head that scores: a new one, on %s pooling, begins at random", x.folder.Dir, embedder.PoolingModes[x.reranker.Scorer.Pooling])
 	}
 	x.noteSparse()
 	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && m.Kind != "sparse" && x.vectors == nil {

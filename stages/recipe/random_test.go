@@ -80,7 +80,11 @@ func (r *random) draw() {
 		}
 	default:
 		r.set(&r.what, "model.max_length", "{query: 9, document: 20}", "32")
-		r.maybe(&r.what, "model.pooling", "cls", "mean", "last")
+		poolings := []string{"cls", "mean", "last"}
+		if family == "qwen3" || family == "gemma3" { // which are causal
+			poolings = poolings[1:]
+		}
+		r.maybe(&r.what, "model.pooling", poolings...)
 	}
 	r.maybe(&r.what, "model.lora", "{rank: 2, alpha: 4}", "{rank: 3, alpha: 8, dropout: 0.2}")
 	r.maybe(&r.what, "model.freeze", "{layers: 1}", "{layers: 1, embeddings: true}")

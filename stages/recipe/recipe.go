@@ -51,6 +51,7 @@ type Model struct {
 	Kind                    string        `yaml:"kind"`
 	Pooling                 string        `yaml:"pooling,omitempty"`   // empty: what the folder says
 	Normalize               *bool         `yaml:"normalize,omitempty"` // nil: what the folder says
+	EOS                     *bool         `yaml:"eos,omitempty"`       // the tokenizer's EOS token stands behind every text; nil, and false: what the folder's tokenizer does
 	MaxLength               Lengths       `yaml:"max_length,omitempty"`
 	Dropout                 *float64      `yaml:"dropout,omitempty"` // nil: the model's
 	LoRA                    *LoRA         `yaml:"lora,omitempty"`    // nil: the model's own parameters train

@@ -101,7 +101,11 @@ func (c *checker) checkGroups(l *Loss, at string) {
 	if c.find(at+".name") == nil {
 		l.Name = "cross_entropy"
 	} else {
-		c.words(at+".name", texts(loss.GroupLosses)...)
+		var kinds [][]string
+		for _, name := range texts(loss.GroupLosses) {
+			kinds = append(kinds, []string{name})
+		}
+		c.lossName(at+".name", kinds)
 	}
 	c.words(at+".weighting", texts(loss.Schemes)...)
 	l.reranker = true
@@ -217,9 +221,9 @@ func (x *Run) saveReranker(s gpustage.Stream, dir string) error {
 	if err := embedder.Round(tensors, x.Recipe.Save.Precision); err != nil {
 		return fmt.Errorf("save.precision: %w", err)
 	}
-	text, err := x.Recipe.YAML()
+	card, err := x.card()
 	if err != nil {
 		return err
 	}
-	return reranker.Save(dir, x.folder, x.model, tensors, x.reranker, x.card(string(text)))
+	return reranker.Save(dir, x.folder, x.model, tensors, x.reranker, card)
 }

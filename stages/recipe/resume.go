@@ -12,6 +12,7 @@ import (
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -211,6 +212,24 @@ func (x *Run) rollBack(ctx context.Context, r stages.StepResult) (*checkpoint.Ch
 
 const maxRollbacks = 10
 
+// CheckBeginning finds a save.dir in which a new run can't begin, because an earlier one's checkpoints are there. Train finds it too, after the model and the
+// data have been read.
+func (r Recipe) CheckBeginning() error {
+	store := checkpoint.Open(filepath.Join(r.Save.Dir, checkpointsDir), checkpoint.Disk{})
+	steps, err := store.Steps()
+	if err != nil {
+		return fmt.Errorf("save.dir: %w", err)
+	}
+	return begunBefore(store, steps)
+}
+
+func begunBefore(store *checkpoint.Store, steps []int) error {
+	if len(steps) == 0 {
+		return nil
+	}
+	return fmt.Errorf("save.dir: %s has checkpoints of an earlier run, up to step %d: --resume goes on with it; another folder (--out), or removing that one, begins anew", store.Dir(), steps[len(steps)-1])
+}
+
 // findCheckpoint is rank 0's search.
 func (x *Run) findCheckpoint(again bool) (*checkpoint.Checkpoint, error) {
 	store := x.saves.store
@@ -219,10 +238,7 @@ func (x *Run) findCheckpoint(again bool) (*checkpoint.Checkpoint, error) {
 		return nil, err
 	}
 	if !again {
-		if len(steps) > 0 {
-			return nil, fmt.Errorf("save.dir: %s has checkpoints of an earlier run, up to step %d: --resume goes on with it; another folder (--out), or removing that one, begins anew", store.Dir(), steps[len(steps)-1])
-		}
-		return nil, nil
+		return nil, begunBefore(store, steps)
 	}
 	if len(steps) == 0 {
 		x.obs.note("%s has no checkpoint yet: the run begins with step 1", store.Dir())

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
@@ -41,12 +40,15 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	if err := embedder.Round(tensors, x.Recipe.Save.Precision); err != nil {
 		return fmt.Errorf("save.precision: %w", err)
 	}
-	text, err := x.Recipe.YAML()
+	card, err := x.card()
 	if err != nil {
 		return err
 	}
 	spec := embedder.SpecOf(x.folder, x.model, tensors)
-	spec.Adapter, spec.Card = adapter, x.card(string(text))
+	if x.ends() {
+		spec.Tokenizer = x.saveTokenizer
+	}
+	spec.Adapter, spec.Card = adapter, card
 	if x.Recipe.Data.Train[0].Prompts != nil || x.text.QueryPrompt != "" || x.text.DocumentPrompt != "" {
 		spec.Prompts = map[string]string{}
 		maps.Copy(spec.Prompts, x.folder.Prompts)
@@ -90,33 +92,6 @@ func (x *Run) saveOver(s gpustage.Stream, steps int) error {
 
 // base is what training began with.
 func (x *Run) base() string { return embedder.BaseOf(x.folder, x.model, x.Recipe.Model.Path) }
-
-// card is what a model card says of the run.
-func (x *Run) card(text string) hfmodel.Card {
-	var sources []hfmodel.Dataset
-	for i, src := range x.Recipe.Data.Train {
-		columns := []string{src.Query}
-		if src.Positive != "" {
-			columns = append(columns, src.Positive)
-		}
-		if src.Documents != "" {
-			columns = append(columns, src.Documents)
-		}
-		sources = append(sources, hfmodel.Dataset{Name: strings.Join(src.Path, ", "), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
-	}
-	c := hfmodel.Card{BaseModel: x.base(), Recipe: text, TrainingData: sources}
-	own := x.own.mark()
-	if own.Loss != "" {
-		c.Summary = fmt.Sprintf("Its loss was a program's own, `%s`, in the place of the recipe's.", own.Loss)
-	}
-	if own.Row {
-		c.Summary = strings.TrimSpace(c.Summary + " A program changed its rows before they were read.")
-	}
-	if x.measured != nil {
-		c.Metrics = x.measured.results
-	}
-	return c
-}
 
 // merges tells whether LoRA's factors are merged into the weights that are saved: CrossEncoder and FlagEmbedding load no adapters of
 // rerankers, nor of models with heads of tokens, and of sparse encoders only what names their model for masked language modelling.

@@ -84,9 +84,9 @@ func (c *checker) noScored(e Eval, kind string) {
 func (x *Run) openScored(ctx context.Context) error {
 	e := x.Recipe.Eval
 	add := func(kind string, i, n int, name, path string, load func(ctx context.Context, key string) (*scoredTask, error)) error {
-		t := task{key: taskKey(kind, i, n), name: taskName(name, path), from: path}
+		t := task{key: taskKey(kind, i, n), name: taskName(name, path), from: shortPath(path)}
 		if name != "" {
-			t.from = name + ": " + path
+			t.from = name + ": " + shortPath(path)
 		}
 		var err error
 		if t.scored, err = load(x.noting(ctx, t.key), t.key); err != nil {

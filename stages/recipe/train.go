@@ -526,7 +526,9 @@ func (x *Run) hideMore() string {
 	} else if x.predictedSubs() > 1 {
 		help = append(help, "larger sub-batches (batch.sub_batch) give gradients a longer backward pass to travel beside")
 	}
-	if r.Mesh.Wire == "f32" {
+	if alone := x.device.Info().Threads > 0 && x.share.Ranks == x.ranks.Size(); alone { // no wire is between them
+		help = append(help, "the ranks share this machine's processors and wait for each other, so that fewer of them may take no longer")
+	} else if r.Mesh.Wire == "f32" {
 		help = append(help, "mesh.wire: bf16 sends half")
 	}
 	if !x.sharding.early {

@@ -156,14 +156,14 @@ func TestData(t *testing.T) {
 		return out
 	}
 	set := func(c *recipe.Record) {
-		c.Truncated, c.Dropped, c.DroppedBy, c.NotFinite, c.Tokens, c.Padding, c.Cut = 7, 5, "batch.drop_last", 4, 300, 100, 9
+		c.Truncated, c.Dropped, c.DroppedBy, c.NotFinite, c.Tokens, c.Padding, c.Cut, c.Pairs = 7, 5, "batch.drop_last", 4, 300, 100, 9, 60
 	}
 	p := recorded(t, set)
 	if resumed := recorded(t, func(c *recipe.Record) { c.From = 3 }); !strings.Contains(resumed, "<small>since it was resumed after step 3</small>") || strings.Contains(p, "resumed") {
 		t.Error("what the time is of is not said")
 	}
 	want := []string{
-		"ends of texts|7|longer than model.max_length", "ends of texts|9|cut by contraflow prep, whose token ids the run took; each counts once, however often the run saw it", "rows|5|batch.drop_last", "steps|4|their gradient was not finite (train.on_nan)",
+		"ends of texts|7|longer than model.max_length; each counts as often as it was read, in 60 rows", "ends of texts|9|cut by contraflow prep, whose token ids the run took; each counts once, however often the run saw it", "rows|5|batch.drop_last; over all epochs, in which 60 were read", "steps|4|their gradient was not finite (train.on_nan)",
 		"rows|2|column &#34;query&#34;: null; the first is a.parquet: row group 2, row 3", "rows|1|not JSON; the first is b.jsonl:2",
 	}
 	if got := left(p); !slices.Equal(got, want) {
@@ -186,7 +186,7 @@ func TestData(t *testing.T) {
 			t.Errorf("no %q", name)
 		}
 		ended := strings.HasPrefix(name, "done") || strings.HasPrefix(name, "stopped")
-		if slices.Contains(left(p), "rows|5|batch.drop_last") != ended {
+		if slices.Contains(left(p), "rows|5|batch.drop_last; over all epochs, in which 60 were read") != ended {
 			t.Errorf("%s: %q", name, left(p))
 		}
 	}
@@ -389,7 +389,7 @@ func TestHeldOutLoss(t *testing.T) {
 func TestHeldOutLossOfBest(t *testing.T) {
 	const evals = `{"step":1,"metric":"map","value":0.4,"loss":3}` + "\n" + `{"step":2,"metric":"map","value":0.2,"loss":2}` + "\n"
 	for record, want := range map[string]string{
-		`"best":0.4,"best_step":1`: "<dt>held-out loss</dt><dd>3 <small>at step 1; last 2</small></dd>",
+		`"best":0.4,"best_step":1`: "<dt>held-out loss</dt><dd>3 <small>of the saved model, step 1; last 2</small></dd>",
 		`"best":0.2,"best_step":2`: "<dt>held-out loss</dt><dd>2</dd>",
 		`"best":0.5,"best_step":9`: "<dt>held-out loss</dt><dd>2</dd>", // which is not among them
 		`"steps":2`:                "<dt>held-out loss</dt><dd>2</dd>",

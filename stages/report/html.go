@@ -169,7 +169,7 @@ func (r *Run) besides() (e Eval, note string) {
 	if best == 0 || best == e.Step || i < 0 {
 		return e, ""
 	}
-	note = fmt.Sprintf("at step %s", grouped(int64(best)))
+	note = fmt.Sprintf("of the saved model, step %s", grouped(int64(best)))
 	if e.Loss != nil {
 		note += "; last " + short(*e.Loss)
 	}
@@ -520,12 +520,19 @@ func data(b *strings.Builder, r *Run, in string) {
 	row := func(what string, n int64, why string) {
 		fmt.Fprintf(b, "<tr><td>%s</td><td>%s</td><td class=\"text prose\">%s</td></tr>\n", html.EscapeString(what), grouped(n), html.EscapeString(why))
 	}
-	row("ends of texts", int64(c.Truncated), "longer than model.max_length")
+	cut, dropped := "longer than model.max_length", c.DroppedBy
+	if c.Truncated > 0 {
+		cut += fmt.Sprintf("; each counts as often as it was read, in %s rows", grouped(int64(c.Pairs)))
+	}
+	if c.Dropped > 0 {
+		dropped += fmt.Sprintf("; over all epochs, in which %s were read", grouped(int64(c.Pairs)))
+	}
+	row("ends of texts", int64(c.Truncated), cut)
 	if c.Cut > 0 {
 		row("ends of texts", c.Cut, "cut by contraflow prep, whose token ids the run took; each counts once, however often the run saw it")
 	}
 	if c.Done || c.Stopped {
-		row("rows", c.Dropped, c.DroppedBy)
+		row("rows", c.Dropped, dropped)
 	}
 	row("steps", int64(c.NotFinite), "their gradient was not finite (train.on_nan)")
 	if len(r.Skipped) == 0 {

@@ -39,6 +39,7 @@ CLASSES = {
 }  # fmt: skip
 T5 = {"d_model": 48, "d_kv": 10, "d_ff": 96, "num_layers": 3, "num_heads": 4, "relative_attention_num_buckets": 16, "relative_attention_max_distance": 60}
 ENCODERS = {"T5Config": "T5EncoderModel", "MT5Config": "MT5EncoderModel"}
+EOS = {"Llama": {"add_bos_token": True}, "Qwen2": {}}  # families that train with model.eos, and what their tokenizer puts before texts
 DEFAULT_PROMPT = ["BERT", "Qwen3"]  # families whose folder has one
 
 # family: config class, its arguments, tokenizer (of tokenize/families.py) and its special tokens, pooling; perhaps Dense modules
@@ -59,7 +60,8 @@ FAMILIES = {
     "GTE v1.5": ("GteConfig", {**SMALL, "hidden_dropout_prob": 0.0}, "xlm-roberta", SPM, "cls"),
     "Llama": (
         "LlamaConfig", {**DECODER, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-                        "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}, "llama3", {"pad_token": "<|end_of_text|>"}, "lasttoken",
+                        "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}, "llama3",
+        {"pad_token": "<|end_of_text|>", "bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}, "lasttoken",
     ),
     "EuroBERT": ("EuroBertConfig", DECODER, "llama3", {"pad_token": "<|end_of_text|>"}, "mean"),
     "Mistral": ("MistralConfig", {**DECODER, "sliding_window": 24}, "mistral", {"pad_token": "</s>"}, "lasttoken"),
@@ -150,7 +152,7 @@ for name, spec in FAMILIES.items():
     trained = work / "trained"
     shutil.rmtree(trained, ignore_errors=True)
     recipe = {
-        "model": {"path": str(folder)}, "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive"}]},
+        "model": {"path": str(folder), **({"eos": True} if name in EOS else {})}, "data": {"train": [{"path": str(work / "train.parquet"), "query": "query", "positive": "positive"}]},
         "batch": {"global_size": 32, "no_duplicates": False}, "optimizer": {"lr": 1e-3}, "train": {"max_steps": 4}, "save": {"dir": str(trained)},
     }  # fmt: skip
     (work / "recipe.yaml").write_text(json.dumps(recipe))
@@ -158,6 +160,12 @@ for name, spec in FAMILIES.items():
     after = ours(trained / "model", texts)
     if np.abs(after - before).max() < 1e-3:
         sys.exit(f"{name}: training changed nothing: this check would not see a model that is saved as it was loaded")
+    if name in EOS:
+        ending = transformers.AutoTokenizer.from_pretrained(folder, add_eos_token=True, **EOS[name])
+        saved, plain = transformers.AutoTokenizer.from_pretrained(trained / "model"), transformers.AutoTokenizer.from_pretrained(folder)
+        for text in texts:
+            if not saved(text)["input_ids"] == ending(text)["input_ids"] != plain(text)["input_ids"]:
+                sys.exit(f"{name}: the saved tokenizer does not end {text[:80]!r} as add_eos_token=True does")
     cls = getattr(transformers, ENCODERS.get(spec[0], "AutoModel"))
     if spec[0] in ENCODERS and transformers.AutoConfig.from_pretrained(trained / "model").architectures != [ENCODERS[spec[0]]]:
         sys.exit(f"{name}: saved as another class than the encoder's")

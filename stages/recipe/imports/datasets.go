@@ -337,7 +337,7 @@ func (r *recipe) ownLosses() {
 			r.result.Unknown = append(r.result.Unknown, p.of()+s)
 		}
 		for _, option := range slices.Sorted(maps.Keys(own.asked)) {
-			if _, ok := r.settings[option]; ok {
+			if _, ok := r.settings[option]; ok && !r.used[option] { // by the trainer's rules
 				r.without(option, "is said beside losses of datasets: it belongs into one of them, loss: {%s: {name: ..., %s: ...}}", r.parts[0].name, option)
 			}
 		}

@@ -26,7 +26,7 @@ func TestDatasets(t *testing.T) {
 	r, res := mapping(t, `{"model": "m", "train_dataset": {"nli": "nli.parquet", "sts": ["a.parquet", "b.parquet"]},
 		"loss": {"nli": {"name": "CachedMultipleNegativesRankingLoss", "mini_batch_size": 32, "scale": 30}, "sts": {"name": "MatryoshkaLoss", "loss": "losses.CoSENTLoss", "matryoshka_dims": [64, 32]}},
 		"columns": {"nli": ["anchor", "positive", "negative"], "sts": ["s1", "s2", "score"]},
-		"args": {"prompts": {"nli": {"anchor": "q: "}, "sts": "x: "}, "multi_dataset_batch_sampler": "round_robin"}}`)
+		"args": {"arguments": "SentenceTransformerTrainingArguments", "prompts": {"nli": {"anchor": "q: "}, "sts": "x: "}, "multi_dataset_batch_sampler": "round_robin"}}`)
 	nli, sts := r.Data.Train[0], r.Data.Train[1]
 	if len(res.Without)+len(res.Unknown) > 0 || strings.Contains(res.Recipe, "no data is named") || strings.Contains(res.Recipe, "no setting called loss") || strings.Contains(res.Recipe, "columns are called") {
 		t.Errorf("%s", res.Recipe)

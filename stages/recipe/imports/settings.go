@@ -50,8 +50,14 @@ func (r *recipe) model() {
 	embeds := r.from == FlagEmbedding && !r.reranks() // with defaults of its own
 	if m, ok := r.word("sentence_pooling_method"); ok {
 		r.keys["model.pooling"] = plain(strings.TrimSuffix(m, "_token"))
+	} else if embeds && r.decoder() {
+		r.keys["model.pooling"] = "last"
+		r.assume("pooling is last: FlagEmbedding's default, cls, takes the vector of the first position, which is padding in most texts and in a causal model sees nothing of them")
 	} else if embeds {
 		r.keys["model.pooling"] = "cls"
+	}
+	if embeds && r.decoder() {
+		r.keys["model.eos"] = "true" // its tokenizer is loaded with add_eos_token=True
 	}
 	if v, ok := r.yes("normalize_embeddings"); ok || embeds {
 		r.keys["model.normalize"] = fmt.Sprint(v || !ok)
@@ -226,7 +232,7 @@ func (r *recipe) batch() {
 	default:
 		r.set("batch.no_duplicates", "false", "true")
 		if r.from == SentenceTransformers {
-			r.assume("batches may hold a text twice, as with batch_sampler's default; batch.no_duplicates: true is better and costs nothing")
+			r.assume("batches may hold a text twice, as with batch_sampler's default; batch.no_duplicates: true is mostly better: all rows are read before the first step, and those that fit into no batch are left out and counted")
 		}
 	}
 	if v, ok := r.yes("group_by_length"); ok && v {
@@ -561,7 +567,7 @@ var nothing = strings.Fields(`
 	save_safetensors save_on_each_node enable_jit_checkpoint resume_from_checkpoint
 	use_cpu no_cuda use_mps_device use_ipex jit_mode_eval tpu_num_cores tpu_metrics_debug torch_compile torch_compile_backend torch_compile_mode torchdynamo
 	use_liger_kernel liger_kernel_config gradient_checkpointing_kwargs activation_checkpointing_kwargs half_precision_backend fp16_backend fp16_opt_level
-	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of
+	cache_path cache_dir token trust_remote_code use_fast_tokenizer use_slow_tokenizer use_flash_attn pad_to_multiple_of kd_loss_type
 	query_instruction_format passage_instruction_format query_instruction_for_retrieval passage_instruction_for_retrieval use_lora`)
 
 // counterparts are settings that change what is computed and have no key.
@@ -572,7 +578,6 @@ var counterparts = map[string]string{
 	"use_self_distill":          "belongs to model.kind: m3",
 	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step":   "belongs to model.kind: m3",
-	"kd_loss_type":              "the kind of distillation is loss.name's",
 	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.loss or a reranker's eval.rerank has data",
 	"evaluator":                 "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets or a reranker's eval.rerank measures the model while it trains, each with files of its own",
 	"eval_delay":                "evaluations begin after eval.every steps, or with eval.at_start: true before the first",

@@ -1,0 +1,95 @@
+package recipe
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/tokenize"
+)
+
+// The first token's vector of a causal model, which knows nothing of the text, is refused; with a model whose tokens see each other it trains.
+func TestCausalPooling(t *testing.T) {
+	j := newJob(t, 30)
+	causal := j.family(t, "mistral", nil)
+	const want = "model.pooling: cls is the first token's vector"
+	for pooling, refused := range map[string]bool{"cls": true, "last": false, "mean": false} {
+		_, err := j.run(t, pooling, nil, 0, false, "model.path="+causal, "model.pooling="+pooling, "train.max_steps=1")
+		if refused != (err != nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", pooling, err)
+		}
+	}
+	if _, err := j.run(t, "bert", nil, 0, false, "model.pooling=cls", "train.max_steps=1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// With model.eos all texts end in the tokenizer's EOS token, in training and in the saved model, also of an adapter; without it a note says that pooling: last
+// takes whatever stands there.
+func TestEOS(t *testing.T) {
+	j := newJob(t, 30)
+	model := j.family(t, "mistral", map[string]any{"max_position_embeddings": 400})
+	// The tokenizer of a base model: nothing behind texts, and an EOS token.
+	edit := func(name string, change func(map[string]any)) {
+		t.Helper()
+		file := filepath.Join(model, name)
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all map[string]any
+		if err := json.Unmarshal(raw, &all); err != nil {
+			t.Fatal(err)
+		}
+		change(all)
+		if raw, err = json.Marshal(all); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("tokenizer.json", func(all map[string]any) { all["post_processor"] = nil })
+	edit("tokenizer_config.json", func(all map[string]any) { all["eos_token"] = "[SEP]" })
+	base, err := tokenize.Load(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eos, _ := base.ID("[SEP]")
+	want := append(base.Encode(j.words[7], 0), eos)
+
+	tokens := map[string]int{}
+	for name, more := range map[string][]string{"none": nil, "false": {"model.eos=false"}, "true": {"model.eos=true"}, "adapter": {"model.eos=true", "model.lora={rank: 2}"}} {
+		o, err := j.run(t, name, nil, 0, false, append(more, "model.path="+model, "model.pooling=last", "train.max_steps=1", "batch.accumulate=1", "data.shuffle=false", "model.max_length=300")...)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		noted := strings.Contains(fmt.Sprint(o.notes), "with model.eos: true all end in [SEP]")
+		if noted != (name == "none") {
+			t.Errorf("%s: %q", name, o.notes)
+		}
+		tokens[name] = o.summary.Tokens
+		saved, err := tokenize.Load(filepath.Join(j.dir, name, "model"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		with := name == "true" || name == "adapter"
+		if got := saved.Encode(j.words[7], 0); slices.Equal(got, want) != with {
+			t.Errorf("%s: the saved tokenizer makes %v, want %v: %v", name, got, want, with)
+		}
+	}
+	// A step has 13 rows, each a query and a positive, and all fit.
+	if tokens["true"] != tokens["none"]+26 || tokens["adapter"] != tokens["true"] || tokens["false"] != tokens["none"] {
+		t.Errorf("tokens of a step: %v", tokens)
+	}
+	if _, err := j.run(t, "refused", nil, 0, false, "model.eos=true"); err == nil || !strings.Contains(err.Error(), "model.eos: ") || !strings.Contains(err.Error(), "names no eos_token") { // BERT's
+		t.Error(err)
+	}
+	if _, err := Parse("r.yaml", []byte(minimal), []string{"model.kind=m3", "model.eos=true"}); err == nil || !strings.Contains(err.Error(), "model.eos: is for model.kind: embedder") {
+		t.Error(err)
+	}
+}

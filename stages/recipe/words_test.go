@@ -1,0 +1,81 @@
+package recipe
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What a run says of itself before its first step: of a reranker pairs, and that its head is new; of datasets the span of their texts; and the precision.
+func TestDescribeRows(t *testing.T) {
+	j := newJob(t, 30)
+	data := filepath.Join(j.dir, "data.jsonl")
+	pairs, triplets := fmt.Sprintf("{path: %q, query: q, positive: p}", data), fmt.Sprintf("{path: %q, query: q, positive: p, negatives: [q]}", data)
+	for _, c := range []struct {
+		sets []string
+		want []string
+		not  string
+	}{
+		{nil, []string{"30 rows, 2 texts each, cut at 32 (queries) and 32 tokens", "device  cpu:", ", f32: ", "memory  at most "}, "on each device"},
+		{[]string{"train.precision=bf16", "data.train=[" + pairs + ", " + triplets + "]"}, []string{"60 rows in 2 datasets, proportional, 2 to 3 texts each, cut", ", bf16: "}, "f32: "},
+		{[]string{"model.kind=reranker", "data.train=[" + triplets + "]"}, []string{"30 rows, a query and 2 documents each, pairs cut at 32 tokens"}, "texts each"},
+		{[]string{"model.kind=reranker", "loss=bce", fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, label: y}, %s]", labelled(t, j), triplets), "data.train.1.loss=cross_entropy"}, []string{"a query and 1 to 2 documents each, pairs cut at 32 tokens"}, "texts each"},
+	} {
+		var notes []string
+		r, err := Parse("job", []byte(j.text), append(c.sets, "save.dir="+filepath.Join(j.dir, "run")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := Open(t.Context(), r, Observer{Note: func(s string) { notes = append(notes, s) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := x.Describe()
+		for _, want := range c.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%v: no %q in\n%s", c.sets, want, text)
+			}
+		}
+		if strings.Contains(text, c.not) {
+			t.Errorf("%v: %q in\n%s", c.sets, c.not, text)
+		}
+		if fresh := strings.Contains(fmt.Sprint(notes), "has no head that scores: a new one, on cls pooling, begins at random"); fresh != (r.Model.Kind == "reranker") {
+			t.Errorf("%v: %q", c.sets, notes)
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// A reranker that has its head says nothing of it, and a folder with checkpoints is found before anything is read.
+	first, err := j.run(t, "reranker", nil, 0, false, "model.kind=reranker", "data.train=["+triplets+"]", "train.max_steps=2", "save.every=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "again", nil, 0, false, "model.kind=reranker", "data.train=["+triplets+"]", "train.max_steps=1", "model.path="+first.summary.Model)
+	if err != nil || strings.Contains(fmt.Sprint(o.notes), "has no head") {
+		t.Errorf("%v: %q", err, o.notes)
+	}
+	for dir, want := range map[string]string{"reranker": "has checkpoints of an earlier run, up to step 2", "nowhere": ""} {
+		r := Default()
+		r.Save.Dir = filepath.Join(j.dir, dir)
+		if err := r.CheckBeginning(); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+}
+
+// labelled writes pairs with a label.
+func labelled(t *testing.T, j *job) string {
+	t.Helper()
+	path := filepath.Join(j.dir, "labelled.jsonl")
+	var b strings.Builder
+	for i := range 30 {
+		fmt.Fprintf(&b, "{\"q\": %q, \"p\": %q, \"y\": %d}\n", j.words[i], j.words[i+1], i%2)
+	}
+	if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,118 @@
+package tokenize
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Ends tells whether a special token stands behind every text, as [SEP] does with BERT; where texts are cut it stays.
+func (t *Tokenizer) Ends() bool {
+	last := t.template.single[len(t.template.single)-1]
+	return len(last.ids) > 0
+}
+
+// EOS is the text of the token that tokenizer_config.json calls eos_token; "": it names none.
+func (t *Tokenizer) EOS() string { return t.eos }
+
+// Ending is a tokenizer that puts its EOS token behind every text and pair, as transformers does when it loads one with add_eos_token=True; one that
+// does so already is returned as it is. The files that it saves say so too: tokenizer.json in its post_processor, and tokenizer_config.json in
+// add_eos_token, by which classes of transformers 4 build theirs anew.
+func (t *Tokenizer) Ending() (*Tokenizer, error) {
+	if t.eos == "" {
+		return nil, fmt.Errorf("%s names no eos_token", fileConfig)
+	}
+	id, ok := t.ids[t.eos]
+	if !ok {
+		return nil, fmt.Errorf("the tokenizer has no token %q, which %s calls eos_token", t.eos, fileConfig)
+	}
+	if last := t.template.single[len(t.template.single)-1]; len(last.ids) > 0 && last.ids[len(last.ids)-1] == id {
+		return t, nil
+	}
+	if t.files[fileTokenizer] == nil {
+		return nil, fmt.Errorf("there is no %s, in which what stands behind texts could be said", fileTokenizer)
+	}
+	ending, eos := *t, templatePiece{ids: []int32{id}}
+	ofPair := eos
+	if n := len(t.template.pair); n > 0 {
+		ofPair.typeID = t.template.pair[n-1].typeID
+	}
+	ending.setTemplate(template{single: append(slices.Clone(t.template.single), eos), pair: append(slices.Clone(t.template.pair), ofPair)})
+	var post struct {
+		PostProcessor json.RawMessage `json:"post_processor"`
+	}
+	var err error
+	if err = decodeJSON(t.files[fileTokenizer], &post); err != nil {
+		return nil, fmt.Errorf("%s: %w", fileTokenizer, err)
+	}
+	ending.files = maps.Clone(t.files)
+	if ending.files[fileTokenizer], err = replaceKey(t.files[fileTokenizer], "post_processor", ending.postProcessor(bytes.Contains(post.PostProcessor, []byte(`"ByteLevel"`)))); err != nil {
+		return nil, fmt.Errorf("%s: %w", fileTokenizer, err)
+	}
+	if ending.files[fileConfig], err = replaceKey(t.files[fileConfig], "add_eos_token", true); err != nil {
+		return nil, fmt.Errorf("%s: %w", fileConfig, err)
+	}
+	ending.hash = hashFiles([]byte(t.hash), []byte("ending"))
+	return &ending, nil
+}
+
+// postProcessor is the template as tokenizer.json has it; trimming: behind the one that trims the offsets of bytes.
+func (t *Tokenizer) postProcessor(trimming bool) any {
+	specials := map[string]any{}
+	pieces := func(from []templatePiece) (all []any) {
+		for _, p := range from {
+			if p.ids == nil {
+				all = append(all, orderedObject{{"Sequence", orderedObject{{"id", "AB"[p.sequence : p.sequence+1]}, {"type_id", p.typeID}}}})
+			}
+			for _, id := range p.ids {
+				text := t.texts[id]
+				specials[text] = orderedObject{{"id", text}, {"ids", []int32{id}}, {"tokens", []string{text}}}
+				all = append(all, orderedObject{{"SpecialToken", orderedObject{{"id", text}, {"type_id", p.typeID}}}})
+			}
+		}
+		return all
+	}
+	of := orderedObject{{"type", "TemplateProcessing"}, {"single", pieces(t.template.single)}, {"pair", pieces(t.template.pair)}, {"special_tokens", specials}}
+	if !trimming {
+		return of
+	}
+	bytes := orderedObject{{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", false}, {"use_regex", true}}
+	return orderedObject{{"type", "Sequence"}, {"processors", []any{bytes, of}}}
+}
+
+// replaceKey gives a key of a JSON object another value, or adds it; all other bytes stay.
+func replaceKey(object []byte, key string, value any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil {
+		return nil, err
+	}
+	text := bytes.TrimSpace(b.Bytes())
+	d := json.NewDecoder(bytes.NewReader(object))
+	if _, err := d.Token(); err != nil {
+		return nil, err
+	}
+	begins, more := d.InputOffset(), false
+	for d.More() {
+		more = true
+		name, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		var old json.RawMessage
+		if err := d.Decode(&old); err != nil {
+			return nil, err
+		}
+		if end := d.InputOffset(); name == key {
+			return slices.Concat(object[:end-int64(len(old))], text, object[end:]), nil
+		}
+	}
+	text = slices.Concat([]byte(`"`+key+`": `), text)
+	if more {
+		text = append(text, ',')
+	}
+	return slices.Concat(object[:begins], text, object[begins:]), nil
+}

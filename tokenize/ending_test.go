@@ -1,0 +1,106 @@
+package tokenize
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A tokenizer that puts its EOS token behind texts gives the ids of the one it is made of with the token behind them, also where texts are cut, and so does what
+// it saves; one that ends so already stays as it is. The rows are tokenizers as models have them, with what Hugging Face makes of texts.
+func TestEnding(t *testing.T) {
+	eos := map[string]string{"llama2": "</s>", "llama3": "<|end_of_text|>", "mistral": "</s>", "qwen2": "<|endoftext|>", "gemma": "<eos>"}
+	seen := 0
+	for row := range familyRows(t, "families.jsonl.gz") {
+		var probe struct {
+			Added []struct {
+				Content string
+				ID      int32
+			} `json:"added_tokens"`
+		}
+		if err := json.Unmarshal(row.File, &probe); err != nil {
+			t.Fatal(err)
+		}
+		token, id := eos[row.Name], int32(-1)
+		for _, a := range probe.Added {
+			if a.Content == token || token == "" && id < 0 { // of others any special token does
+				token, id = a.Content, a.ID
+			}
+		}
+		if id < 0 {
+			continue
+		}
+		config, err := json.Marshal(map[string]any{"eos_token": token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain, err := fromFiles(map[string][]byte{fileTokenizer: row.File, fileConfig: config})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ending, err := plain.Ending()
+		if err != nil {
+			t.Fatalf("%s: %v", row.Name, err)
+		}
+		if ending == plain {
+			continue // it ends so
+		}
+		seen++
+		dir := t.TempDir()
+		if err := ending.Save(dir); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Load(dir)
+		if err != nil {
+			t.Fatalf("%s: %v", row.Name, err)
+		}
+		if same, err := again.Ending(); err != nil || same != again || !again.Ends() || ending.Hash() == plain.Hash() {
+			t.Errorf("%s: what is saved does not end in its EOS token: %v", row.Name, err)
+		}
+		texts := 0
+		for text, ids := range row.texts(t) {
+			if texts++; texts > 20 {
+				break
+			}
+			want := append(slices.Clone(ids), id)
+			short := append(plain.Encode(text, 6), id)
+			for name, tok := range map[string]*Tokenizer{"as it is": ending, "saved": again} {
+				if got := tok.Encode(text, 0); !slices.Equal(got, want) {
+					t.Fatalf("%s, %s: %q is %v, want %v", row.Name, name, text, got, want)
+				}
+				if got := tok.Encode(text, 7); !slices.Equal(got, short) {
+					t.Fatalf("%s, %s: %q cut at 7 is %v, want %v", row.Name, name, text, got, short)
+				}
+			}
+		}
+		var saved map[string]any
+		if data, err := os.ReadFile(filepath.Join(dir, fileConfig)); err != nil || json.Unmarshal(data, &saved) != nil || fmt.Sprint(saved["add_eos_token"]) != "true" || saved["eos_token"] != token {
+			t.Errorf("%s: %s is %s, %v", row.Name, fileConfig, data, err)
+		}
+	}
+	if seen < 3 {
+		t.Errorf("%d tokenizers", seen)
+	}
+
+	const file = `{"version": "1.0", "post_processor": null, "model": {"type": "BPE", "vocab": {"a": 0, "</s>": 1}, "merges": []}}`
+	for config, want := range map[string]string{`{}`: "names no eos_token", `{"eos_token": "<end>"}`: `no token "<end>"`} {
+		tok, err := fromFiles(map[string][]byte{fileTokenizer: []byte(file), fileConfig: []byte(config)})
+		if err == nil {
+			_, err = tok.Ending()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", config, err)
+		}
+	}
+	tok, err := fromFiles(map[string][]byte{fileVocab: []byte("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\nend\n"), fileConfig: []byte(`{"eos_token": "end"}`)})
+	if err == nil {
+		_, err = tok.Ending()
+	}
+	if err == nil || !strings.Contains(err.Error(), "there is no tokenizer.json") {
+		t.Errorf("vocab.txt: %v", err)
+	}
+}
