@@ -175,7 +175,7 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newMix(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
+	root.AddCommand(newQuickstart(), newTrain(), newCheck(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newMix(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
