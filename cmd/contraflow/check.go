@@ -59,7 +59,7 @@ It exits with 1 if there is anything that would end a run.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the rows as lines of JSON, as skipped.jsonl has them")
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print the rows and errors only")
+	cmd.Flags().BoolVar(&quiet, "quiet", false, "print the rows and errors only")
 	f.add(cmd)
 	return cmd
 }

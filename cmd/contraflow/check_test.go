@@ -104,7 +104,7 @@ save: {dir: DIR/run}
 			}
 		}
 	}
-	r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "data.train.1.path="+at("none.jsonl"), "-q")
+	r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "data.train.1.path="+at("none.jsonl"), "--quiet")
 	for _, want := range []string{"data.train[1]: ", "no such file", "4 rows to train on", "16 rows to measure"} {
 		if r.code != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stdout, at("a.jsonl")+`:4, column "p": the text is null`+"\n") || strings.Contains(r.stderr, "data.train[0]:") {
 			t.Errorf("exit code %d, want %q in\n%s%s", r.code, want, r.stdout, r.stderr)

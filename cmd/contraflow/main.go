@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -252,6 +253,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 func expanded(cmd *cobra.Command, arg string) (hint string) {
 	if _, err := os.Stat(arg); err != nil {
 		return ""
+	}
+	if f := cmd.Flags().Lookup("config"); f != nil && f.Shorthand != "" && !f.Changed && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(arg)) {
+		return "; a recipe is named by -c " + arg
 	}
 	for _, name := range []string{"input", "corpus", "queries", "qrels", "data"} {
 		f := cmd.Flags().Lookup(name)
