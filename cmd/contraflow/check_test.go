@@ -104,6 +104,9 @@ save: {dir: DIR/run}
 			}
 		}
 	}
+	if r := contraflow(t, "", "train", "-c", at("recipe.yaml"), "--set", "batch.no_duplicates=true"); r.code != 1 || !strings.Contains(r.stderr, at("a.jsonl")+":4, ") || !strings.Contains(r.stderr, "\nNext: contraflow check -c "+at("recipe.yaml")+" lists all rows") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
 	r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "data.train.1.path="+at("none.jsonl"), "--quiet")
 	for _, want := range []string{"data.train[1]: ", "no such file", "4 rows to train on", "16 rows to measure"} {
 		if r.code != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stdout, at("a.jsonl")+`:4, column "p": the text is null`+"\n") || strings.Contains(r.stderr, "data.train[0]:") {

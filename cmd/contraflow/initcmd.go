@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 )
@@ -83,8 +85,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 				if err := newmodel.CreateWith(cmd.Context(), out, spec, tok); err != nil {
 					return err
 				}
-				created(cmd, out)
-				return nil
+				return created(cmd, out)
 			}
 			t, err := dataset.OpenTable(cmd.Context(), input)
 			if err != nil {
@@ -100,8 +101,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 			if err := read.say(cmd, out, spec.Vocab); err != nil {
 				return err
 			}
-			created(cmd, out)
-			return nil
+			return created(cmd, out)
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "folder for the model")
@@ -145,12 +145,33 @@ func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (
 	if err != nil {
 		return fmt.Errorf("--distill: %w", err)
 	}
-	created(cmd, out)
-	return nil
+	return created(cmd, out)
 }
 
-func created(cmd *cobra.Command, out string) {
-	fmt.Fprintf(cmd.ErrOrStderr(), "a new model is in %s; train it with model.path: %s\n", out, out)
+// created says what is there now.
+func created(cmd *cobra.Command, out string) error {
+	f, err := hfmodel.Open(out)
+	if err != nil {
+		return err
+	}
+	weights, err := safetensors.Open(filepath.Join(f.TransformerDir, "model.safetensors"))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	parameters := 0
+	for _, name := range weights.Names() {
+		t, err := weights.Tensor(name)
+		if err != nil {
+			return errors.Join(err, weights.Close())
+		}
+		n := 1
+		for _, d := range t.Shape {
+			n *= d
+		}
+		parameters += n
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "a new model of %.3g million parameters is in %s; train it with model.path: %s\n", float64(parameters)/1e6, out, out)
+	return weights.Close()
 }
 
 // withConfig takes the model's shape from a file.

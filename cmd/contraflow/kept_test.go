@@ -106,7 +106,7 @@ func TestInitFigures(t *testing.T) {
 		more []string
 		want string
 	}{
-		"shape": {[]string{"--config", at("config.json")}, "a vocabulary of 90 tokens, from 61 texts\n1 text is empty\n"},
+		"shape": {[]string{"--config", at("config.json")}, "a vocabulary of 90 tokens, from 61 texts\n1 text is empty\na new model of 0.0136 million parameters is in "},
 		"said":  {[]string{"--config", at("config.json"), "--vocab", "100"}, "a vocabulary of 100 tokens, from 61 texts\n"},
 		"few":   {[]string{"--static", "--hidden", "8"}, " tokens, and not 30000: the texts give no more, from 61 texts\n"},
 	} {

@@ -118,6 +118,8 @@ func next(cmd *cobra.Command, err error) string {
 		return "contraflow init --help makes a new model; contraflow quickstart --out q trains one on this machine's Go sources"
 	case errors.Is(err, dataset.ErrNoFiles):
 		return "contraflow quickstart --out q makes data to look at: q/train.parquet, if you have none yet"
+	case errors.Is(err, dataset.ErrBadRow) && cmd.Name() == "train":
+		return fmt.Sprintf("contraflow check -c %s lists all rows that can't be used", cmd.Flag("config").Value)
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC):
