@@ -234,10 +234,14 @@ func report(s *prep.Stats, dir string, took time.Duration) {
 	}
 	for _, name := range prep.RuleNames {
 		if r := s.Rules[name]; r != nil {
-			fmt.Fprintf(os.Stderr, "%12d %s\n", r.Dropped, name)
+			first := ""
+			if len(r.Reasons) == 0 && len(r.Samples) > 0 { // each reason names its own
+				first = fmt.Sprintf(" (%s)", r.Where(""))
+			}
+			fmt.Fprintf(os.Stderr, "%12d %s%s\n", r.Dropped, name, first)
 			reasons, others := r.Most(mostReasons)
 			for _, reason := range reasons {
-				fmt.Fprintf(os.Stderr, "%16d %s\n", r.Reasons[reason], reason)
+				fmt.Fprintf(os.Stderr, "%16d %s (%s)\n", r.Reasons[reason], reason, r.Where(reason))
 			}
 			if others > 0 {
 				fmt.Fprintf(os.Stderr, "%16d for other reasons: %s/README.md\n", others, dir)

@@ -218,22 +218,28 @@ func TestUsageLine(t *testing.T) {
 	}
 }
 
-// An input of which nothing is left is named beside the counts, and a run that has dropped every row fails.
+// An input of which nothing is left is named beside the counts, as are the first rows that are dropped for a reason, and a run that has dropped every row fails.
 func TestInputLost(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
 	for name, content := range map[string]string{
-		"a.jsonl": "{\"q\": \"one\", \"p\": \"two\"}\n", "b.jsonl": "{\"q\": \"a short one\", \"p\": \"a longer document\"}\n",
+		"a.jsonl": "{\"q\": \"one\", \"p\": \"two\"}\n{\"q\": \"three\", \"p\": \"four\"}\n{\"q\": \"three\"}\nno\n{\"p\": \"four\"}\n{\"q\": \"two\"}\n", "b.jsonl": "{\"q\": \"a short one\", \"p\": \"a longer document\"}\n",
 		"PREP.yaml": fmt.Sprintf("input: [{name: a, path: %s, query: q, positive: p}, {name: b, path: %s, query: q, positive: p}]\noutput: {dir: %s}\nfilter: {document: {min: 2}}\n", path("a.jsonl"), path("b.jsonl"), path("out")),
 	} {
 		if err := os.WriteFile(path(name), []byte(content), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if code, text := said(t, "-c", path("PREP.yaml")); code != 0 || !strings.Contains(text, "no row of input \"a\" is left of 1\n") {
-		t.Errorf("exit code %d,\n%s", code, text)
+	code, text := said(t, "-c", path("PREP.yaml"))
+	for _, want := range []string{
+		"no row of input \"a\" is left of 6\n", "           2 length (a.jsonl:1 and 1 more)\n", "           4 unusable\n",
+		"               2 column \"p\": the text is null (a.jsonl:3, a.jsonl:6)\n", "               1 column \"q\": the text is null (a.jsonl:5)\n",
+	} {
+		if code != 0 || !strings.Contains(text, want) {
+			t.Errorf("exit code %d, want %q in\n%s", code, want, text)
+		}
 	}
-	if code, text := said(t, "-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"); code != 1 || !strings.Contains(text, "contraflow prep: no row is left of 2 rows, and nothing is written: length has dropped 2 ") {
+	if code, text := said(t, "-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"); code != 1 || !strings.Contains(text, "contraflow prep: no row is left of 7 rows, and nothing is written: unusable has dropped 4, ") {
 		t.Errorf("exit code %d,\n%s", code, text)
 	}
 }

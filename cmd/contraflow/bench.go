@@ -76,6 +76,10 @@ func (f *benchFlags) profiled(run func() error) error {
 	if f.profile == "" {
 		return run()
 	}
+	packed := func(head string) bool { return strings.HasPrefix(head, "\x1f\x8b") }
+	if err := sameKind("--cpu-profile", f.profile, "profile", packed); err != nil {
+		return err
+	}
 	out, err := atomicfile.Replace(f.profile)
 	if err != nil {
 		return err

@@ -530,7 +530,7 @@ func (p *embedding) end(e *embedder.Embedder, prompt string, in *embedInput) {
 		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, length)
 	}
 	if p.empty > 0 {
-		p.printf("%d texts are empty, and were embedded as such\n", p.empty)
+		p.printf("%s empty, and embedded as such\n", are(p.empty, "text"))
 	}
 	in.bad.say(p.ui)
 }

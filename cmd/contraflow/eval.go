@@ -24,7 +24,7 @@ func newEval() *cobra.Command {
 	var queries []string
 	var corpus, qrels, queryPrompt, docPrompt, runFile string
 	var scored scoredFlags
-	var asJSON, bm25 bool
+	var asJSON, bm25, quiet bool
 	cmd := &cobra.Command{
 		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE)",
 		Short: "Measure a model on a retrieval task, or on pairs or triplets of texts",
@@ -72,6 +72,11 @@ commands have it: what is measured on fewer rows is another task, which no other
 			if len(queries) > 1 && corpus+qrels != "" {
 				return usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
 			}
+			if runFile != "" {
+				if err := sameKind("--run", runFile, "ranking", isRanking); err != nil {
+					return err
+				}
+			}
 			for i, q := range queries { // known before a model is loaded
 				same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(q) }
 				if slices.ContainsFunc(queries[:i], same) {
@@ -95,7 +100,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 					return e.Similarity(cmd.Context(), queryPrompt, a, b)
 				})
 			}
-			u := newUI(cmd.ErrOrStderr(), false)
+			u := newUI(cmd.ErrOrStderr(), quiet)
 			var tasks []taskResult
 			for _, q := range queries {
 				of := ""
@@ -135,6 +140,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 	scored.add(cmd.Flags())
 	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair", "queries"))
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
+	cmd.Flags().BoolVar(&quiet, "quiet", false, "print no progress")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
 	cmd.Flags().StringVar(&runFile, "run", "", "write the ranking to this `FILE`, in TREC's format")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")

@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
+	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 )
 
@@ -81,8 +85,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 				if err := newmodel.CreateWith(cmd.Context(), out, spec, tok); err != nil {
 					return err
 				}
-				created(cmd, out)
-				return nil
+				return created(cmd, out)
 			}
 			t, err := dataset.OpenTable(cmd.Context(), input)
 			if err != nil {
@@ -91,11 +94,14 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 			defer t.Close()
 			t.KeepEmpty()
 			spec.Pooling = hfmodel.PoolingMode(pooling)
-			if err := newmodel.Create(cmd.Context(), out, spec, textsOf(cmd.Context(), t, columns)); err != nil {
+			var read textCount
+			if err := newmodel.Create(cmd.Context(), out, spec, textsOf(cmd.Context(), t, columns, &read)); err != nil {
 				return err
 			}
-			created(cmd, out)
-			return nil
+			if err := read.say(cmd, out, spec.Vocab); err != nil {
+				return err
+			}
+			return created(cmd, out)
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "folder for the model")
@@ -109,7 +115,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 	cmd.Flags().IntVar(&spec.Hidden, "hidden", 384, "hidden size (with --distill at most that of its embeddings, which is the default)")
 	cmd.Flags().IntVar(&spec.Layers, "layers", 6, "layers")
 	cmd.Flags().IntVar(&spec.Heads, "heads", 0, "attention heads (default: hidden/32)")
-	cmd.Flags().IntVar(&spec.Vocab, "vocab", 30000, "tokens of the vocabulary")
+	cmd.Flags().IntVar(&spec.Vocab, "vocab", 30000, "tokens of the vocabulary, fewer if the texts give no more (with --config: its vocab_size, if it has one)")
 	cmd.Flags().IntVar(&spec.MaxLength, "max-length", 0, "longest text in tokens (default 512, or what --config says; with --static any)")
 	cmd.Flags().Float64Var(&spec.Dropout, "dropout", 0.1, "dropout while training")
 	cmd.Flags().BoolVar(&spec.Lowercase, "lowercase", true, "lower-case texts")
@@ -139,12 +145,33 @@ func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (
 	if err != nil {
 		return fmt.Errorf("--distill: %w", err)
 	}
-	created(cmd, out)
-	return nil
+	return created(cmd, out)
 }
 
-func created(cmd *cobra.Command, out string) {
-	fmt.Fprintf(cmd.ErrOrStderr(), "a new model is in %s; train it with model.path: %s\n", out, out)
+// created says what is there now.
+func created(cmd *cobra.Command, out string) error {
+	f, err := hfmodel.Open(out)
+	if err != nil {
+		return err
+	}
+	weights, err := safetensors.Open(filepath.Join(f.TransformerDir, "model.safetensors"))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	parameters := 0
+	for _, name := range weights.Names() {
+		t, err := weights.Tensor(name)
+		if err != nil {
+			return errors.Join(err, weights.Close())
+		}
+		n := 1
+		for _, d := range t.Shape {
+			n *= d
+		}
+		parameters += n
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "a new model of %.3g million parameters is in %s; train it with model.path: %s\n", float64(parameters)/1e6, out, out)
+	return weights.Close()
 }
 
 // withConfig takes the model's shape from a file.
@@ -158,11 +185,41 @@ func withConfig(cmd *cobra.Command, path string, spec *newmodel.Spec) error {
 	if spec.Config, err = os.ReadFile(path); err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
+	var shape struct {
+		Vocab int `json:"vocab_size"`
+	}
+	if wrong := json.Unmarshal(spec.Config, &shape); wrong == nil && shape.Vocab > 0 && !cmd.Flags().Changed("vocab") { // what is wrong with it, reading the shape says
+		spec.Vocab = shape.Vocab
+	}
 	return nil
 }
 
-// textsOf are the texts of a table's columns.
-func textsOf(ctx context.Context, t *dataset.Table, columns []string) iter.Seq2[string, error] {
+// textCount is of how many texts a vocabulary is made.
+type textCount struct{ texts, empty int64 }
+
+// say tells what has become of them, where a vocabulary of so many tokens was asked for.
+func (n textCount) say(cmd *cobra.Command, out string, asked int) error {
+	f, err := hfmodel.Open(out)
+	if err != nil {
+		return err
+	}
+	tok, err := embedder.LoadTokenizer(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	w, fewer := cmd.ErrOrStderr(), ""
+	if size := tok.VocabSize(); size < asked {
+		fewer = fmt.Sprintf(", and not %d: the texts give no more", asked)
+	}
+	fmt.Fprintf(w, "a vocabulary of %d tokens%s, from %s\n", tok.VocabSize(), fewer, counted(n.texts, "text"))
+	if n.empty > 0 {
+		fmt.Fprintf(w, "%s empty\n", are(n.empty, "text"))
+	}
+	return nil
+}
+
+// textsOf are the texts of a table's columns, which it counts.
+func textsOf(ctx context.Context, t *dataset.Table, columns []string, n *textCount) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for _, col := range columns {
 			for c, err := range t.Chunks(ctx, col, 8192) {
@@ -170,6 +227,7 @@ func textsOf(ctx context.Context, t *dataset.Table, columns []string) iter.Seq2[
 					yield("", err)
 					return
 				}
+				n.texts, n.empty = n.texts+int64(len(c.Texts)), n.empty+int64(c.Empty)
 				for _, text := range c.Texts {
 					if !yield(text, nil) {
 						return

@@ -242,7 +242,11 @@ func TestWholeFiles(t *testing.T) {
 		at("run/report.html"): {"report", at("run")},
 		at("cpu.prof"):        {"bench", "gemm", "--shape", "8,8,8", "--seconds", "0", "--cpu-profile", at("cpu.prof")},
 	} {
-		if err := os.WriteFile(name, []byte("old"), 0o600); err != nil {
+		old := "<!doctype html>old"
+		if strings.HasSuffix(name, ".prof") {
+			old = "\x1f\x8bold"
+		}
+		if err := os.WriteFile(name, []byte(old), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Link(name, name+".was"); err != nil {
@@ -253,7 +257,7 @@ func TestWholeFiles(t *testing.T) {
 		if is, err := os.ReadFile(name); err != nil || len(is) < 100 {
 			t.Errorf("%v: wrote %d bytes, %v", command, len(is), err)
 		}
-		if err != nil || string(was) != "old" {
+		if err != nil || string(was) != old {
 			t.Errorf("%v: what was there is not replaced, but written over: %d bytes, %v", command, len(was), err)
 		}
 	}

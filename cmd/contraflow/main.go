@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -117,6 +118,8 @@ func next(cmd *cobra.Command, err error) string {
 		return "contraflow init --help makes a new model; contraflow quickstart --out q trains one on this machine's Go sources"
 	case errors.Is(err, dataset.ErrNoFiles):
 		return "contraflow quickstart --out q makes data to look at: q/train.parquet, if you have none yet"
+	case errors.Is(err, dataset.ErrBadRow) && cmd.Name() == "train":
+		return fmt.Sprintf("contraflow check -c %s lists all rows that can't be used", cmd.Flag("config").Value)
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC):
@@ -175,7 +178,7 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	root.AddCommand(newQuickstart(), newTrain(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newMix(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
+	root.AddCommand(newQuickstart(), newTrain(), newCheck(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newMix(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
@@ -252,6 +255,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 func expanded(cmd *cobra.Command, arg string) (hint string) {
 	if _, err := os.Stat(arg); err != nil {
 		return ""
+	}
+	if f := cmd.Flags().Lookup("config"); f != nil && f.Shorthand != "" && !f.Changed && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(arg)) {
+		return "; a recipe is named by -c " + arg
 	}
 	for _, name := range []string{"input", "corpus", "queries", "qrels", "data"} {
 		f := cmd.Flags().Lookup(name)

@@ -28,6 +28,7 @@ type mineFlags struct {
 	parts                                  partFlags
 	crossEncoder                           string
 	sigmoid                                bool
+	quiet                                  bool
 }
 
 func newMine() *cobra.Command {
@@ -105,6 +106,7 @@ left out and counted, but for those that have --min-negatives.`,
 	m.pairFlags.add(cmd, "of a list, each is one", "")
 	fl.Lookup("on-error").Usage += "; documents of --corpus that are empty are left out always"
 	fl.StringArrayVar(&m.corpus, "corpus", nil, "`FILES` with more documents, as of --input (default: those of --input alone)")
+	fl.BoolVar(&m.quiet, "quiet", false, "print errors only")
 	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "of --corpus: "+fmt.Sprintf(columnFlag, "documents"))
 	fl.StringVar(&m.documents, "documents", "", "instead of --positive: the column `NAME` with lists of all of a row's documents")
 	fl.StringVar(&m.labels, "labels", "", "of --documents: the column `NAME` with lists of a label of each; those above 0 are positives (default: the first document is)")
@@ -154,7 +156,7 @@ func (m *mineFlags) settle(cmd *cobra.Command) error {
 }
 
 func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
-	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), false)
+	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), m.quiet)
 	w, err := dataset.NewParquetWriter(m.output, dataset.OutColumn{Name: "query", Type: dataset.TextOut}, dataset.OutColumn{Name: "positive", Type: dataset.TextOut},
 		dataset.OutColumn{Name: "negatives", Type: dataset.TextListOut}, dataset.OutColumn{Name: "scores", Type: dataset.NumbersOut})
 	if err != nil {

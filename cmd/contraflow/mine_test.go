@@ -291,7 +291,7 @@ func TestSkipLines(t *testing.T) {
 		if err := os.WriteFile(at(name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		line := map[string]string{"a.jsonl": ":2: not JSON at byte 1", "a.csv": ":3: the row has 1 fields where the first line names 2 columns"}[name]
+		line := map[string]string{"a.jsonl": ":2: not JSON at byte 1", "a.csv": ":3: the row has 1 field where the first line names 2 columns"}[name]
 		for _, args := range [][]string{{"mine", "--model", model, "--num-negatives", "1"}, {"distill", "--model", model}} {
 			args = append(args, "--input", at(name), "--output", at(args[0]+".parquet"))
 			if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, at(name)+line) || !strings.Contains(r.stderr, "; --on-error skip leaves out") {

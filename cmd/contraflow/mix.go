@@ -98,6 +98,9 @@ func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
 		if checkpoint.IsCheckpoint(m.Path) {
 			continue
 		}
+		if err := noCheckpoint(m.Path); err != nil {
+			return err
+		}
 		if models[i].Path, err = hfmodel.Resolve(cmd.Context(), m.Path, hfmodel.Options{Progress: u.download}); err != nil {
 			return err
 		}
@@ -121,6 +124,23 @@ func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "mixed model saved in %s\n", f.out)
 	return err
+}
+
+// noCheckpoint finds a path among a run's checkpoints that is none of them, and says which there are.
+func noCheckpoint(path string) error {
+	dir := filepath.Dir(filepath.Clean(path))
+	if filepath.Base(dir) != "checkpoints" || hfmodel.IsModel(path) {
+		return nil
+	}
+	steps, err := checkpoint.Open(dir, checkpoint.Disk{}).Steps()
+	if err != nil || len(steps) == 0 {
+		return fmt.Errorf("%s is no checkpoint: %s has none; save.every writes them, and save.keep says how many stay", path, dir)
+	}
+	var names []string
+	for _, step := range steps {
+		names = append(names, fmt.Sprintf("step-%08d", step))
+	}
+	return fmt.Errorf("%s is no checkpoint: %s has %s", path, dir, strings.Join(names, ", "))
 }
 
 // check finds flags that make no sense together.

@@ -6,6 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -167,13 +171,30 @@ func (b *badRows) say(u *ui) {
 	if b.rows == 0 {
 		return
 	}
-	u.printf("%d rows of %s can't be used and are %s (--on-error skip); the first: %v\n", b.rows, cmp.Or(b.of, "--input"), cmp.Or(b.instead, "left out"), b.first[0])
+	u.printf("%s of %s can't be used and %s %s (--on-error skip); the first: %v\n", counted(b.rows, "row"), cmp.Or(b.of, "--input"), isAre(b.rows), cmp.Or(b.instead, "left out"), b.first[0])
 	for _, err := range b.first[1:] {
 		u.printf("  %v\n", err)
 	}
 	if more := b.rows - len(b.first); more > 0 {
 		u.printf("  and %d more\n", more)
 	}
+}
+
+// counted is a number of things, and are with what follows of them: "1 row", "2 rows are".
+func counted[N int | int64](n N, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+func are[N int | int64](n N, thing string) string { return counted(n, thing) + " " + isAre(n) }
+
+func isAre[N int | int64](n N) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
 }
 
 // asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.
@@ -190,6 +211,47 @@ func ofFlag(flag string, err error) error {
 		return nil
 	}
 	return usageError{fmt.Errorf("%s %w", flag, err)}
+}
+
+// sameKind refuses an output, which a flag names, where a file of another kind is already: the same command may be given twice, and no other file is
+// lost by a mistaken name. is tells by a file's first kilobyte whether it is of the kind; an empty one is of any.
+func sameKind(flag, output, kind string, is func(head string) bool) error {
+	f, err := os.Open(output)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() { // a device keeps nothing
+		return err
+	}
+	head, err := io.ReadAll(io.LimitReader(f, 1024))
+	if err != nil || len(head) == 0 || is(string(head)) {
+		return err
+	}
+	return usageError{fmt.Errorf("%s %s is a file already, and no %s: give another name, or remove it", flag, output, kind)}
+}
+
+// isPage tells that a file's beginning is that of a page for browsers.
+func isPage(head string) bool {
+	head = strings.ToLower(strings.TrimSpace(head))
+	return strings.HasPrefix(head, "<!doctype html") || strings.HasPrefix(head, "<html")
+}
+
+// isRanking tells that a file's first line is one of a ranking, as TREC's programs have them: query, Q0, document, rank, score and a name.
+func isRanking(head string) bool {
+	first, _, _ := strings.Cut(head, "\n")
+	fields := strings.Fields(first)
+	return len(fields) >= 6 && slices.Contains(fields, "Q0") // ids may have spaces
+}
+
+// isDrawing tells of each format of graph that a file's beginning is that of one.
+var isDrawing = map[string]func(head string) bool{
+	"dot":     func(head string) bool { return strings.HasPrefix(head, "digraph") },
+	"mermaid": func(head string) bool { return strings.HasPrefix(head, "flowchart") },
+	"svg":     func(head string) bool { return strings.HasPrefix(head, "<svg") || strings.HasPrefix(head, "<?xml") },
 }
 
 // writeText replaces a file by a text.

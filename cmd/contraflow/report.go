@@ -45,7 +45,10 @@ Several runs are drawn over each other, with where their recipes differ.`,
 					out = filepath.Join(args[0], report.File)
 				}
 			}
-			if err := notOfRun(out); err != nil {
+			if err := errors.Join(notOfRun(out), noFolder("--out", out, report.File)); err != nil {
+				return err
+			}
+			if err := sameKind("--out", out, "page of HTML", isPage); err != nil {
 				return err
 			}
 			if err := report.Save(out, runs...); err != nil {

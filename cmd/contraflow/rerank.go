@@ -272,7 +272,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	u.printf("%d scores written to %s\n", done, outputName(f.output))
 	sayCut(u, cut, r)
 	if empty > 0 {
-		u.printf("%d pairs have an empty query or document, and were scored as such\n", empty)
+		u.printf("%s with an empty query or document, scored as such\n", counted(empty, "pair"))
 	}
 	f.bad.say(u)
 	return nil

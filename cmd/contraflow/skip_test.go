@@ -109,7 +109,7 @@ func TestSkipTexts(t *testing.T) {
 		are := map[bool]string{true: "NaN", false: "left out"}[npy]
 		for _, want := range []string{
 			"4 rows of --input can't be used and are " + are + " (--on-error skip); the first: " + at("all.jsonl") + `:2, column "text": the text is null` + "\n",
-			"\n  " + at("all.jsonl") + ":3: not JSON", "\n  " + at("all.jsonl") + `:5, column "text": the text is null` + "\n", "\n  " + at("all.jsonl") + `:7, column "text": it is a list, want a string` + "\n", "7 of 7 ", "1 " + map[string]string{"embed": "texts are", "rerank": "pairs have an"}[c.args[0]] + " empty",
+			"\n  " + at("all.jsonl") + ":3: not JSON", "\n  " + at("all.jsonl") + `:5, column "text": the text is null` + "\n", "\n  " + at("all.jsonl") + `:7, column "text": it is a list, want a string` + "\n", "7 of 7 ", "1 " + map[string]string{"embed": "text is", "rerank": "pair with an"}[c.args[0]] + " empty",
 		} {
 			if r.code != 0 || !strings.Contains(r.stderr, want) {
 				t.Errorf("%s to %s: exit code %d, want %q in\n%s", c.args[0], c.output, r.code, want, r.stderr)
@@ -219,7 +219,7 @@ func TestSkipMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := succeed(t, "embed", "--model", goldens.Path(t, "bert/minilm-tiny"), "--prompt", "", "--column", "{text}", "--input", at("a.jsonl"), "--output", at("a.parquet"), "--on-error", "skip").stderr
-	if !strings.Contains(said, "13 rows of --input can't be used") || !strings.Contains(said, at("a.jsonl")+":12: not JSON") || strings.Contains(said, ":13:") || !strings.Contains(said, "\n  and 3 more\n") || !strings.Contains(said, "\n1 texts are empty") {
+	if !strings.Contains(said, "13 rows of --input can't be used") || !strings.Contains(said, at("a.jsonl")+":12: not JSON") || strings.Contains(said, ":13:") || !strings.Contains(said, "\n  and 3 more\n") || !strings.Contains(said, "\n1 text is empty") {
 		t.Errorf("says %s", said)
 	}
 }

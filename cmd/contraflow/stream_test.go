@@ -96,8 +96,8 @@ func TestRerankStreams(t *testing.T) {
 	}
 	// What --on-error skip does is to print null, or to leave rows out of a file, and so the error and the count of them say.
 	for output, of := range map[string]struct{ stop, skip string }{
-		"-": {"--on-error skip writes null for rows that can't be used", "1 rows of --input can't be used and are null (--on-error skip)"},
-		out: {"--on-error skip leaves out rows that can't be used", "1 rows of --input can't be used and are left out (--on-error skip)"},
+		"-": {"--on-error skip writes null for rows that can't be used", "1 row of --input can't be used and is null (--on-error skip)"},
+		out: {"--on-error skip leaves out rows that can't be used", "1 row of --input can't be used and is left out (--on-error skip)"},
 	} {
 		for policy, want := range map[string]string{"stop": of.stop, "skip": of.skip} {
 			r := contraflow(t, rows, "rerank", "--model", cross, "--input", "-", "--output", output, "--on-error", policy)

@@ -191,6 +191,11 @@ func newGraph() *cobra.Command {
 			if err := errors.Join(separate("--out", out, f.file), noFolder("--out", out, "graph."+format)); err != nil {
 				return err
 			}
+			if out != "" {
+				if err := sameKind("--out", out, "drawing in "+format, isDrawing[format]); err != nil {
+					return err
+				}
+			}
 			x, err := recipe.Open(cmd.Context(), r, recipe.Observer{})
 			if err != nil {
 				return err

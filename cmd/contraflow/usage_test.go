@@ -29,7 +29,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"help", "bench", "gemm"}, 0, "contraflow bench gemm"},
 		{[]string{"train"}, 2, "--config is missing\nNext: contraflow train -c recipe.yaml\nSee 'contraflow train --help'."},
 		{[]string{"train", "-c", "."}, 1, ". is a folder, want a YAML file; contraflow recipe embedder > recipe.yaml"},
-		{[]string{"trace", "summary"}, 2, "Next: contraflow trace summary runs/x/trace.json"},
+		{[]string{"trace", "summary"}, 2, "Next: contraflow trace summary runs/x\n"},
 		{[]string{"doctor", "--seconds", "-1"}, 2, "--seconds is -1, want 0 to 3600"},
 		{[]string{"train", "--confg", "x"}, 2, "unknown flag: --confg; did you mean --config?"},
 		{[]string{"recipe"}, 2, "which one?"},

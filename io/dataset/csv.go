@@ -195,7 +195,11 @@ func (c *csvReader) unfit(fields []string) string {
 		if separated(c.path) == ".csv" {
 			hint = ": one with a comma in it needs quotes"
 		}
-		return fmt.Sprintf("the row has %d fields where the first line names %d columns%s", len(fields), len(c.keys), hint)
+		has := "1 field"
+		if n := len(fields); n != 1 {
+			has = fmt.Sprintf("%d fields", n)
+		}
+		return fmt.Sprintf("the row has %s where the first line names %d columns%s", has, len(c.keys), hint)
 	}
 	for i, f := range fields {
 		if !utf8.ValidString(f) {

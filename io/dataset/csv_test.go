@@ -58,9 +58,9 @@ func TestCSVRows(t *testing.T) {
 		{"a.tsv.zst", "\ufeffq\na", `[{"q":"a"}]`, "[2]"},
 		{"a.csv", "q,p\n", `null`, "[]"},
 		{"a.csv", "q,p\na,b\n\n\"c\nc\",d,e\nf\ng,h\n", `[{"p":"b","q":"a"},{"wrong":"the row has 3 fields where the first line names 2 columns: one with a comma in it needs quotes"},` +
-			`{"wrong":"the row has 1 fields where the first line names 2 columns: one with a comma in it needs quotes"},{"p":"h","q":"g"}]`, "[2 4 6 7]"},
+			`{"wrong":"the row has 1 field where the first line names 2 columns: one with a comma in it needs quotes"},{"p":"h","q":"g"}]`, "[2 4 6 7]"},
 		{"a.csv", "q,\"é \"\"x\"\"\"\né,\"caf\xe9\nx\"\na,é\n", `[{"wrong":"column 2, \"é \\\"x\\\"\", is not UTF-8, which it has to be (iconv -f windows-1252 -t utf-8, if a program for Windows has written it)"},{"q":"a","é \"x\"":"é"}]`, "[2 4]"},
-		{"a.tsv", "q\tp\nc\na\tb\n", `[{"wrong":"the row has 1 fields where the first line names 2 columns"},{"p":"b","q":"a"}]`, "[2 3]"},
+		{"a.tsv", "q\tp\nc\na\tb\n", `[{"wrong":"the row has 1 field where the first line names 2 columns"},{"p":"b","q":"a"}]`, "[2 3]"},
 	} {
 		rows, lines, err := csvRows(c.name, c.content)
 		got, _ := json.Marshal(rows)

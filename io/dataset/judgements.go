@@ -54,7 +54,7 @@ func loadJudgements(ctx context.Context, path string, add func(query, doc string
 
 func loadFile(ctx context.Context, path string, add func(query, doc string, relevance float64, where Location) error) error {
 	if bareJudgements(path) && !IsGlob(path) {
-		if table, err := loadLines(path, add); !table || err != nil {
+		if table, err := loadLines(ctx, path, add); !table || err != nil {
 			return err
 		}
 	}
@@ -92,7 +92,7 @@ func namesJudgements(fields []string) bool {
 // loadLines reads qrels whose first line does not name the columns: they are BEIR's, query-id, corpus-id and score, or TREC's, with an iteration
 // behind the query. It may be a header all the same, of other names, if its score is no number. Of a file whose first line names them it reads
 // no more than that: it is a table. Fields are between tabs in .tsv files, and between any spaces elsewhere.
-func loadLines(path string, add func(query, doc string, relevance float64, where Location) error) (table bool, err error) {
+func loadLines(ctx context.Context, path string, add func(query, doc string, relevance float64, where Location) error) (table bool, err error) {
 	next, close, err := openTabbed(path)
 	if err != nil {
 		return false, err
@@ -129,7 +129,7 @@ func loadLines(path string, add func(query, doc string, relevance float64, where
 		if err != nil {
 			return false, fail(ErrCorrupt, "%s:%d: the score is %q, want a whole number", path, line, text)
 		}
-		if err := add(fields[0], doc, score, Location{File: path, RowGroup: -1, Row: row, Line: line}); err != nil {
+		if err := goOn(ctx, add(fields[0], doc, score, Location{File: path, RowGroup: -1, Row: row, Line: line})); err != nil {
 			return false, err
 		}
 	}
@@ -137,7 +137,7 @@ func loadLines(path string, add func(query, doc string, relevance float64, where
 
 // loadBareTexts reads a .tsv file of ids and texts whose first line does not name the columns, as MS MARCO's queries and collection: it begins with a
 // number. Of another file it reads no more than that line: it is a table.
-func loadBareTexts(path string, at map[string]int, add func(id, text string, empty bool, where Location) error) (table bool, err error) {
+func loadBareTexts(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) (table bool, err error) {
 	next, close, err := openTabbed(path)
 	if err != nil {
 		return false, err
@@ -157,9 +157,11 @@ func loadBareTexts(path string, at map[string]int, add func(id, text string, emp
 		}
 		where := Location{File: path, RowGroup: -1, Row: row, Line: line}
 		if !utf8.ValidString(fields[0]) {
-			return false, &RowError{Row: row, Location: where, Column: "id", Reason: "the id " + notUTF8}
+			err = &RowError{Row: row, Location: where, Column: "id", Reason: "the id " + notUTF8}
+		} else {
+			err = addText(at, fields[0], fields[1], row, where, add)
 		}
-		if err := addText(at, fields[0], fields[1], row, where, add); err != nil {
+		if err := goOn(ctx, err); err != nil {
 			return false, err
 		}
 	}

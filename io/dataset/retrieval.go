@@ -272,7 +272,7 @@ func loadTexts(ctx context.Context, path string, add func(id, text string, empty
 
 func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) error {
 	if bareTexts(path) && !IsGlob(path) {
-		if table, err := loadBareTexts(path, at, add); !table || err != nil {
+		if table, err := loadBareTexts(ctx, path, at, add); !table || err != nil {
 			return err
 		}
 	}
@@ -464,13 +464,19 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 			return err
 		}
 		for i := range c.Rows {
+			if bad := c.Bad[i]; bad != nil {
+				if err := goOn(ctx, bad); err != nil {
+					return err
+				}
+				continue
+			}
 			for k, leaf := range leaves {
 				cells[k] = cell{null: true}
 				if leaf >= 0 {
 					cells[k] = t.cell(c.leaves[leaf].list[i], leaf)
 				}
 			}
-			if err := row(c.First+int64(i), cells); err != nil {
+			if err := goOn(ctx, row(c.First+int64(i), cells)); err != nil {
 				return err
 			}
 		}

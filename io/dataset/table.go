@@ -59,7 +59,7 @@ func OpenTable(ctx context.Context, patterns []string) (*Table, error) {
 
 // OpenTableOf is [OpenTable] where URLs that name datasets as a whole stand for other splits than train.
 func OpenTableOf(ctx context.Context, patterns []string, s Splits) (*Table, error) {
-	return openTable(ctx, patterns, &Table{splits: s})
+	return openTable(ctx, patterns, &Table{splits: s, bad: badRows(ctx) != nil})
 }
 
 // OpenTableWithBad is [OpenTable] for programs that leave out rows that can't be used. A line that is no JSON, or a row with more or fewer fields

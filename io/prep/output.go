@@ -278,7 +278,7 @@ func (c *Card) Markdown() string {
 		m := c.Config.Tokenize.MaxLength
 		fmt.Fprintf(&b, "%d texts were longer than `tokenize.max_length` (query %d, document %d) and cut: their lengths are of what is left.\n\n", n, m.Query, m.Document)
 	}
-	b.WriteString("| column | unit | mean | half | 90 % | 99 % | longest | cut |\n|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| column | unit | mean | median | 90 % | 99 % | longest | cut |\n|---|---|---|---|---|---|---|---|\n")
 	var columns []string
 	for name := range c.Lengths {
 		columns = append(columns, name)
@@ -302,10 +302,11 @@ func (c *Card) Markdown() string {
 		}
 		fmt.Fprintf(&b, "\n### %s\n\n", name)
 		if len(r.Reasons) > 0 {
-			b.WriteString("| reason | rows |\n|---|---|\n")
+			b.WriteString("| reason | rows | the first |\n|---|---|---|\n")
 			all, _ := r.Most(len(r.Reasons))
 			for _, reason := range all {
-				fmt.Fprintf(&b, "| %s | %d |\n", strings.ReplaceAll(reason, "|", "\\|"), r.Reasons[reason])
+				cell := func(s string) string { return strings.ReplaceAll(s, "|", "\\|") }
+				fmt.Fprintf(&b, "| %s | %d | %s |\n", cell(reason), r.Reasons[reason], cell(r.Where(reason)))
 			}
 			b.WriteString("\n")
 		}

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// Unusable rows are counted by reason: rows with one fault have one, whatever they hold, in the card and in what a reader sees of it.
+// Unusable rows are counted by reason: rows with one fault have one, whatever they hold, in the card and in what a reader sees of it. Of each reason the
+// first three rows are named, whatever the shards they are in.
 func TestReasons(t *testing.T) {
 	in := filepath.Join(t.TempDir(), "in.jsonl")
 	faults := []struct {
@@ -28,10 +30,12 @@ func TestReasons(t *testing.T) {
 		{`no json %d`, "", 9},
 	}
 	var lines []string
+	at := make([][]string, len(faults)) // by fault: where its rows are
 	for n := range 9 {
 		lines = append(lines, fmt.Sprintf(`{"query": "query %d", "positive": "document %d"}`, n, n))
-		for _, f := range faults {
+		for i, f := range faults {
 			if int64(n) < f.rows {
+				at[i] = append(at[i], fmt.Sprintf("in.jsonl:%d", len(lines)+1))
 				lines = append(lines, strings.Repeat(" ", n)+strings.Replace(f.line, "%d", fmt.Sprint(n), 1)) // no JSON from another byte on
 			}
 		}
@@ -57,16 +61,25 @@ func TestReasons(t *testing.T) {
 	if got.Dropped != 44 || len(got.Reasons) != len(faults) || len(got.Samples) >= len(faults) {
 		t.Errorf("%d rows for %v", got.Dropped, got.Reasons)
 	}
-	rest := got.Dropped
-	for _, f := range faults {
+	for i, f := range faults {
 		if f.reason == "" {
-			continue
+			most, _ := got.Most(1)
+			f.reason = most[0]
 		}
-		if rest -= f.rows; got.Reasons[f.reason] != f.rows || !strings.Contains(shown, fmt.Sprintf("\n| %s | %d |\n", f.reason, f.rows)) {
-			t.Errorf("%s: %d rows, want %d, in %q", f.reason, got.Reasons[f.reason], f.rows, shown)
+		first := at[i][:min(3, f.rows)]
+		where := strings.Join(first, ", ")
+		if f.rows > 3 {
+			where += fmt.Sprintf(" and %d more", f.rows-3)
+		}
+		var named []string
+		for _, p := range got.Firsts[f.reason] {
+			named = append(named, p.Where)
+		}
+		if got.Reasons[f.reason] != f.rows || !slices.Equal(named, first) || !strings.Contains(shown, fmt.Sprintf("\n| %s | %d | %s |\n", f.reason, f.rows, where)) {
+			t.Errorf("%s: %d rows, want %d, first %v, want %v, in %q", f.reason, got.Reasons[f.reason], f.rows, named, first, shown)
 		}
 	}
-	if first, others := got.Most(1); rest != 9 || len(first) != 1 || got.Reasons[first[0]] != 9 || others != 35 {
+	if first, others := got.Most(1); len(first) != 1 || got.Reasons[first[0]] != 9 || others != 35 {
 		t.Errorf("the most frequent reason is %q, and %d rows are of others: %v", first, others, got.Reasons)
 	}
 }
@@ -146,6 +159,27 @@ func TestLeavesNothing(t *testing.T) {
 		_, err := Run(t.Context(), c, Options{Overwrite: true})
 		if err != nil || len(readPairs(t, c.Output.Dir, "train")) != 2 {
 			t.Error(err)
+		}
+	}
+}
+
+// Parts' first rows are the whole's, in whatever order the parts come.
+func TestFirstsMerge(t *testing.T) {
+	part := func(ids ...int64) *Stats {
+		s := NewStats(nil)
+		for _, id := range ids {
+			s.drop(Unusable, "why", 0, func() Sample { return Sample{ID: id, Where: fmt.Sprintf("a:%d", id)} })
+		}
+		return s
+	}
+	parts := []*Stats{part(1, 4), part(11, 12, 13, 14), part(6, 7, 8)}
+	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {2, 0, 1}} {
+		s := NewStats(nil)
+		for _, i := range order {
+			s.Merge(parts[i], 0)
+		}
+		if got := s.Rules[Unusable].Where("why"); got != "a:1, a:4, a:6 and 6 more" {
+			t.Errorf("%v: %s", order, got)
 		}
 	}
 }

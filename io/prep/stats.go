@@ -31,7 +31,27 @@ type InputStats struct {
 type RuleStats struct {
 	Dropped int64            `json:"dropped"`
 	Reasons map[string]int64 `json:"reasons,omitempty"` // of unusable rows: how many by reason (dataset.RowError.Kind)
+	Firsts  Firsts           `json:"firsts,omitempty"`  // and which ones are the first with each
 	Samples []Sample         `json:"samples,omitempty"`
+}
+
+// Firsts are the first rows with each reason, at most mostFirsts of it, ascending.
+type Firsts map[string][]Place
+
+// Place is a row and where it is at rest, without folders.
+type Place struct {
+	ID    int64  `json:"id"`
+	Where string `json:"where"`
+}
+
+// mostFirsts is how many rows are named with a reason: enough to see whether they stand together.
+const mostFirsts = 3
+
+// add notes rows with a reason.
+func (f Firsts) add(reason string, places ...Place) {
+	all := append(f[reason], places...)
+	slices.SortFunc(all, func(a, b Place) int { return cmp.Compare(a.ID, b.ID) })
+	f[reason] = all[:min(mostFirsts, len(all))]
 }
 
 // Sample is a dropped row.
@@ -57,11 +77,15 @@ func NewStats(inputs []Input) *Stats {
 	return s
 }
 
-// drop counts a dropped row and keeps it if it is among the first so many.
+// drop counts a dropped row and keeps it if it is among the first so many. Rows come in their order.
 func (s *Stats) drop(rule, reason string, most int, sample func() Sample) {
 	r := s.rule(rule)
 	r.Dropped++
 	r.because(reason, 1)
+	if reason != "" && r.Reasons[reason] <= mostFirsts {
+		row := sample()
+		r.first(reason, Place{row.ID, row.Where})
+	}
 	if len(r.Samples) < most {
 		r.Samples = append(r.Samples, sample())
 	}
@@ -88,6 +112,30 @@ func (r *RuleStats) because(reason string, rows int64) {
 	r.Reasons[reason] += rows
 }
 
+func (r *RuleStats) first(reason string, places ...Place) {
+	if r.Firsts == nil {
+		r.Firsts = Firsts{}
+	}
+	r.Firsts.add(reason, places...)
+}
+
+// Where names the first rows with a reason: "a.jsonl:3, a.jsonl:8 and 12 more". Of a rule without reasons it is the first sample, for the reason "".
+func (r *RuleStats) Where(reason string) string {
+	var names []string
+	rows := r.Reasons[reason]
+	for _, p := range r.Firsts[reason] {
+		names = append(names, p.Where)
+	}
+	if reason == "" && len(r.Samples) > 0 {
+		names, rows = []string{r.Samples[0].Where}, r.Dropped
+	}
+	text := strings.Join(names, ", ")
+	if more := rows - int64(len(names)); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
 // Most lists the reasons, of most rows first, and how many rows are of others than the first so many.
 func (r *RuleStats) Most(most int) (reasons []string, others int64) {
 	reasons = slices.SortedFunc(maps.Keys(r.Reasons), func(a, b string) int {
@@ -112,6 +160,9 @@ func (s *Stats) Merge(o *Stats, most int) {
 		mine.Dropped += r.Dropped
 		for reason, n := range r.Reasons {
 			mine.because(reason, n)
+		}
+		for reason, places := range r.Firsts {
+			mine.first(reason, places...)
 		}
 		mine.Samples = append(mine.Samples, r.Samples...)
 		slices.SortFunc(mine.Samples, func(a, b Sample) int { return cmp.Compare(a.ID, b.ID) })

@@ -99,14 +99,36 @@ log: {every: 10}
 // shape is the model that is trained.
 var shape = newmodel.Spec{Hidden: 128, Layers: 2, Heads: 4, MaxLength: 64, Vocab: 8000, Lowercase: true}
 
-// Run does everything.
+// reportFile is the last file that a quickstart writes, and, with nothing in it, the first: by it a folder is known as a quickstart's.
+const reportFile = "quickstart.json"
+
+// claim makes the folder, which must be new, empty or a quickstart's: what it writes has names that others' data and runs have too.
+func claim(dir string) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	mark := filepath.Join(dir, reportFile)
+	if _, err := os.Stat(mark); err == nil {
+		return nil
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("%s has %s, and no quickstart has written it: give a new folder, or one of an earlier quickstart", dir, entries[0].Name())
+	}
+	return os.WriteFile(mark, []byte("{}\n"), 0o666)
+}
+
+// Run does everything. Its folder must be new, empty or that of an earlier one.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	began := time.Now()
 	say := o.Say
 	if say == nil {
 		say = func(string, ...any) {}
 	}
-	if err := os.MkdirAll(o.Out, 0o777); err != nil {
+	if err := claim(o.Out); err != nil {
 		return nil, err
 	}
 	src := o.Source
@@ -234,7 +256,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rep, os.WriteFile(filepath.Join(o.Out, "quickstart.json"), append(out, '\n'), 0o666)
+	return rep, os.WriteFile(filepath.Join(o.Out, reportFile), append(out, '\n'), 0o666)
 }
 
 // epochsOf is how often a run has seen all pairs.

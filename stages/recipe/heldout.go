@@ -122,6 +122,10 @@ type heldOut struct {
 	data      *dataset.Dataset
 	rows      *stages.HeldOut
 	own       *Loss // nil: the recipe's
+
+	text stages.Text // how they are read
+	loss Loss        // what is measured
+	at   string      // where the recipe says it
 }
 
 func (x *Run) openHeldOut(ctx context.Context) error {
@@ -134,50 +138,57 @@ func (x *Run) openHeldOut(ctx context.Context) error {
 	return nil
 }
 
-func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error {
-	r := x.Recipe
-	l, at := r.heldOutLoss(h, key)
+// openHeldOutFiles opens them without reading their rows.
+func (x *Run) openHeldOutFiles(ctx context.Context, key string, h HeldOut) (*heldOut, error) {
+	l, at := x.Recipe.heldOutLoss(h, key)
 	if err := x.checkDims(l, at); err != nil {
-		return err
+		return nil, err
 	}
 	if x.reranker != nil {
 		if err := x.checkLayers(l, at); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	text, err := x.heldOutText(h)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	files := h.source().files(l, false)
 	files.CheckText, files.Splits = text.CheckText(0), dataset.HeldOut
 	d, err := dataset.Open(x.noting(ctx, key), files)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	x.heldOut = append(x.heldOut, heldOut{key: key, name: h.name(), from: shortNames(h.Path), data: d, own: h.Loss})
+	x.heldOut = append(x.heldOut, heldOut{key: key, name: h.name(), from: shortNames(h.Path), data: d, own: h.Loss, text: text, loss: l, at: at})
 	if x.Main() {
 		for _, n := range d.Notes() {
 			x.obs.note("%s: %s", key, n)
 		}
 	}
-	if err := x.checkTeacher(l, at, d.TeacherSize()); err != nil {
+	return &x.heldOut[len(x.heldOut)-1], x.checkTeacher(l, at, d.TeacherSize())
+}
+
+func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error {
+	r := x.Recipe
+	held, err := x.openHeldOutFiles(ctx, key, h)
+	if err != nil {
 		return err
 	}
-	rows, err := stages.NewHeldOutInBatch(ctx, d, text, r.Batch.GlobalSize, r.Train.Seed, l.inBatch())
+	d, l := held.data, held.loss
+	rows, err := stages.NewHeldOutInBatch(ctx, d, held.text, r.Batch.GlobalSize, r.Train.Seed, l.inBatch())
 	if errors.Is(err, dataset.ErrBadRow) {
 		return fmt.Errorf("%w; none of the rows that a loss is measured on is left out, so it takes a file without this one", err)
 	}
 	if err != nil {
 		return err
 	}
-	if err := x.checkLonely(key, d, l, at); err != nil {
+	if err := x.checkLonely(key, d, l, held.at); err != nil {
 		return err
 	}
 	if x.guide != nil && h.Loss == nil {
 		rows.Guide = x.guide.model
 	}
-	x.heldOut[len(x.heldOut)-1].rows = rows
+	held.rows = rows
 	return nil
 }
 

@@ -68,6 +68,15 @@ type SkippedRow struct {
 	Reason   string `json:"reason"`
 }
 
+// SkippedRowOf is the line of a row that can't be used.
+func SkippedRowOf(e *dataset.RowError) SkippedRow {
+	row := SkippedRow{File: e.Location.File, Row: e.Location.Row, Line: e.Location.Line, Element: e.Location.Element, Column: e.Column, Reason: e.Reason}
+	if e.Location.RowGroup >= 0 {
+		row.RowGroup = &e.Location.RowGroup
+	}
+	return row
+}
+
 // Where says where the row is, as errors do.
 func (r SkippedRow) Where() dataset.Location {
 	at := dataset.Location{File: r.File, RowGroup: -1, Row: r.Row, Line: r.Line, Element: r.Element}
@@ -91,11 +100,7 @@ func writeSkipped(path string, rows []*dataset.RowError) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	for _, s := range rows {
-		row := SkippedRow{File: s.Location.File, Row: s.Location.Row, Line: s.Location.Line, Element: s.Location.Element, Column: s.Column, Reason: s.Reason}
-		if s.Location.RowGroup >= 0 {
-			row.RowGroup = &s.Location.RowGroup
-		}
-		if err := enc.Encode(row); err != nil {
+		if err := enc.Encode(SkippedRowOf(s)); err != nil {
 			return err
 		}
 	}

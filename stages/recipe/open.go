@@ -149,8 +149,8 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.openHeldOut(ctx); err != nil {
 		return err
 	}
-	if x.Steps = x.plan.Steps(); x.Steps == 0 {
-		err := fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows()-int64(len(x.skipped)), r.Batch.GlobalSize)
+	x.Steps = x.plan.Steps()
+	if err := x.noSteps(); err != nil {
 		return x.leftOut(err, dataset.ErrBatchTooLarge)
 	}
 	if r.Eval.Every.Epoch || r.Save.Every.Epoch {
@@ -168,6 +168,14 @@ func (x *Run) open(ctx context.Context) (err error) {
 		return nil
 	}
 	return x.fits(x.freeMemory())
+}
+
+// noSteps is the error of a plan that makes no step.
+func (x *Run) noSteps() error {
+	if x.Steps > 0 {
+		return nil
+	}
+	return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows()-int64(len(x.skipped)), x.Recipe.Batch.GlobalSize)
 }
 
 func (x *Run) openDevice() (err error) {
@@ -435,17 +443,32 @@ func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Opt
 }
 
 func (x *Run) openData(ctx context.Context) error {
-	r := x.Recipe
-	order := dataset.SamplerConfig{
-		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: int(math.Ceil(float64(r.Train.Epochs))), Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
-	}
 	var parts []dataset.Part
-	for i := range r.Data.Train {
+	for i := range x.Recipe.Data.Train {
 		p, err := x.openSource(ctx, i)
 		if err != nil {
 			return fmt.Errorf("data.train[%d]: %w", i, err)
 		}
 		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
+	}
+	err := x.planOf(parts)
+	if of := (*unmixed)(nil); errors.As(err, &of) {
+		return x.leftOut(of.text, of.said)
+	}
+	return err
+}
+
+// unmixed is the error of datasets that make no batches: as the recipe's keys have it, and what the mixer has said.
+type unmixed struct{ text, said error }
+
+func (e *unmixed) Error() string { return e.text.Error() }
+func (e *unmixed) Unwrap() error { return e.text }
+
+// planOf makes batches of all datasets.
+func (x *Run) planOf(parts []dataset.Part) error {
+	r := x.Recipe
+	order := dataset.SamplerConfig{
+		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: int(math.Ceil(float64(r.Train.Epochs))), Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
 	}
 	var err error
 	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())
@@ -456,7 +479,7 @@ func (x *Run) openData(ctx context.Context) error {
 		err = &dataset.PartError{Err: err} // of the only one it is the error itself
 	}
 	if err != nil {
-		return x.leftOut(byKey(err), err) // it names other keys
+		return &unmixed{byKey(err), err} // it names other keys
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
@@ -487,10 +510,28 @@ func byKey(err error) error {
 
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
+	r := x.Recipe
+	d, err := x.openFiles(ctx, i)
+	if err != nil {
+		return p, err
+	}
+	skip := r.Data.OnError == "skip"
+	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
+		return dataset.Part{Layout: d.Layout()}, nil
+	}
+	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
+	if err != nil {
+		return p, x.orSkip(err)
+	}
+	return x.part(d, index), nil
+}
+
+// openFiles opens a dataset.
+func (x *Run) openFiles(ctx context.Context, i int) (*dataset.Dataset, error) {
 	r, src := x.Recipe, x.Recipe.Data.Train[i]
 	tokens, err := x.prepared(ctx, i)
 	if err != nil {
-		return p, err
+		return nil, err
 	}
 	files := src.files(r.lossOf(i), tokens)
 	files.CheckNegatives = x.ofRecipe(files.CheckNegatives, r.lossKey(i))
@@ -501,7 +542,7 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	files.CheckText = text.CheckText(i)
 	d, err := dataset.Open(x.noting(ctx, fmt.Sprintf("data.train[%d]", i)), files)
 	if err != nil {
-		return p, err
+		return nil, err
 	}
 	x.data = append(x.data, d)
 	if x.Main() {
@@ -509,28 +550,21 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 			x.obs.note("data.train[%d]: %s", i, n)
 		}
 	}
-	if err := x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize()); err != nil {
-		return p, err
-	}
-	p.Layout = d.Layout()
-	skip := r.Data.OnError == "skip"
-	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
-		return p, nil
-	}
-	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
-	if err != nil {
-		return p, x.orSkip(err)
-	}
-	if r.Batch.NoDuplicates {
+	return d, x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize())
+}
+
+// part is a dataset as batches take it, after the first pass.
+func (x *Run) part(d *dataset.Dataset, index *dataset.Index) dataset.Part {
+	p := dataset.Part{Layout: d.Layout(), Skip: index.Skip()}
+	if x.Recipe.Batch.NoDuplicates {
 		p.Texts = index
 	}
-	if r.Batch.ByLength {
+	if x.Recipe.Batch.ByLength {
 		p.Lengths = index
 	}
-	p.Skip = index.Skip()
 	x.skipped = append(x.skipped, index.Bad()...)
 	x.longest = max(x.longest, index.Longest())
-	return p, nil
+	return p
 }
 
 // files is a source as package dataset has it, for a loss; tokens: ids that prep has made are read in the texts' place.

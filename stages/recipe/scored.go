@@ -82,8 +82,7 @@ func (c *checker) noScored(e Eval, kind string) {
 }
 
 func (x *Run) openScored(ctx context.Context) error {
-	e := x.Recipe.Eval
-	add := func(kind string, i, n int, name, path string, load func(ctx context.Context, key string) (*scoredTask, error)) error {
+	return x.scoredTasks(func(kind string, i, n int, name, path string, load func(ctx context.Context, key string) (*scoredTask, error)) error {
 		t := task{key: taskKey(kind, i, n), name: taskName(name, path), from: shortPath(path)}
 		if name != "" {
 			t.from = name + ": " + shortPath(path)
@@ -94,7 +93,12 @@ func (x *Run) openScored(ctx context.Context) error {
 		}
 		x.tasks = append(x.tasks, t)
 		return nil
-	}
+	})
+}
+
+// scoredTasks calls add with each of those that the recipe names, and what reads it.
+func (x *Run) scoredTasks(add func(kind string, i, n int, name, path string, load func(ctx context.Context, key string) (*scoredTask, error)) error) error {
+	e := x.Recipe.Eval
 	for i, s := range e.STS {
 		err := add("sts", i, len(e.STS), s.Name, s.Path, func(ctx context.Context, key string) (*scoredTask, error) {
 			p, err := dataset.LoadPairs(ctx, s.Path, s.A, s.B, s.Score)

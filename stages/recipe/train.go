@@ -377,6 +377,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	x.noteRoom()
 	x.noteUnread()
+	if from == nil {
+		x.noteReplaced(dir)
+	}
 	if from != nil {
 		switch p := x.saves.progress; {
 		case from.Step > x.Steps:
@@ -542,6 +545,13 @@ func (x *Run) hideMore() string {
 const previous = ".previous"
 
 var runFiles = []string{"metrics.jsonl", recordFile, "recipe.yaml"}
+
+// noteReplaced tells of a model that the run will take the place of.
+func (x *Run) noteReplaced(dir string) {
+	if model := filepath.Join(dir, "model"); x.Main() && hfmodel.IsModel(model) {
+		x.obs.note("%s is the model of a run before this one, which takes its place at its end; another save.dir (--out) keeps both", model)
+	}
+}
 
 // setAside gives the files of the run whose model is in the folder their suffix. If they have it, what is without is that of a
 // run that failed.

@@ -1,0 +1,265 @@
+package recipe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"contraflow/io/dataset"
+)
+
+// Lookover is what [LookOver] has found.
+type Lookover struct {
+	Parts []LookoverPart // of data.train, then of what eval names
+	Plan  string         // the steps that training would make; "" if it would not begin
+	Wrong error          // what is wrong with the rows that remain, taken together: too few for a batch, say; nil: nothing
+}
+
+// LookoverPart is a dataset that trains, or something that a model is measured on.
+type LookoverPart struct {
+	Key  string              // data.train[0], eval.retrieval
+	Said string              // what it has: "1200 rows, ..."
+	Bad  []*dataset.RowError // rows that can't be used
+	Err  error               // why it can't be read, or not to its end; nil: it was
+}
+
+// Err is what there is to mend, in a line each: files that can't be read, rows that can't be used, and what is wrong with the others; nil: nothing.
+func (l *Lookover) Err() error {
+	var errs []error
+	var trains, measured int
+	for _, p := range l.Parts {
+		if p.Err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Key, p.Err))
+		}
+		if strings.HasPrefix(p.Key, "data.") {
+			trains += len(p.Bad)
+		} else {
+			measured += len(p.Bad)
+		}
+	}
+	if l.Wrong != nil {
+		without := ""
+		if trains > 0 {
+			without = "of the rows that can be used: "
+		}
+		errs = append(errs, fmt.Errorf("%s%w", without, l.Wrong))
+	}
+	if trains > 0 {
+		errs = append(errs, fmt.Errorf("%s to train on can't be used; %s", some(int64(trains), "row"), skipRows))
+	}
+	if measured > 0 {
+		errs = append(errs, fmt.Errorf("%s to measure the model on can't be used: they have to be put right or taken out, a run ends with the first", some(int64(measured), "row")))
+	}
+	return errors.Join(errs...)
+}
+
+// LookOver reads all data that a recipe names as a run of it would, and trains nothing: where a run ends with the first thing that is wrong, it finds
+// all rows that can't be used, of every file. It reads the model's tokenizer and settings, and no weights. An error is of what nothing can be read
+// without: the recipe, or the model.
+func LookOver(ctx context.Context, r Recipe, obs Observer) (_ *Lookover, err error) {
+	if r, err = r.Resolve(); err != nil {
+		return nil, err
+	}
+	r.Data.OnError = "skip" // the list is what this is for
+	x := &Run{Recipe: r, obs: obs}
+	defer func() { err = errors.Join(err, x.Close()) }()
+	if err := x.openModel(ctx); err != nil {
+		return nil, err
+	}
+	l := &Lookover{}
+	if err := x.lookOverTraining(ctx, l); err != nil {
+		return nil, err
+	}
+	for i, h := range r.Eval.Loss {
+		if err := l.add(ctx, taskKey("loss", i, len(r.Eval.Loss)), func(p *LookoverPart) error { return x.lookOverHeldOut(ctx, p, h) }); err != nil {
+			return nil, err
+		}
+	}
+	return l, x.lookOverTasks(ctx, l)
+}
+
+// add looks at a part. Its error is that of a context which ends it all.
+func (l *Lookover) add(ctx context.Context, key string, look func(*LookoverPart) error) error {
+	p := LookoverPart{Key: key}
+	p.Err = look(&p)
+	l.Parts = append(l.Parts, p)
+	return ctx.Err()
+}
+
+func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
+	var parts []dataset.Part
+	for i := range x.Recipe.Data.Train {
+		err := l.add(ctx, fmt.Sprintf("data.train[%d]", i), func(p *LookoverPart) error {
+			d, err := x.openFiles(ctx, i)
+			if err != nil {
+				return err
+			}
+			index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: true})
+			if err != nil {
+				return err
+			}
+			part := x.part(d, index)
+			parts, x.skips = append(parts, part), append(x.skips, part.Skip)
+			err = p.lookOverRows(ctx, x, d, index, func() (int64, int64, error) {
+				if d.Tokens() != nil { // which prep has cut
+					return 0, d.Cut(), nil
+				}
+				return x.text.Cut(ctx, d, i, part.Skip, x.Recipe.Train.Seed, nil)
+			})
+			return errors.Join(err, x.checkDims(x.Recipe.lossOf(i), x.Recipe.lossKey(i)))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if len(parts) < len(x.Recipe.Data.Train) {
+		return nil
+	}
+	if l.Wrong = x.planOf(parts); l.Wrong == nil {
+		l.Wrong = x.Recipe.update(0).Check(x.model.Layout)
+	}
+	if l.Wrong == nil {
+		x.Steps = x.plan.Steps()
+		l.Wrong = x.noSteps()
+	}
+	if l.Wrong == nil {
+		l.Plan = fmt.Sprintf("%d steps of %d x %d rows", x.Steps, x.Recipe.Batch.Accumulate, x.Recipe.Batch.GlobalSize)
+		x.noteOddities()
+	}
+	return nil
+}
+
+// lookOverRows tells of a dataset's rows: how many can't be used, are there already, or have texts that cut counts.
+func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Dataset, index *dataset.Index, cut func() (texts, cut int64, err error)) error {
+	p.Bad = index.Bad()
+	said := []string{some(d.Rows(), "row")}
+	if n := len(p.Bad); n > 0 {
+		said = append(said, fmt.Sprintf("%d that can't be used", n))
+	}
+	if n, first, of := repeats(d, index); n > 0 {
+		said = append(said, fmt.Sprintf("%d with the query and the document of an earlier one, the first: %v, as %v", n, first, of))
+	}
+	texts, longer, err := cut()
+	what := "text"
+	if x.reranker != nil {
+		what = "pair of texts"
+	}
+	switch {
+	case err != nil:
+	case longer > 0 && texts > 0:
+		said = append(said, fmt.Sprintf("%d of %s longer than model.max_length and cut", longer, some(texts, what)))
+	case longer > 0:
+		said = append(said, fmt.Sprintf("%s longer than max_length and cut by prep", some(longer, what)))
+	}
+	p.Said = strings.Join(said, ", ")
+	return err
+}
+
+// some counts things.
+func some(n int64, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	first, rest, _ := strings.Cut(what, " ")
+	return strings.TrimSuffix(fmt.Sprintf("%d %ss %s", n, first, rest), " ")
+}
+
+// repeats counts rows whose query and positive, or documents, are those of an earlier row, and says where the first of them is, and where the earlier one.
+func repeats(d *dataset.Dataset, index *dataset.Index) (n int, first, of dataset.Location) {
+	seen := make(map[xxh3.Uint128]int64, d.Rows())
+	skip := index.Skip()
+	ragged := false
+	for _, c := range d.Columns() {
+		ragged = ragged || c.Ragged
+	}
+	var texts []dataset.Hash128
+	var raw []byte
+	for row := range d.Rows() {
+		if len(skip) > 0 && skip[0] == row {
+			skip = skip[1:]
+			continue
+		}
+		if texts = index.Hashes(texts[:0], 0, 0, row); !ragged {
+			texts = texts[:min(2, len(texts))] // negatives may be drawn from lists
+		}
+		raw = raw[:0]
+		for _, h := range texts {
+			raw = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(raw, h.Hi), h.Lo)
+		}
+		key := xxh3.Hash128(raw)
+		earlier, there := seen[key]
+		if !there {
+			seen[key] = row
+			continue
+		}
+		if n++; n == 1 {
+			first, of = d.Locate(row), d.Locate(earlier)
+		}
+	}
+	return n, first, of
+}
+
+func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) error {
+	held, err := x.openHeldOutFiles(ctx, p.Key, h)
+	if err != nil {
+		return err
+	}
+	index, err := held.data.Index(ctx, dataset.IndexConfig{SkipBad: true})
+	if err != nil {
+		return err
+	}
+	err = p.lookOverRows(ctx, x, held.data, index, func() (int64, int64, error) {
+		return held.text.Cut(ctx, held.data, 0, index.Skip(), x.Recipe.Train.Seed, nil)
+	})
+	if err == nil && p.Bad == nil {
+		err = x.checkLonely(p.Key, held.data, held.loss, held.at)
+	}
+	return err
+}
+
+func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
+	e := x.Recipe.Eval
+	listing := func(p *LookoverPart) context.Context {
+		return dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
+	}
+	ranking := func(key, queries, corpus, qrels string) error {
+		return l.add(ctx, key, func(p *LookoverPart) error {
+			t, err := dataset.LoadRetrieval(listing(p), queries, corpus, qrels)
+			if err != nil {
+				return err
+			}
+			p.Said = fmt.Sprintf("%s, %s, %s", strings.Replace(some(int64(len(t.Queries)), "query"), "querys", "queries", 1), some(int64(len(t.Docs)), "document"), some(int64(len(t.Judgements)), "judgement"))
+			if note := t.Note(); note != "" && p.Bad == nil { // else it tells of what these rows had
+				x.obs.note("%s: %s", key, note)
+			}
+			return nil
+		})
+	}
+	for i, r := range e.Retrieval {
+		if err := ranking(taskKey("retrieval", i, len(e.Retrieval)), r.Queries, r.Corpus, r.Qrels); err != nil {
+			return err
+		}
+	}
+	for i, r := range e.Rerank {
+		if err := ranking(taskKey("rerank", i, len(e.Rerank)), r.Queries, r.Corpus, r.Qrels); err != nil {
+			return err
+		}
+	}
+	return x.scoredTasks(func(kind string, i, n int, _, _ string, load func(ctx context.Context, key string) (*scoredTask, error)) error {
+		return l.add(ctx, taskKey(kind, i, n), func(p *LookoverPart) error {
+			t, err := load(listing(p), p.Key)
+			switch {
+			case err != nil:
+			case t.asked:
+				p.Said = some(int64(len(t.a)/2), "triplet")
+			default:
+				p.Said = some(int64(len(t.a)), "pair of texts")
+			}
+			return err
+		})
+	})
+}
