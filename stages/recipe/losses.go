@@ -63,8 +63,7 @@ type Loss struct {
 	PosWeight float64     `yaml:"pos_weight,omitempty"`
 	ByLabel   bool        `yaml:"by_label,omitempty"`
 
-	// Of a reranker's mnrl, as Scale.
-	NumNegatives Count           `yaml:"num_negatives,omitempty"` // documents of other rows of its batch that a row gets besides its own
+	NumNegatives Count           `yaml:"num_negatives,omitempty"` // of its mnrl, as Scale: documents of other rows of its batch that a row gets besides its own
 	Activation   loss.Activation `yaml:"activation,omitempty"`
 
 	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss

@@ -372,6 +372,10 @@ func TestLossOptions(t *testing.T) {
 				value = map[string]string{"cosine": "dot", "dot": "cosine", "maxsim": "mean_maxsim"}[k.similarity]
 			case "distance":
 				value = k.distances[1]
+			case "activation":
+				if k.names[0] != "mnrl" {
+					value = "sigmoid"
+				}
 			case "self_distill":
 				value = fmt.Sprint(!k.m3)
 			}

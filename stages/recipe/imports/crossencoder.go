@@ -137,8 +137,12 @@ func (r *recipe) pairLoss() {
 	if v, ok := r.number("eps"); ok && v != 1e-10 {
 		r.without("eps", "%s; it is 1e-10", num(v))
 	}
-	if v, ok := r.word("activation_fn"); ok && !strings.Contains(v, "Identity") {
-		r.without("activation_fn", "%s; scores go into the loss as they are", v)
+	switch v, ok := r.word("activation_fn"); {
+	case !ok || strings.Contains(v, "Identity"):
+	case strings.Contains(v, "Sigmoid") && !strings.Contains(v, "Log") && !strings.Contains(v, "Hard"):
+		r.keys["loss.activation"] = "sigmoid"
+	default:
+		r.without("activation_fn", "%s; there are identity and sigmoid, and the recipe has the first", v)
 	}
 }
 
@@ -167,7 +171,7 @@ func (r *recipe) pairsInBatch() {
 		switch name, _ := r.word("activation_fn"); {
 		case v == nil || strings.Contains(name, "Identity"):
 			r.keys["loss.activation"] = "identity"
-		case !strings.Contains(name, "Sigmoid"):
+		case !strings.Contains(name, "Sigmoid") || strings.Contains(name, "Log") || strings.Contains(name, "Hard"):
 			r.without("activation_fn", "%s; there are sigmoid and identity, and the recipe has the first", name)
 		}
 	}
