@@ -23,7 +23,7 @@ import (
 // has its own negatives. Of each rank is the gradient of its own rows' texts.
 //
 // No matrix of all similarities is needed. With X = [n, d] and its sum over texts S, the sum of s is |S|^2 - sum |x_i|^2, and that of s^2 is |K|^2 - sum |x_i|^4, where
-// K is X^T X of the features, or X X^T of the texts if these are fewer: of 16,384 texts of 768 features 2 MiB, and never more than X.
+// K is X^T X of the features, or X X^T of the texts if these are fewer: of 16,384 texts of 768 features 2.25 MiB, and never more than X.
 type GlobalOrthogonal struct {
 	Metric             Metric  // Cosine if empty; Dot
 	Mean, SecondMoment float64 // weights, one of which is above 0; sentence-transformers' are 1, EmbeddingGemma's 0 and 1

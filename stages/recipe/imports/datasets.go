@@ -398,7 +398,7 @@ func (r *recipe) source(p *part) string {
 	}
 	if of.name == "margin_mse" && len(p.texts) > 4 && !r.pairs {
 		inputs = "scores"
-		r.assume("%s%s has a list with a score of each document, not margins", p.of(), p.texts[len(p.texts)-1])
+		r.assume("%s%s has a list with a score of each document, not margins: of a list of margins, d1, d2, ..., the scores are 0, -d1, -d2, ...", p.of(), p.texts[len(p.texts)-1])
 	}
 	more := ""
 	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text
