@@ -78,12 +78,12 @@ func (l MegaBatchMargin) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch)
 	k := 0 // pair
 	for i := lo; i < hi; i++ {
 		w, value := b.Weight(i), 0.0
-		if short := l.PositiveMargin - p.values[k]; !(short <= 0) { // what is not finite is not lost
+		if short := l.PositiveMargin - p.values[k]; short > 0 {
 			value, p.coef[k] = short, -w
 		}
 		k++
 		if hardest[i-lo] >= 0 {
-			if over := p.values[k] - l.NegativeMargin; !(over <= 0) {
+			if over := p.values[k] - l.NegativeMargin; over > 0 {
 				value, p.coef[k] = value+over, w
 			}
 			k++
@@ -113,8 +113,12 @@ func (l MegaBatchMargin) hardest(s gpustage.Stream, a *gpustage.Arena, b *Batch,
 			return nil, err
 		}
 		for i := from; i < to; i++ {
+			row := cosines[(i-from)*n : (i-from+1)*n]
+			if !finite(row[i]) { // the rank that has a text which is not finite names its row, before the text is another's negative
+				return nil, &RowError{i, row[i]}
+			}
 			best, at := 0.0, -1
-			for j, c := range cosines[(i-from)*n : (i-from+1)*n] {
+			for j, c := range row {
 				if (at < 0 || c > best) && j != i && !l.masked(b, i, j) {
 					best, at = c, j
 				}

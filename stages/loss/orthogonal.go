@@ -16,11 +16,12 @@ import (
 //	column = Mean * M1^2 + SecondMoment * max(0, M2 - 1/d)
 //
 // as sentence-transformers' GlobalOrthogonalRegularizationLoss. Columns are the queries, the positives, and the rows' first, second, ... negatives, and the loss
-// is the mean over them, or with AddColumns their sum. A column of one text is 0. A text that several rows have is in the column as often.
+// is the mean over them, or with AddColumns their sum. A column of one text is 0 and counts in the mean over columns: where one row
+// alone has a third negative, the others count for less. A text that several rows have is in the column as often.
 //
-// It is of the batch as a whole, all ranks' rows, whatever sub-batches they come in; rows' weights don't count in it. As a mean over rows it has the same
-// loss for each row, so that it splits them, and a step of several batches has the mean of theirs by their rows: each batch has means of its own, as it
-// has its own negatives. Of each rank is the gradient of its own rows' texts.
+// It is of the batch as a whole, all ranks' rows, whatever sub-batches they come in; rows' weights don't count in M1 and M2. As a mean over rows it has the
+// same loss for each row, so that it splits them, and a step of several batches has the mean of theirs, each by the weights of its rows: each batch has means
+// of its own, as it has its own negatives. Of each rank is the gradient of its own rows' texts.
 //
 // No matrix of all similarities is needed. With X = [n, d] and its sum over texts S, the sum of s is |S|^2 - sum |x_i|^2, and that of s^2 is |K|^2 - sum |x_i|^4, where
 // K is X^T X of the features, or X X^T of the texts if these are fewer: of 16,384 texts of 768 features 2.25 MiB, and never more than X.

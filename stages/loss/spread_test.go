@@ -2,7 +2,6 @@ package loss
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -151,43 +150,133 @@ func TestSpreadRagged(t *testing.T) {
 func TestMegaBatchMarginMasks(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	rng := rand.New(rand.NewPCG(13, 14))
-	masked := 0
-	for range 4 {
-		b := randomBatch(t, s, gpustage.F64, rng, 6, 0, 4)
+	// Six rows at random. Then three whose second positive is nearest to the first query, each with other texts that are alike: that positive and the first
+	// query, the first two positives, the first two queries; and such that the first row has no candidates at all and others have.
+	for n, texts := range [][]uint64{{}, {1, 2, 3, 4, 1, 6}, {1, 2, 3, 4, 4, 6}, {1, 1, 3, 4, 5, 6}, {1, 2, 3, 4, 4, 4}, {1, 2, 3, 4, 1, 1}, {1, 1, 1, 4, 5, 6}} {
+		rows := max(3, min(6, 6*(1-n)))
+		b := randomBatch(t, s, gpustage.F64, rng, rows, 0, 4)
+		for i, v := range texts {
+			b.Texts[i] = TextID{v, 0}
+		}
+		if n > 0 {
+			x := gpustage.Slice[float64](b.Embeddings)
+			copy(x[4*4:5*4], x[:4])
+			x[4*4] += 0.01
+		}
 		for _, mask := range []bool{true, false} {
 			l := MegaBatchMargin{PositiveMargin: 0.9, NegativeMargin: -0.5, MaskDuplicates: mask}
 			got, _ := compute(t, s, l, b)
-			x := gpustage.Slice[float64](b.Embeddings)
-			cos := func(i, j int) float64 {
-				var d, p, q float64
-				for f := range 4 {
-					d, p, q = d+x[4*i+f]*x[4*j+f], p+x[4*i+f]*x[4*i+f], q+x[4*j+f]*x[4*j+f]
-				}
-				return d / math.Sqrt(p*q)
-			}
-			want, weight := 0.0, 0.0
-			for i := range 6 {
-				hardest := math.Inf(-1)
-				for j := range 6 {
-					if same := b.Texts[6+j] == b.Texts[i] || b.Texts[6+j] == b.Texts[6+i] || b.Texts[j] == b.Texts[i]; i != j && mask && same {
-						masked++
-					} else if i != j {
-						hardest = max(hardest, cos(i, 6+j))
-					}
-				}
-				want += b.Weight(i) * (max(0, 0.9-cos(i, 6+i)) + max(0, hardest+0.5))
-				weight += b.Weight(i)
-			}
-			if want /= weight; !(math.Abs(got-want) <= 1e-12*want) {
-				t.Errorf("duplicates masked %t: loss %v, want %v", mask, got, want)
+			if want := megaBatch(l, b); !(math.Abs(got-want) <= 1e-12*want) {
+				t.Errorf("texts %v, duplicates masked %t: loss %v, want %v", b.Texts, mask, got, want)
 			}
 			s.Fill(b.Gradient, 0)
 			checkGradient(t, s, l, b, 1e-7)
 			s.Fill(b.Gradient, 0)
 		}
 	}
-	if masked < 8 {
-		t.Errorf("%d duplicates", masked)
+}
+
+// megaBatch is a batch's loss by its definition.
+func megaBatch(l MegaBatchMargin, b *Batch) float64 {
+	x, n, e := gpustage.Slice[float64](b.Embeddings), b.Rows, b.Embeddings.Cols
+	cos := func(i, j int) float64 {
+		var d, p, q float64
+		for f := range e {
+			d, p, q = d+x[e*i+f]*x[e*j+f], p+x[e*i+f]*x[e*i+f], q+x[e*j+f]*x[e*j+f]
+		}
+		return d / math.Sqrt(p*q)
+	}
+	sum, weight := 0.0, 0.0
+	for i := range n {
+		hardest := math.Inf(-1)
+		for j := range n {
+			same := b.Texts[n+j] == b.Texts[i] || b.Texts[n+j] == b.Texts[n+i] || b.Texts[j] == b.Texts[i]
+			if i != j && !(l.MaskDuplicates && same) {
+				hardest = max(hardest, cos(i, n+j))
+			}
+		}
+		sum += b.Weight(i) * (max(0, l.PositiveMargin-cos(i, n+i)) + max(0, hardest-l.NegativeMargin))
+		weight += b.Weight(i)
+	}
+	return sum / weight
+}
+
+// More queries than a strip has, as a whole and of ranks whose rows begin within one: the loss is that of its definition, and gradients that of each row's
+// pairs. Memory is enough for strips, too.
+func TestMegaBatchMarginStrips(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const rows, size = 1100, 4
+	b := newBatch(t, s, gpustage.F64, 0, rows, size, nil)
+	rng := rand.New(rand.NewPCG(15, 16))
+	x := gpustage.Slice[float64](b.Embeddings)
+	for i := range x {
+		x[i] = rng.NormFloat64()
+	}
+	l := MegaBatchMargin{PositiveMargin: 0.9, NegativeMargin: 0.95}
+	if n := l.stripRows(rows); n < 2 || n >= rows {
+		t.Fatalf("a strip has %d rows", n)
+	}
+	want := megaBatch(l, b)
+	whole, grad := compute(t, s, l, b)
+	parts, gradOfParts := split(t, s, l, b, 70)
+	if !(math.Abs(whole-want) <= 1e-12*want) || !(math.Abs(parts-want) <= 1e-12*want) {
+		t.Errorf("loss %v, of two ranks %v, want %v", whole, parts, want)
+	}
+	if d := worst(gradOfParts, grad); !(d <= 1e-12) {
+		t.Errorf("the gradient of two ranks differs by %v", d)
+	}
+	for _, i := range []int{0, size * 1099, size*rows + 3, size*(rows+1000) + 1} { // queries and positives of both strips
+		const h = 1e-6
+		was := x[i]
+		x[i] = was + h
+		up := megaBatch(l, b)
+		x[i] = was - h
+		down := megaBatch(l, b)
+		x[i] = was
+		if d := (up - down) / (2 * h); !(math.Abs(d-grad[i]) <= 1e-8) {
+			t.Errorf("element %d: gradient %v, difference quotient %v", i, grad[i], d)
+		}
+	}
+}
+
+// The arena of its Memory is enough for gor where a column's texts are not next to each other and a rank's are neither, with fewer texts than features and
+// with more; little more is asked for.
+func TestSpreadMemory(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	rng := rand.New(rand.NewPCG(17, 18))
+	for _, rows := range []int{63, 64, 100} {
+		const size = 64
+		x := make([]float64, 4*rows*size)
+		for i := range x {
+			x[i] = rng.NormFloat64()
+		}
+		b := newBatch(t, s, gpustage.F64, 2, rows, size, x)
+		for i := range rows { // the last row's negatives are in the middle, and each row's are next to each other
+			row := int32(i)
+			switch {
+			case i == rows/2:
+				row = int32(rows - 1)
+			case i > rows/2:
+				row = int32(i - 1)
+			}
+			b.Owner[2*i], b.Owner[2*i+1] = row, row
+		}
+		l := GlobalOrthogonal{Metric: Dot, Mean: 1, SecondMoment: 1}
+		want, _ := compute(t, s, l, b)
+		if got, _ := split(t, s, l, b, rows-1); !(math.Abs(got-want) <= 1e-12*want) {
+			t.Errorf("%d rows: loss %v of two ranks, %v of one", rows, got, want)
+		}
+		least := min(rows, size)
+		matrices := 8 * (3*rows*size + 2*least*least)
+		if m := l.Memory(b.Size()); m > matrices+8<<10 {
+			t.Errorf("%d rows: %d bytes of memory, of which matrices are %d", rows, m, matrices)
+		}
+	}
+	for _, l := range []Loss{GlobalOrthogonal{Mean: 1, SecondMoment: 1}, MegaBatchMargin{}} {
+		size := func(rows int) Size { return Size{Rows: rows, Sequences: 2 * rows, Dim: 384, DType: gpustage.F32} }
+		if small, large := l.Memory(size(1<<14)), l.Memory(size(1<<16)); large > 4*small {
+			t.Errorf("%T: four times the rows take %d bytes, %d before", l, large, small)
+		}
 	}
 }
 
@@ -196,6 +285,8 @@ func TestSpreadErrors(t *testing.T) {
 	triples := func() *Batch { return newBatch(t, s, gpustage.F64, 1, 3, 4, make([]float64, 36)) }
 	single := triples()
 	single.Embeddings, single.Gradient, single.Texts, single.Owner = single.Embeddings.Span(0, 3), single.Gradient.Span(0, 3), single.Texts[:3], nil
+	without := newBatch(t, s, gpustage.F64, 0, 3, 4, make([]float64, 24)) // negatives in this batch, which others have
+	without.Ragged = true
 	for _, c := range []struct {
 		l    Loss
 		b    *Batch
@@ -207,19 +298,34 @@ func TestSpreadErrors(t *testing.T) {
 		{MegaBatchMargin{NegativeMargin: math.NaN()}, triples(), "negative_margin is NaN, want a number"},
 		{MegaBatchMargin{}, triples(), "leave out data.train[].negatives"},
 		{MegaBatchMargin{}, single, "the batch has single texts, and this loss is for pairs"},
+		{MegaBatchMargin{}, without, "leave out data.train[].negatives"},
 	} {
 		if _, err := c.l.Compute(s, newArena(t, s, 1<<20), c.b); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%T: %v, want %s", c.l, err, c.want)
 		}
 	}
-	b := triples() // whose second row's negative overflows
-	huge := make([]float64, 4)
-	for i := range huge {
-		huge[i] = 1e200
+	ofRow := func(what string, l Loss, b *Batch, want int) {
+		t.Helper()
+		_, err := l.Compute(s, newArena(t, s, 1<<20), b)
+		if row := (*RowError)(nil); !errors.As(err, &row) || row.Row != want || !errors.Is(err, ErrNotFinite) {
+			t.Errorf("%s of row %d: %v", what, want, err)
+		}
 	}
-	gpustage.Upload(s, b.Embeddings.Span(7, 8), huge)
-	_, err := GlobalOrthogonal{Mean: 1, SecondMoment: 1, Metric: Dot}.Compute(s, newArena(t, s, 1<<20), b)
-	if row := (*RowError)(nil); !errors.As(err, &row) || row.Row != 1 || !errors.Is(err, ErrNotFinite) {
-		t.Error(fmt.Sprint(err))
+	for what, v := range map[string]float64{"squared length beyond f64": 1e200, "square of it beyond f64": 1e80} {
+		b := triples() // the second row's negative
+		gpustage.Upload(s, b.Embeddings.Span(7, 8), []float64{v, v, v, v})
+		ofRow(what, GlobalOrthogonal{Mean: 1, SecondMoment: 1, Metric: Dot}, b, 1)
+	}
+	ones := make([]float64, 24)
+	for i := range ones {
+		ones[i] = 1
+	}
+	nan := []float64{0, math.NaN(), 0, 0}
+	for at := range 6 { // queries, and then positives
+		b := newBatch(t, s, gpustage.F64, 0, 3, 4, ones)
+		gpustage.Upload(s, b.Embeddings.Span(at, at+1), nan)
+		ofRow("a text that is not finite", MegaBatchMargin{PositiveMargin: 0.5, NegativeMargin: 0.5}, b, at%3)
+		b.Only = &Rows{at % 3, 3} // the rank that has the row says so
+		ofRow("a text that is not finite, of a rank's rows", MegaBatchMargin{PositiveMargin: -2, NegativeMargin: 2}, b, at%3)
 	}
 }
