@@ -164,7 +164,7 @@ var commonOptions = []string{"name", "matryoshka", "flops", "gather_across_devic
 // kind is the loss that the recipe names; mnrl if it names none that there is.
 func (l *Loss) kind() lossKind {
 	if l.reranker {
-		return lossKind{names: []string{l.Name}, options: groupOptions[loss.GroupLoss(l.Name)], reranker: true, term: l.term}
+		return lossKind{names: []string{l.Name}, options: groupOptions(loss.GroupLoss(l.Name)), reranker: true, term: l.term}
 	}
 	kinds := l.kinds()
 	k := kinds[0]
@@ -223,7 +223,7 @@ func having(option string, reranker bool) string {
 		}
 	}
 	for _, n := range loss.GroupLosses {
-		if slices.Contains(groupOptions[n], option) {
+		if slices.Contains(groupOptions(n), option) {
 			rerankers = append(rerankers, string(n))
 		}
 	}

@@ -4,7 +4,7 @@ sub-batches that are embedded twice. Then two steps of FlagEmbedding's distillat
 of its command line: losses (but for the entropy of the teacher's distributions) and norms, of several devices, whose exchange is played in one
 process, the norms.
 
-    python testdata/peers/losses.py CONTRAFLOW [--seed N] [LOSS ...]
+    python testdata/peers/losses.py [--seed N] CONTRAFLOW [LOSS ...]
 
 Prints tables. Exits with 1 if a loss or a norm is off by more than 1e-5 of it. Needs sentence-transformers (6.2 was used) and
 FlagEmbedding (1.4.2).
