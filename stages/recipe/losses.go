@@ -391,7 +391,11 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	c.require(s.Documents == "", key+"documents", "is for model.kind: reranker; an embedder's rows have a positive, and negatives")
 	c.require(!k.single || s.Positive == "", key+"positive", "%s takes single texts with labels: data.train[].query names their column", named)
 	alone := k.single || k.takesSingle && (k.teacher || s.Label != "" || s.Teacher != "") // a column of texts, and no more, is no dataset
-	c.require(s.Positive != "" || alone, key+"positive", "is missing: the column with the positives")
+	missing := "is missing: the column with the positives"
+	if k.takesSingle {
+		missing += fmt.Sprintf("; of single texts %s takes those with a label or a teacher's embedding", named)
+	}
+	c.require(s.Positive != "" || alone, key+"positive", "%s", missing)
 	c.require(!k.label || s.Label != "", key+"label", "is missing: %s needs a column with each row's label", named)
 	c.require(!k.scores || len(s.Scores) > 0, key+"scores", "is missing: %s needs columns with a teacher's scores", named)
 	c.require(!k.teacher || s.Teacher != "", key+"teacher", "is missing: %s needs a column with a teacher's embeddings", named)

@@ -252,12 +252,15 @@ func TestLosses(t *testing.T) {
 		{"{name: mega_batch_margin, negative_margin: 0, positive_margin: 1, mask_duplicates: false}", "weight: w", loss.MegaBatchMargin{PositiveMargin: 1}},
 		{"gor", "negatives: n, weight: w", loss.GlobalOrthogonal{Metric: loss.Cosine, Mean: 1, SecondMoment: 1}},
 		{"{name: global_orthogonal_regularization, mean_weight: 0, second_moment_weight: 0.5, aggregation: sum, similarity: dot}", "", loss.GlobalOrthogonal{Metric: loss.Dot, SecondMoment: 0.5, AddColumns: true}},
+		{"{name: gor, mean_weight: 0}", "positive: null, teacher: e", loss.GlobalOrthogonal{Metric: loss.Cosine, SecondMoment: 1}},
+		{"{name: gor, second_moment_weight: 0}", "positive: null, label: l", loss.GlobalOrthogonal{Metric: loss.Cosine, Mean: 1}},
 		{"{name: cosent, matryoshka: {dims: [32, 8], weights: [1, 0.5]}}", "label: l", func() loss.RowSplitter {
 			m, _ := loss.Matryoshka(loss.CoSENT{Scale: 20, Metric: loss.Cosine}, []int{32, 8}, []float64{1, 0.5}, 0)
 			return m.(loss.RowSplitter)
 		}()},
 	} {
 		text := strings.Replace(minimal, "positive: p", "positive: p, "+c.columns, 1) + "loss: " + c.loss
+		text = strings.Replace(text, "positive: p, positive: null", "prompts: {}", 1)
 		r, err := Parse("r.yaml", []byte(text), nil)
 		if err != nil {
 			t.Errorf("%s: %v", c.loss, err)
@@ -294,7 +297,7 @@ func TestLosses(t *testing.T) {
 		{"{name: gor, mean_weight: 0, second_moment_weight: 0}", "", "loss: mean_weight and second_moment_weight are both 0"},
 		{"{name: gor, second_moment_weight: -1}", "", "loss: second_moment_weight is -1, want 0 or more"},
 		{"{name: gor, aggregation: all}", "", "loss.aggregation: is \"all\", want one of mean, sum"},
-		{"{name: gor}", "positive: null", "data.train[0].positive: is missing"},
+		{"{name: gor}", "positive: null", "data.train[0].positive: is missing: the column with the positives; of single texts loss.name: gor takes those with a label or a teacher's embedding"},
 		{"{name: gor, margin: 1}", "", "loss.margin: is for gist,"},
 		{"{name: gist}", "", "loss.guide: is missing: the model that says which candidates are no negatives"},
 		{"{name: gist, guide: g, margin: -0.1}", "", "loss.margin: is -0.1, want a number of at least 0"},

@@ -138,12 +138,21 @@ func (r *recipe) pairLoss() {
 		r.without("eps", "%s; it is 1e-10", num(v))
 	}
 	switch v, ok := r.word("activation_fn"); {
-	case !ok || strings.Contains(v, "Identity"):
-	case strings.Contains(v, "Sigmoid") && !strings.Contains(v, "Log") && !strings.Contains(v, "Hard"):
+	case !ok || activation(v) == "identity":
+	case activation(v) == "sigmoid":
 		r.keys["loss.activation"] = "sigmoid"
 	default:
 		r.without("activation_fn", "%s; there are identity and sigmoid, and the recipe has the first", v)
 	}
+}
+
+// activation is what torch calls Sigmoid, sigmoid or Identity, with its module or without; others have none.
+func activation(v string) string {
+	switch name := strings.ToLower(lossClass(v)); name {
+	case "sigmoid", "identity":
+		return name
+	}
+	return ""
 }
 
 // pairsInBatch sets a reranker's mnrl. Defaults are those of both losses there.
@@ -169,9 +178,9 @@ func (r *recipe) pairsInBatch() {
 	}
 	if v, ok := given("activation_fn"); ok {
 		switch name, _ := r.word("activation_fn"); {
-		case v == nil || strings.Contains(name, "Identity"):
+		case v == nil || activation(name) == "identity":
 			r.keys["loss.activation"] = "identity"
-		case !strings.Contains(name, "Sigmoid") || strings.Contains(name, "Log") || strings.Contains(name, "Hard"):
+		case activation(name) != "sigmoid":
 			r.without("activation_fn", "%s; there are sigmoid and identity, and the recipe has the first", name)
 		}
 	}

@@ -144,9 +144,16 @@ func TestCrossEncoderInBatch(t *testing.T) {
 		}
 		return s
 	}
-	_, res := convert(t, imports.SentenceTransformers, mnrl("activation_fn", "torch.nn.modules.activation.Tanh"), 1)
-	if len(res.Without) != 1 || !strings.Contains(res.Without[0], "Tanh; there are sigmoid and identity") {
-		t.Errorf("%q", res.Without)
+	for _, other := range []string{"Tanh", "LogSigmoid", "Hardsigmoid", "Hardsigmoid()"} {
+		_, res := convert(t, imports.SentenceTransformers, mnrl("activation_fn", "torch.nn.modules.activation."+other), 1)
+		if len(res.Without) != 1 || !strings.Contains(res.Without[0], other+"; there are sigmoid and identity") {
+			t.Errorf("%s: %q", other, res.Without)
+		}
+	}
+	for _, name := range []string{"torch.sigmoid", "torch.nn.functional.sigmoid", "Sigmoid()", "torch.nn.modules.activation.Sigmoid"} {
+		if r, res := convert(t, imports.SentenceTransformers, mnrl("activation_fn", name), 1); r.Loss.Activation != "sigmoid" || len(res.Without) > 0 {
+			t.Errorf("%s: %q, %q", name, r.Loss.Activation, res.Without)
+		}
 	}
 	r, _ := convert(t, imports.SentenceTransformers, mnrl("activation_fn", nil, "scale", nil, "batch_sampler", "BatchSamplers.NO_DUPLICATES"), 1)
 	if r.Loss.Activation != "identity" || r.Loss.Scale != 1 || !r.Batch.NoDuplicates {

@@ -260,6 +260,10 @@ func (r *recipe) loss() {
 			if strings.HasPrefix(v[strings.LastIndexByte(v, '.')+1:], "mean") {
 				r.keys["loss.similarity"] = "mean_maxsim"
 			}
+		case ours == "mega_batch_margin":
+			if !strings.Contains(v, "cos") {
+				r.without("similarity_fct", "%s; %s has cosine there and here", v, name)
+			}
 		case strings.Contains(v, "dot"):
 			r.keys["loss.similarity"] = "dot"
 		case !strings.Contains(v, "cos"):

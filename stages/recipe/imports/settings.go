@@ -244,6 +244,9 @@ func (r *recipe) batch() {
 			r.keys["batch.sub_batch"] = fmt.Sprintf("{rows: %d}", n)
 		}
 	}
+	if n, ok := r.whole("mini_batch_num_tokens"); ok && n > 0 { // takes the other one's place there, too
+		r.keys["batch.sub_batch"] = fmt.Sprintf("{tokens: %d}", n)
+	}
 }
 
 // gathers tells whether negatives came from all devices.
