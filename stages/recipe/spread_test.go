@@ -24,7 +24,7 @@ func TestSpreadVerifies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	for _, fault := range []Fault{"", FaultFactor, FaultRemote, FaultGather} {
+	for _, fault := range []Fault{"", FaultFactor, FaultRemote, FaultMask, FaultGather} {
 		o := DefaultVerify()
 		o.Rows, o.SubBatches, o.Accumulate, o.Plant = 6, []int{4}, []int{1, 2}, fault
 		if fault == "" || fault == FaultGather {
