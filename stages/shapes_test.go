@@ -146,6 +146,7 @@ func TestLabelledLossesOnRanks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	plain := func(*dataset.Source) {}
 	triples := func(s *dataset.Source) { s.Negatives = []string{"negative"} }
 	for _, c := range []struct {
 		source func(*dataset.Source)
@@ -154,6 +155,7 @@ func TestLabelledLossesOnRanks(t *testing.T) {
 		{pairs, loss.CoSENT{}}, {pairs, loss.CosineSimilarity{}}, {pairs, loss.Contrastive{}}, {binary, loss.Contrastive{Online: true}}, {taught, short},
 		{triples, loss.Triplet{Metric: loss.Cosine, Margin: 0.2}}, {texts, loss.BatchTriplet{Mode: loss.Hard}}, {texts, loss.BatchTriplet{Mode: loss.SoftMargin, Metric: loss.Cosine}},
 		{texts, loss.BatchTriplet{Mode: loss.SemiHard}}, {texts, loss.BatchTriplet{Mode: loss.All}},
+		{texts, loss.GlobalOrthogonal{Mean: 1, SecondMoment: 1}}, {triples, loss.GlobalOrthogonal{SecondMoment: 1, AddColumns: true}}, {plain, loss.MegaBatchMargin{PositiveMargin: 0.8, NegativeMargin: 0.3}},
 	} {
 		base := goldenRun{source: c.source, loss: c.loss, globalSize: 13, accumulate: 2, maxSteps: 1, optimizer: optim.SGD{}}
 		truth := base

@@ -76,7 +76,8 @@ func TestDocumentsErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	const label = "the row has 1 scores for its 2 documents: scores are one for the positive and one for each negative, in the order of their columns; one number for both is a label, such as the difference of two scores (margin_mse)"
-	if _, err := one.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0}); err == nil || !strings.HasSuffix(err.Error(), label) {
+	const differences = "; if they are differences to the positive's score, d1, d2, ... (margin_mse), the scores are 0, -d1, -d2, ..."
+	if _, err := one.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0}); err == nil || !strings.HasSuffix(err.Error(), label+differences) {
 		t.Errorf("one score for two documents: %v", err)
 	}
 	if e, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0}); err != nil || len(e[0].Texts) != 2 {

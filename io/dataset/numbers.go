@@ -151,6 +151,9 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 		if n == 1 && d.src.Documents == "" {
 			reason += "; one number for both is a label, such as the difference of two scores (margin_mse)"
 		}
+		if n == docs-1 && (n > 1 || b.numbers[d.number.scores[0]].list) { // rows with a list may have more negatives than this one
+			reason += "; if they are differences to the positive's score, d1, d2, ... (margin_mse), the scores are 0, -d1, -d2, ..."
+		}
 		return name(d.number.scores[0]), reason
 	}
 	if k := d.number.teacher; k >= 0 {

@@ -188,7 +188,7 @@ func TestShapeErrors(t *testing.T) {
 		got = append(got, fmt.Sprintf("%d %s: %s", b.Row, b.Column, b.Reason))
 	}
 	want := []string{
-		"2 s: the row has 2 scores for its 3 documents: scores are one for the positive and one for each negative, in the order of their columns",
+		"2 s: the row has 2 scores for its 3 documents: scores are one for the positive and one for each negative, in the order of their columns; if they are differences to the positive's score, d1, d2, ... (margin_mse), the scores are 0, -d1, -d2, ...",
 		"3 s: score 1 of the list is null or NaN: it must be a number",
 		"4 s: it is a string, want a list of numbers",
 		"5 s: score 1 of the list is +Inf: it must be a number",

@@ -26,7 +26,8 @@
 // Most other losses compare few pairs: each query with its own documents ([DistillKL], [MarginMSE], [Triplet], ...). They are
 // functions from these pairs' values to a number and to a coefficient for each pair, computed on the host, where it is one number a
 // document; pairs.go turns embeddings into values and coefficients into the gradient, a chunk of pairs at a time. [CoSENT], whose sum
-// runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, a strip of anchors at a time.
+// runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, and [MegaBatchMargin] all queries with all
+// positives, a strip of anchors at a time. [GlobalOrthogonal] is of a batch's means.
 // [Matryoshka] wraps any loss, [Flops] adds what keeps embeddings sparse, [Sum] adds several, and splits rows where all of them are means over rows ([RowMean]).
 //
 // # Parts

@@ -279,6 +279,7 @@ func TestRowsWithoutWeight(t *testing.T) {
 		b.Embeddings, b.Gradient, b.Owner, b.Texts, b.Scores = b.Embeddings.Span(0, rows), b.Gradient.Span(0, rows), nil, b.Texts[:rows], nil
 		return b
 	}
+	bare := func() *Batch { return newBatch(t, s, gpustage.F64, 0, rows, size, make([]float64, 2*rows*size)) }
 	tokens := func() *Batch { return vectorsBatch(t, s, gpustage.F64, rows, size, nil, []int{2, 1, 3, 2, 1, 2}) }
 	for _, c := range []struct {
 		l Loss
@@ -286,6 +287,7 @@ func TestRowsWithoutWeight(t *testing.T) {
 	}{
 		{InfoNCE{}, pairs}, {InfoNCE{Hardness: HardNegatives, HardnessStrength: 2}, pairs}, {DistillKL{}, pairs}, {MarginMSE{Metric: Cosine}, pairs}, {Triplet{}, pairs}, {Triplet{Metric: Manhattan}, pairs},
 		{TeacherEmbedding{}, single}, {BatchTriplet{}, single}, {BatchTriplet{Metric: Cosine}, single}, {LateInteraction{}, tokens},
+		{GlobalOrthogonal{Mean: 1}, pairs}, {GlobalOrthogonal{SecondMoment: 1}, single}, {MegaBatchMargin{}, bare},
 	} {
 		for _, weight := range []float64{0, 1} {
 			b := c.b()

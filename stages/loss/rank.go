@@ -22,7 +22,7 @@ import (
 // are l_0 - l_j for all j of a row; or else the first document of a group is, with label 1, and the others are not. l is a document's label, s its score, p = softmax(s):
 //
 //	cross_entropy  -log p of the first document (FlagEmbedding's rerankers)
-//	mnrl           cross_entropy of Scale sigmoid(s) in the place of s, where documents of other rows are in the group (sentence-transformers')
+//	mnrl           cross_entropy of Scale times Activation of s, where documents of other rows are in the group (sentence-transformers')
 //	kl             -sum q log p, q = softmax(l): what a teacher's scores l teach, up to a constant
 //	distill        both (FlagEmbedding's knowledge distillation)
 //	list_net       kl by its other name: labels in the teacher's place (Cao et al., ICML 2007)
@@ -36,7 +36,7 @@ import (
 //	rank_net       mean over pairs l_i > l_j of -log2 sigmoid(Sigma (s_i - s_j)) (Burges et al., ICML 2005)
 //	lambda         likewise, weighted by what a swap would change of nDCG (Wang et al., CIKM 2018); see Scheme
 //
-// sentence-transformers' losses of CrossEncoder have these names, and the values are theirs. A group counts as its row's weight says, but
+// With Activation sigmoid, s is a score's sigmoid, in those of Activating. sentence-transformers' losses of CrossEncoder have these names, and the values are theirs. A group counts as its row's weight says, but
 // with rank_net and lambda as many times as it has pairs, and with adr_mse as it has documents: they are means over a batch's pairs, and documents.
 type Groups struct {
 	Name      GroupLoss
@@ -49,7 +49,7 @@ type Groups struct {
 	ByLabel   bool    // list_mle, p_list_mle
 
 	Scale      float64    // mnrl; 0: 10
-	Activation Activation // mnrl: what it scales; empty: of a sigmoid
+	Activation Activation // what becomes of scores first; empty: Sigmoid for mnrl, Identity for others
 
 	// SelfDistill has a layer-wise reranker's last layer teach those below: with cross_entropy, kl, distill and list_net, which are of softmax(s) too.
 	SelfDistill bool
@@ -74,11 +74,11 @@ const (
 	GroupLambda       GroupLoss = "lambda"
 )
 
-// Activation is what mnrl scales.
+// Activation is what becomes of a model's scores before a loss sees them.
 type Activation string
 
 const (
-	Sigmoid  Activation = "sigmoid"  // of scores
+	Sigmoid  Activation = "sigmoid"
 	Identity Activation = "identity" // scores as they are
 )
 
@@ -97,8 +97,10 @@ var (
 	GroupLosses = []GroupLoss{GroupCrossEntropy, GroupMNRL, GroupKL, GroupDistill, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupADRMSE, GroupRankNet, GroupLambda}
 	// SelfDistilling are the losses that SelfDistill can be added to.
 	SelfDistilling = []GroupLoss{GroupCrossEntropy, GroupKL, GroupDistill, GroupListNet}
-	Schemes        = []Scheme{NDCGLoss2PP, NDCGLoss2, NDCGLoss1, LambdaRank}
-	Activations    = []Activation{Sigmoid, Identity}
+	// Activating are those that have an Activation: sentence-transformers'.
+	Activating  = []GroupLoss{GroupMNRL, GroupListNet, GroupListMLE, GroupPListMLE, GroupBCE, GroupMSE, GroupMarginMSE, GroupADRMSE, GroupRankNet, GroupLambda}
+	Schemes     = []Scheme{NDCGLoss2PP, NDCGLoss2, NDCGLoss1, LambdaRank}
+	Activations = []Activation{Sigmoid, Identity}
 )
 
 // CheckLayers finds settings that a model with so many scores for each document has no use for.
@@ -121,6 +123,10 @@ func (g Groups) Check() error {
 		return fmt.Errorf("there is no weighting %q: want %s", g.Scheme, joinNames(Schemes))
 	case g.Activation != "" && !slices.Contains(Activations, g.Activation):
 		return fmt.Errorf("there is no activation %q: want %s", g.Activation, joinNames(Activations))
+	case g.Activation == Sigmoid && !slices.Contains(Activating, g.Name):
+		return fmt.Errorf("%s: activation is of %s", g.Name, joinNames(Activating))
+	case g.Activation == Sigmoid && g.SelfDistill:
+		return fmt.Errorf("%s: activation and self_distill don't go together: the last layer teaches what its scores are", g.Name)
 	case !(g.Scale >= 0) || math.IsInf(g.Scale, 0):
 		return fmt.Errorf("%s: scale is %v, want a positive number", g.Name, g.Scale)
 	case g.K < 0 || !(g.Sigma >= 0) || !(g.Alpha >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
@@ -285,12 +291,38 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 
 // ofGroup returns a group's loss and what it counts, and writes the gradient to d.
 func (g Groups) ofGroup(s, l, d []float64) (sum, weight float64) {
+	s, slopes := g.activated(s)
+	sum, weight = g.ofActivated(s, l, d)
+	for i, slope := range slopes {
+		d[i] *= slope
+	}
+	return sum, weight
+}
+
+// activated is what the loss is of, with its derivatives by the scores; nil: it is the scores.
+func (g Groups) activated(s []float64) (x, slopes []float64) {
+	activation, scale := cmp.Or(g.Activation, Identity), 1.0
+	if g.Name == GroupMNRL {
+		activation, scale = cmp.Or(g.Activation, Sigmoid), cmp.Or(g.Scale, 10)
+	}
+	if activation == Identity && scale == 1 {
+		return s, nil
+	}
+	x, slopes = make([]float64, len(s)), make([]float64, len(s))
+	for i, v := range s {
+		if x[i], slopes[i] = scale*v, scale; activation == Sigmoid {
+			p := sigmoid(v)
+			x[i], slopes[i] = scale*p, scale*p*sigmoid(-v)
+		}
+	}
+	return x, slopes
+}
+
+func (g Groups) ofActivated(s, l, d []float64) (sum, weight float64) {
 	n := float64(len(s))
 	switch g.Name {
-	case GroupCrossEntropy:
+	case GroupCrossEntropy, GroupMNRL:
 		sum = ofFirst(s, d)
-	case GroupMNRL:
-		sum = g.ofActivated(s, d)
 	case GroupKL, GroupListNet:
 		sum = crossEntropy(s, softmax(l), d)
 	case GroupDistill:
@@ -344,23 +376,6 @@ func ofFirst(s, d []float64) float64 {
 	target := make([]float64, len(s))
 	target[0] = 1
 	return crossEntropy(s, target, d)
-}
-
-// ofActivated is mnrl.
-func (g Groups) ofActivated(s, d []float64) float64 {
-	scale := cmp.Or(g.Scale, 10)
-	scaled, slopes := make([]float64, len(s)), make([]float64, len(s))
-	for i, v := range s {
-		if scaled[i], slopes[i] = scale*v, scale; g.Activation != Identity {
-			p := sigmoid(v)
-			scaled[i], slopes[i] = scale*p, scale*p*sigmoid(-v)
-		}
-	}
-	sum := ofFirst(scaled, d)
-	for i := range d {
-		d[i] *= slopes[i]
-	}
-	return sum
 }
 
 func (g Groups) listMLE(s, l, d []float64) (sum float64) {

@@ -62,12 +62,13 @@ func TestGroupsGolden(t *testing.T) {
 	}
 	defer fast.Close()
 	scores := g.F64(t, "scores")
-	seen := map[GroupLoss]bool{}
+	seen, activated := map[GroupLoss]bool{}, map[GroupLoss]bool{}
 	for name, l := range meta.Cases {
 		if err := l.Check(); err != nil {
 			t.Fatal(err)
 		}
 		seen[l.Name] = true
+		activated[l.Name] = activated[l.Name] || l.Activation == Sigmoid
 		sizes := g.Ints(t, name+"/sizes")
 		for _, x := range []struct {
 			d     gpustage.Device
@@ -108,6 +109,9 @@ func TestGroupsGolden(t *testing.T) {
 	for _, name := range GroupLosses {
 		if !seen[name] {
 			t.Errorf("%s has no golden", name)
+		}
+		if slices.Contains(Activating, name) != activated[name] {
+			t.Errorf("%s of sigmoids has a golden: %t", name, activated[name])
 		}
 	}
 }
@@ -166,7 +170,8 @@ func TestGroupsRows(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for _, l := range []Groups{{}, {Name: "lisst_mle"}, {Name: GroupLambda, Scheme: "ndcg_loss3"}, {Name: GroupRankNet, Sigma: math.NaN()}, {Name: GroupRankNet, Sigma: -1}, {Name: GroupRankNet, K: -1},
-		{Name: GroupADRMSE, Alpha: -1}, {Name: GroupADRMSE, Alpha: math.NaN()}, {Name: GroupLambda, Mu: -1}, {Name: GroupBCE, PosWeight: -1}, {Name: GroupMNRL, Scale: -1}} {
+		{Name: GroupADRMSE, Alpha: -1}, {Name: GroupADRMSE, Alpha: math.NaN()}, {Name: GroupLambda, Mu: -1}, {Name: GroupBCE, PosWeight: -1}, {Name: GroupMNRL, Scale: -1}, {Name: GroupCrossEntropy, Activation: Sigmoid},
+		{Name: GroupListNet, Activation: Sigmoid, SelfDistill: true}, {Name: GroupBCE, Activation: "tanh"}} {
 		said := l.Check()
 		if _, grad, err := run(l, func(*Batch) {}); said == nil || err == nil || err.Error() != said.Error() || slices.Max(grad) != 0 || slices.Min(grad) != 0 {
 			t.Errorf("%+v: gradient %v, %v; Check says %v", l, grad, err, said)

@@ -160,6 +160,7 @@ func TestSumSplits(t *testing.T) {
 	}{
 		{InfoNCE{}, taught}, {InfoNCE{Hardness: HardNegatives, HardnessStrength: 2}, taught}, {CosineSimilarity{}, pairs}, {Contrastive{}, pairs}, {Contrastive{Online: true}, unweighted},
 		{Triplet{}, taught}, {MarginMSE{}, taught}, {DistillKL{}, taught}, {CoSENT{}, unweighted}, {TeacherEmbedding{}, taught}, {wrapped, taught},
+		{GlobalOrthogonal{Mean: 1, SecondMoment: 1}, single}, {GlobalOrthogonal{Mean: 1, SecondMoment: 1}, taught}, {MegaBatchMargin{}, pairs},
 		{BatchTriplet{}, single}, {BatchTriplet{Mode: SoftMargin}, single}, {BatchTriplet{Mode: SemiHard}, everywhere}, {BatchTriplet{Mode: All}, everywhere},
 		{ByDataset{InfoNCE{}, DistillKL{}}, taught}, {Groups{Name: GroupCrossEntropy}, grouped}, {Groups{Name: GroupDistill}, grouped}, {Groups{Name: GroupBCE}, func() *Batch { b := grouped(); b.Scores = nil; return b }},
 		{summed(t, Term{InfoNCE{}, 1}, Term{MarginMSE{}, 2}), taught},

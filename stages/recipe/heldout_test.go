@@ -174,6 +174,7 @@ func TestHeldOutLosses(t *testing.T) {
 		{"triplet", "positive: p, negatives: [n], negatives_per_query: all", ""},
 		{"distill_kl", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", ""},
 		{"batch_hard_triplet", "label: class", ""},
+		{"[mega_batch_margin, {name: gor, weight: 2}]", "positive: p, weight: w", ""},
 		{"batch_all_triplet", "label: class", ""},
 		{"mse", "teacher: teacher", ""},
 		{"{name: m3, self_distill: true}", "positive: p, negatives: [n], negatives_per_query: all", "model.kind=m3"},

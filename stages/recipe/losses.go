@@ -32,6 +32,14 @@ type Loss struct {
 	Matryoshka         *Matryoshka      `yaml:"matryoshka,omitempty"`
 	Flops              *Flops           `yaml:"flops,omitempty"` // of sparse embeddings
 
+	// Of gor; see loss.GlobalOrthogonal.
+	MeanWeight         *float64 `yaml:"mean_weight,omitempty"`
+	SecondMomentWeight *float64 `yaml:"second_moment_weight,omitempty"`
+	Aggregation        string   `yaml:"aggregation,omitempty"`
+	// Of mega_batch_margin.
+	PositiveMargin *float64 `yaml:"positive_margin,omitempty"`
+	NegativeMargin *float64 `yaml:"negative_margin,omitempty"`
+
 	// Of gist; see loss.Guide.
 	Guide             *Guide `yaml:"guide,omitempty"`
 	MarginStrategy    string `yaml:"margin_strategy,omitempty"`
@@ -55,8 +63,7 @@ type Loss struct {
 	PosWeight float64     `yaml:"pos_weight,omitempty"`
 	ByLabel   bool        `yaml:"by_label,omitempty"`
 
-	// Of a reranker's mnrl, as Scale.
-	NumNegatives Count           `yaml:"num_negatives,omitempty"` // documents of other rows of its batch that a row gets besides its own
+	NumNegatives Count           `yaml:"num_negatives,omitempty"` // of its mnrl, as Scale: documents of other rows of its batch that a row gets besides its own
 	Activation   loss.Activation `yaml:"activation,omitempty"`
 
 	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss
@@ -146,6 +153,8 @@ var lossKinds = []lossKind{
 	{names: []string{"batch_semi_hard_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true, whole: true},
 	{names: []string{"batch_all_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true, whole: true},
 	{names: []string{"teacher_embedding", "mse"}, options: []string{"distance"}, distances: []string{"mse", "euclidean", "cosine"}, teacher: true, takesSingle: true},
+	{names: []string{"mega_batch_margin"}, options: []string{"positive_margin", "negative_margin", "mask_duplicates"}, pairs: true},
+	{names: []string{"gor", "global_orthogonal_regularization"}, options: []string{"similarity", "mean_weight", "second_moment_weight", "aggregation"}, similarity: "cosine", takesSingle: true},
 	{names: []string{"m3"}, options: []string{"scale", "temperature", "parts", "self_distill", "self_distill_from", "distillation", "mask_duplicates"}, m3: true},
 }
 
@@ -155,7 +164,7 @@ var commonOptions = []string{"name", "matryoshka", "flops", "gather_across_devic
 // kind is the loss that the recipe names; mnrl if it names none that there is.
 func (l *Loss) kind() lossKind {
 	if l.reranker {
-		return lossKind{names: []string{l.Name}, options: groupOptions[loss.GroupLoss(l.Name)], reranker: true, term: l.term}
+		return lossKind{names: []string{l.Name}, options: groupOptions(loss.GroupLoss(l.Name)), reranker: true, term: l.term}
 	}
 	kinds := l.kinds()
 	k := kinds[0]
@@ -180,6 +189,9 @@ func (l *Loss) kinds() []lossKind {
 func (k lossKind) rowwise() bool {
 	return k.label && k.pairs && !k.whole || k.negatives || k.teacher
 }
+
+// comesBack tells that a rank's terms have a gradient for texts of other ranks' rows. gor has each rank compute that of its own alone.
+func (k lossKind) comesBack() bool { return !k.rowwise() && k.names[0] != "gor" }
 
 // all are the loss's options.
 func (k lossKind) all() []string {
@@ -211,7 +223,7 @@ func having(option string, reranker bool) string {
 		}
 	}
 	for _, n := range loss.GroupLosses {
-		if slices.Contains(groupOptions[n], option) {
+		if slices.Contains(groupOptions(n), option) {
 			rerankers = append(rerankers, string(n))
 		}
 	}
@@ -346,6 +358,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 			l.Distance = k.distances[0]
 		}
 	}
+	c.checkSpread(l, at)
 	if r.Model.Kind == "sparse" {
 		c.defaultSparse(l, at)
 	}
@@ -377,12 +390,18 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	k, named := l.kind(), at+".name: "+l.Name
 	c.require(s.Documents == "", key+"documents", "is for model.kind: reranker; an embedder's rows have a positive, and negatives")
 	c.require(!k.single || s.Positive == "", key+"positive", "%s takes single texts with labels: data.train[].query names their column", named)
-	c.require(s.Positive != "" || k.single || k.takesSingle, key+"positive", "is missing: the column with the positives")
+	alone := k.single || k.takesSingle && (k.teacher || s.Label != "" || s.Teacher != "") // a column of texts, and no more, is no dataset
+	missing := "is missing: the column with the positives"
+	if k.takesSingle {
+		missing += fmt.Sprintf("; of single texts %s takes those with a label or a teacher's embedding", named)
+	}
+	c.require(s.Positive != "" || alone, key+"positive", "%s", missing)
 	c.require(!k.label || s.Label != "", key+"label", "is missing: %s needs a column with each row's label", named)
 	c.require(!k.scores || len(s.Scores) > 0, key+"scores", "is missing: %s needs columns with a teacher's scores", named)
 	c.require(!k.teacher || s.Teacher != "", key+"teacher", "is missing: %s needs a column with a teacher's embeddings", named)
 	c.require(!k.negatives || len(s.Negatives) > 0, key+"negatives", "are missing: %s compares them with the positive", named)
-	c.require(!k.pairs || len(s.Negatives) == 0, key+"negatives", "%s takes pairs with labels, and no negatives", named)
+	c.require(!k.pairs || !k.label || len(s.Negatives) == 0, key+"negatives", "%s takes pairs with labels, and no negatives", named)
+	c.require(!k.pairs || k.label || len(s.Negatives) == 0, key+"negatives", "%s finds its negatives among the positives of other rows, and takes no others; mnrl takes both", named)
 	switch k.names[0] {
 	case "margin_mse":
 		c.require(len(s.Scores) > 0 || s.Label != "", key+"scores", "is missing: %s needs a teacher's scores, or their difference as label", named)
@@ -595,6 +614,10 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 		out = loss.BatchTriplet{Mode: loss.SemiHard, Metric: distance, Margin: l.Margin}
 	case "batch_all_triplet":
 		out = loss.BatchTriplet{Mode: loss.All, Metric: distance, Margin: l.Margin}
+	case "mega_batch_margin":
+		out = loss.MegaBatchMargin{PositiveMargin: *l.PositiveMargin, NegativeMargin: *l.NegativeMargin, MaskDuplicates: l.MaskDuplicates != o.mask}
+	case "gor":
+		out = loss.GlobalOrthogonal{Metric: similarity, Mean: *l.MeanWeight, SecondMoment: *l.SecondMomentWeight, AddColumns: l.Aggregation == "sum"}
 	case "m3":
 		return loss.M3{
 			Parts: l.Parts, Scale: l.Scale, SelfDistill: l.SelfDistill, DistillFrom: max(0, l.SelfDistillFrom-1), Teacher: l.Distillation,

@@ -363,7 +363,7 @@ var foreign = map[string]string{
 	"lambda_q":                        "loss.flops: {query: ...}",
 	"lambda_d":                        "loss.flops: {document: ...}",
 	"query_instruction_for_retrieval": "data.train[].prompts: {query: ...}",
-	"activation_fn":                   "loss.activation: sigmoid or identity, of a reranker's mnrl",
+	"activation_fn":                   "loss.activation: sigmoid or identity, of rerankers' losses",
 	"r":                               "model.lora.rank",
 	"lora_rank":                       "model.lora.rank",
 	"lora_alpha":                      "model.lora.alpha",

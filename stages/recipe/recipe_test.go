@@ -248,12 +248,19 @@ func TestLosses(t *testing.T) {
 		{"{name: distill_kl, temperature: 2, teacher_temperature: 3, similarity: cosine}", "negatives: n, scores: s", loss.DistillKL{Metric: loss.Cosine, Temperature: 2, TeacherTemperature: 3}},
 		{"{name: mse}", "teacher: e", loss.TeacherEmbedding{}},
 		{"{name: teacher_embedding, distance: cosine}", "teacher: e", loss.TeacherEmbedding{Metric: loss.Cosine}},
+		{"mega_batch_margin", "", loss.MegaBatchMargin{PositiveMargin: 0.8, NegativeMargin: 0.3, MaskDuplicates: true}},
+		{"{name: mega_batch_margin, negative_margin: 0, positive_margin: 1, mask_duplicates: false}", "weight: w", loss.MegaBatchMargin{PositiveMargin: 1}},
+		{"gor", "negatives: n, weight: w", loss.GlobalOrthogonal{Metric: loss.Cosine, Mean: 1, SecondMoment: 1}},
+		{"{name: global_orthogonal_regularization, mean_weight: 0, second_moment_weight: 0.5, aggregation: sum, similarity: dot}", "", loss.GlobalOrthogonal{Metric: loss.Dot, SecondMoment: 0.5, AddColumns: true}},
+		{"{name: gor, mean_weight: 0}", "positive: null, teacher: e", loss.GlobalOrthogonal{Metric: loss.Cosine, SecondMoment: 1}},
+		{"{name: gor, second_moment_weight: 0}", "positive: null, label: l", loss.GlobalOrthogonal{Metric: loss.Cosine, Mean: 1}},
 		{"{name: cosent, matryoshka: {dims: [32, 8], weights: [1, 0.5]}}", "label: l", func() loss.RowSplitter {
 			m, _ := loss.Matryoshka(loss.CoSENT{Scale: 20, Metric: loss.Cosine}, []int{32, 8}, []float64{1, 0.5}, 0)
 			return m.(loss.RowSplitter)
 		}()},
 	} {
 		text := strings.Replace(minimal, "positive: p", "positive: p, "+c.columns, 1) + "loss: " + c.loss
+		text = strings.Replace(text, "positive: p, positive: null", "prompts: {}", 1)
 		r, err := Parse("r.yaml", []byte(text), nil)
 		if err != nil {
 			t.Errorf("%s: %v", c.loss, err)
@@ -273,7 +280,7 @@ func TestLosses(t *testing.T) {
 	for _, c := range []struct{ loss, columns, want string }{
 		{"{name: cosnet}", "", "r.yaml:7: loss.name: is \"cosnet\", want one of"},
 		{"{name: cosent, margin: 2}", "label: l", "loss.margin: is for gist, contrastive, online_contrastive, triplet, batch_hard_triplet, batch_semi_hard_triplet, batch_all_triplet; the options of cosent are name, matryoshka, flops, gather_across_devices, scale, temperature, similarity"},
-		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl, gist, m3; the options of triplet are"},
+		{"{name: triplet, mask_duplicates: true}", "negatives: n", "loss.mask_duplicates: is for mnrl, gist, mega_batch_margin, m3; the options of triplet are"},
 		{"{name: mnrl, distance: cosine}", "", "loss.distance: is for contrastive,"},
 		{"{name: triplet, margin: -1}", "negatives: n", "loss.margin: is -1, want a positive number"},
 		{"{name: triplet, distance: angle}", "negatives: n", "loss.distance: is \"angle\", want one of cosine, euclidean, manhattan"},
@@ -285,6 +292,13 @@ func TestLosses(t *testing.T) {
 		{"{name: margin_mse}", "negatives: n", "data.train[0].scores: is missing: loss.name: margin_mse"},
 		{"{name: batch_all_triplet}", "label: l", "data.train[0].positive: loss.name: batch_all_triplet takes single texts"},
 		{"{name: mse}", "", "data.train[0].teacher: is missing"},
+		{"{name: mega_batch_margin}", "negatives: n", "data.train[0].negatives: loss.name: mega_batch_margin finds its negatives among the positives of other rows"},
+		{"{name: mega_batch_margin, positive_margin: .inf}", "", "loss.positive_margin: want a number, got"},
+		{"{name: gor, mean_weight: 0, second_moment_weight: 0}", "", "loss: mean_weight and second_moment_weight are both 0"},
+		{"{name: gor, second_moment_weight: -1}", "", "loss: second_moment_weight is -1, want 0 or more"},
+		{"{name: gor, aggregation: all}", "", "loss.aggregation: is \"all\", want one of mean, sum"},
+		{"{name: gor}", "positive: null", "data.train[0].positive: is missing: the column with the positives; of single texts loss.name: gor takes those with a label or a teacher's embedding"},
+		{"{name: gor, margin: 1}", "", "loss.margin: is for gist,"},
 		{"{name: gist}", "", "loss.guide: is missing: the model that says which candidates are no negatives"},
 		{"{name: gist, guide: g, margin: -0.1}", "", "loss.margin: is -0.1, want a number of at least 0"},
 		{"{name: gist, guide: g, margin_strategy: both}", "", "loss.margin_strategy: is \"both\", want one of absolute, relative"},
@@ -295,6 +309,7 @@ func TestLosses(t *testing.T) {
 		{"{name: mnrl, matryoshka: {dims: [0]}}", "", "loss.matryoshka: 0 dimensions"},
 	} {
 		text := strings.Replace(minimal, "positive: p", "positive: p, "+c.columns, 1) + "loss: " + c.loss
+		text = strings.Replace(text, "positive: p, positive: null", "prompts: {}", 1)
 		if _, err := Parse("r.yaml", []byte(text), nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.loss, err, c.want)
 		}
@@ -325,6 +340,7 @@ func TestLossOptions(t *testing.T) {
 		"mask_duplicates": "false", "hardness_mode": "hard_negatives", "hardness_strength": "9", "margin": "0.3", "margin_strategy": "relative", "contrast_anchors": "false",
 		"contrast_positives": "false", "parts": "[dense, sparse]", "self_distill": "false", "self_distill_from": "3", "distillation": "kl_div", "matryoshka": "{dims: [8]}",
 		"weighting": "lambda_rank", "k": "2", "sigma": "2", "alpha": "2", "mu": "3", "pos_weight": "2", "by_label": "true", "activation": "identity",
+		"positive_margin": "0.5", "negative_margin": "0", "mean_weight": "0", "second_moment_weight": "0", "aggregation": "sum",
 	}
 	needs := map[string]string{ // so that an option can be another
 		"mnrl": ", directions: [query_to_doc, doc_to_query], hardness_mode: all_negatives, hardness_strength: 5", "gist": ", guide: g", "m3": ", self_distill: true",
@@ -359,6 +375,10 @@ func TestLossOptions(t *testing.T) {
 				value = map[string]string{"cosine": "dot", "dot": "cosine", "maxsim": "mean_maxsim"}[k.similarity]
 			case "distance":
 				value = k.distances[1]
+			case "activation":
+				if k.names[0] != "mnrl" {
+					value = "sigmoid"
+				}
 			case "self_distill":
 				value = fmt.Sprint(!k.m3)
 			}

@@ -30,12 +30,19 @@ func (l Loss) inBatch() int {
 	return 0
 }
 
-// groupOptions are those of each of a reranker's losses.
-var groupOptions = map[loss.GroupLoss][]string{
-	loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"}, loss.GroupADRMSE: {"alpha"},
-	loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"},
-	loss.GroupMNRL:         {"num_negatives", "scale", "activation"},
-	loss.GroupCrossEntropy: {"self_distill"}, loss.GroupKL: {"self_distill"}, loss.GroupDistill: {"self_distill"}, loss.GroupListNet: {"self_distill"},
+// groupOptions are those of a reranker's loss.
+func groupOptions(name loss.GroupLoss) []string {
+	options := map[loss.GroupLoss][]string{
+		loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"}, loss.GroupADRMSE: {"alpha"},
+		loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"}, loss.GroupMNRL: {"num_negatives", "scale"},
+	}[name]
+	if slices.Contains(loss.SelfDistilling, name) {
+		options = append(options, "self_distill")
+	}
+	if slices.Contains(loss.Activating, name) {
+		options = append(options, "activation")
+	}
+	return options
 }
 
 // checkReranker resolves what is otherwise for rerankers.

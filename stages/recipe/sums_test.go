@@ -61,6 +61,7 @@ func TestSums(t *testing.T) {
 		{"positive: p", "loss: [{weight: 3}]", []string{"loss.matryoshka={dims: [8, 4]}"}, of(t, loss.Term{Loss: nested, Factor: 3})}, // of an only one
 		{"positive: p", "loss: mnrl", []string{"loss=[mnrl, {scale: 50, weight: 4}]"}, of(t, loss.Term{Loss: mnrl, Factor: 1}, loss.Term{Loss: sharp, Factor: 4})},
 		{"positive: p", "loss: [mnrl, {name: gist, guide: g}]", nil, of(t, loss.Term{Loss: mnrl, Factor: 1}, loss.Term{Loss: guided, Factor: 1})},
+		{"label: l", "loss: [batch_hard_triplet, {name: gor, mean_weight: 0, weight: 0.5}]", nil, of(t, loss.Term{Loss: loss.BatchTriplet{Mode: loss.Hard, Metric: loss.Euclidean}, Factor: 1}, loss.Term{Loss: loss.GlobalOrthogonal{Metric: loss.Cosine, SecondMoment: 1}, Factor: 0.5})},
 		{"label: l, teacher: e", "loss: [batch_all_triplet, mse]", nil, of(t, loss.Term{Loss: loss.BatchTriplet{Mode: loss.All, Metric: loss.Euclidean}, Factor: 1}, loss.Term{Loss: loss.TeacherEmbedding{}, Factor: 1})},
 		{
 			taughtColumns, "loss: [cross_entropy, {name: kl, weight: 3}]", []string{"model.kind=reranker"},

@@ -198,6 +198,8 @@ func (x *Run) checkPlant(f Fault) error {
 		return fmt.Errorf("a reranker's loss is computed of each row's group, and nothing comes back from other ranks: the fault %q can't be planted", f)
 	case (f == FaultRemote || f == FaultGather || f == FaultScatter) && x.reranker == nil && none(func(l stated) bool { return !l.kind().rowwise() }):
 		return fmt.Errorf("%s.name: %s takes of a row its own texts alone, and nothing of other rows: the fault %q can't be planted", losses[0].key, losses[0].Name, f)
+	case (f == FaultRemote || f == FaultScatter) && x.reranker == nil && none(func(l stated) bool { return l.kind().comesBack() }):
+		return fmt.Errorf("%s.name: %s has each rank compute the gradient of its own rows, and nothing comes back from other ranks: the fault %q can't be planted", losses[0].key, losses[0].Name, f)
 	case f == FaultDropout && x.folder.Static():
 		return fmt.Errorf("static embeddings drop nothing: the fault %q can't be planted", f)
 	}

@@ -116,6 +116,8 @@ func TestPlantsNothing(t *testing.T) {
 		{triplet, recipe.FaultRemote, "loss.name: triplet takes of a row its own texts alone, and nothing of other rows"},
 		{triplet, recipe.FaultGather, "loss.name: triplet takes of a row its own texts alone"},
 		{triplet, recipe.FaultScatter, "loss.name: triplet takes of a row its own texts alone"},
+		{[]string{"loss.name=gor"}, recipe.FaultRemote, "loss.name: gor has each rank compute the gradient of its own rows"},
+		{[]string{"loss.name=gor"}, recipe.FaultScatter, "loss.name: gor has each rank compute the gradient of its own rows"},
 		{
 			[]string{"loss.name=gist", fmt.Sprintf("loss.guide={path: %q}", other.Model.Path), "loss.margin=0.05", "loss.margin_strategy=relative"},
 			recipe.FaultMask, "the gradient of these rows is the same with the fault",

@@ -4,7 +4,7 @@ sub-batches that are embedded twice. Then two steps of FlagEmbedding's distillat
 of its command line: losses (but for the entropy of the teacher's distributions) and norms, of several devices, whose exchange is played in one
 process, the norms.
 
-    python testdata/peers/losses.py CONTRAFLOW [--seed N] [LOSS ...]
+    python testdata/peers/losses.py [--seed N] CONTRAFLOW [LOSS ...]
 
 Prints tables. Exits with 1 if a loss or a norm is off by more than 1e-5 of it. Needs sentence-transformers (6.2 was used) and
 FlagEmbedding (1.4.2).
@@ -90,6 +90,17 @@ class Sum(list):
     """Losses of one batch, each with its weight and its columns."""
 
 
+def gor(**options):
+    """The peer's loss, whose two parts its trainer adds up; of the first features alone where the texts say how many."""
+    peer = L.GlobalOrthogonalRegularizationLoss(model, **options)
+
+    def loss(features, labels):
+        shown = [model(f)["sentence_embedding"][:, : f.get("first")] for f in features]
+        return sum(peer.compute_loss_from_embeddings(shown).values())
+
+    return loss
+
+
 # name: the recipe's loss, its columns (of several datasets with | in between), the peer's loss, its columns and labels
 CASES = {
     "mnrl": (MNRL, PAIR, L.MultipleNegativesRankingLoss(model), [Q, P], None),
@@ -122,6 +133,19 @@ CASES = {
     "distill_kl": ("name: distill_kl, temperature: 2", f"{PAIR}, {LIST}, scores: [ps, ns]", L.DistillKLDivLoss(model, temperature=2.0), [Q, P, *LISTS], SCORES),
     "mse": ("name: mse", PAIR + ", teacher: teacher", L.EmbedDistillLoss(model, distance_metric="mse"), [Q, P], values("teacher")),
     "mse, cosine": ("name: mse, distance: cosine", "query: q, teacher: teacher", L.EmbedDistillLoss(model, distance_metric="cosine"), [Q], values("teacher")),
+    "mega_batch_margin": ("name: mega_batch_margin, mask_duplicates: false", PAIR, L.MegaBatchMarginLoss(model, mini_batch_size=5), [Q, P], None),
+    "mega_batch_margin, margins": (
+        "name: mega_batch_margin, mask_duplicates: false, positive_margin: 0.99, negative_margin: 0", PAIR,
+        L.MegaBatchMarginLoss(model, positive_margin=0.99, negative_margin=0, use_mini_batched_version=False), [Q, P], None),
+    "gor": ("name: gor", f"{PAIR}, {LIST}", gor(), [Q, P, *LISTS], None),
+    "gor, sum": ("name: gor, mean_weight: 0, second_moment_weight: 3, aggregation: sum, similarity: dot", PAIR + ", negatives: [n1, n2]",
+                 gor(similarity_fct=util.dot_score, mean_weight=None, second_moment_weight=3, aggregation="sum"), [Q, P, N1, N2], None),
+    "mnrl and gor": (
+        f"[{{{MNRL}}}, {{name: gor, weight: 0.5, mean_weight: 0, aggregation: sum}}]", PAIR + ", negatives: n1",
+        Sum([(1, L.MultipleNegativesRankingLoss(model), [Q, P, N1], None), (0.5, gor(mean_weight=0, aggregation="sum"), [Q, P, N1], None)]), None, None),
+    "matryoshka of gor, texts": (
+        "name: gor, matryoshka: {dims: [32, 8], weights: [1, 0.5]}", "query: q, label: class",
+        Sum([(w, lambda x, labels, n=n, of=gor(): of([{**f, "first": n} for f in x], labels), [Q], None) for n, w in ((32, 1), (8, 0.5))]), None, None),
     "matryoshka of mnrl": (
         MNRL + ", matryoshka: {dims: [32, 8], weights: [1, 0.5]}", PAIR + ", negatives: n1",
         L.MatryoshkaLoss(model, L.MultipleNegativesRankingLoss(model), [32, 8], [1, 0.5]), [Q, P, N1], None),

@@ -217,6 +217,9 @@ CASES = {  # with options of loss; or the peer's loss, with its columns
     "list_net": ("ListNetLoss", lambda: table("docs", "graded"), listwise(L.ListNetLoss), LISTS),
     "list_mle": ("ListMLELoss", lambda: table("docs", "graded"), listwise(L.ListMLELoss), LISTS),
     "list_mle, by label": ({"name": "ListMLELoss", "respect_input_order": False}, lambda: table("docs", "graded"), listwise(L.ListMLELoss, respect_input_order=False), LISTS),
+    "list_net, sigmoid": (
+        {"name": "ListNetLoss", "activation_fn": "torch.nn.modules.activation.Sigmoid"}, lambda: table("docs", "graded"),
+        listwise(L.ListNetLoss, activation_fn=torch.nn.Sigmoid()), LISTS),
     "p_list_mle": ("PListMLELoss", lambda: table("docs", "graded"), listwise(L.PListMLELoss), LISTS),
     "rank_net": ("RankNetLoss", lambda: table("docs", "graded"), listwise(L.RankNetLoss), LISTS),
     "adr_mse": ("ADRMSELoss", lambda: table("docs", "graded"), listwise(L.ADRMSELoss), LISTS),

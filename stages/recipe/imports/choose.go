@@ -14,14 +14,12 @@ const lossToChoose = "LOSS"
 
 // noCounterpart are losses that sentence-transformers has and contraflow has not, each with what there is for such data.
 var noCounterpart = map[string]string{
-	"SoftmaxLoss":                            "it trains a classifier of pairs, which there is none of here. Of pairs that entail each other mnrl learns, with contradictions as negatives; of scored pairs cosent",
-	"MegaBatchMarginLoss":                    "it takes the hardest negative of a large batch. mnrl takes all of them, and with hardness_mode hard ones count more",
-	"ContrastiveTensionLoss":                 "it trains two encoders that begin as the same. Of texts alone mnrl learns with one column as query and as positive (SimCSE)",
-	"ContrastiveTensionLossInBatchNegatives": "it trains two encoders that begin as the same. Of texts alone mnrl learns with one column as query and as positive (SimCSE)",
-	"DenoisingAutoEncoderLoss":               "it trains a decoder besides, which there is none of here. Of texts alone mnrl learns with one column as query and as positive (SimCSE)",
+	"SoftmaxLoss":                            "it trains a classifier of pairs, which there is none of here. Of pairs that entail each other mnrl learns, with contradictions as negatives ({query: premise, positive: entailment, negatives: [contradiction]}); of scored pairs cosent",
+	"ContrastiveTensionLoss":                 "it trains two encoders that begin as the same. Of texts alone mnrl learns with one column as query and as positive (SimCSE: {query: text, positive: text})",
+	"ContrastiveTensionLossInBatchNegatives": "it trains two encoders that begin as the same. Of texts alone mnrl learns with one column as query and as positive (SimCSE: {query: text, positive: text})",
+	"DenoisingAutoEncoderLoss":               "it trains a decoder besides, which there is none of here. Of texts alone mnrl learns with one column as query and as positive (SimCSE: {query: text, positive: text})",
 	"AdaptiveLayerLoss":                      "lower layers have no loss of their own here. The loss in it may be taken alone",
 	"Matryoshka2dLoss":                       "lower layers have no loss of their own here. The loss in it may be taken alone, with matryoshka for the shorter embeddings",
-	"GlobalOrthogonalRegularizationLoss":     "it spreads embeddings, beside another loss, which may be taken alone",
 	"CrossEntropyLoss":                       "it trains a classifier of pairs; a reranker gives one score here. Of labels from 0 to 1 bce learns, of one relevant document among others cross_entropy",
 }
 

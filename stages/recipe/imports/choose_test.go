@@ -17,11 +17,9 @@ func TestNoSuchLoss(t *testing.T) {
 	}{
 		{imports.Settings{"loss": "SoftmaxLoss", "num_labels": 3.0, "columns": []any{"premise", "hypothesis"}}, "SoftmaxLoss is not converted: it trains a classifier of pairs"},
 		{imports.Settings{"loss": "losses.ContrastiveTensionLoss()"}, "two encoders"},
-		{imports.Settings{"loss": "MegaBatchMarginLoss"}, "hardest negative of a large batch"},
 		{imports.Settings{"loss": "DenoisingAutoEncoderLoss"}, "a decoder besides"},
 		{imports.Settings{"loss": map[string]any{"name": "AdaptiveLayerLoss", "loss": "CoSENTLoss"}}, "lower layers have no loss"},
 		{imports.Settings{"loss": "Matryoshka2dLoss", "inner_loss": "CoSENTLoss"}, "with matryoshka"},
-		{imports.Settings{"loss": "GlobalOrthogonalRegularizationLoss"}, "spreads embeddings"},
 		{imports.Settings{"loss": "MultipleNegativesRankingLos"}, "no such loss is known; did you mean MultipleNegativesRankingLoss?"},
 		{imports.Settings{"loss": "MatryoshkaLoss", "inner_loss": "CosentLoss"}, "did you mean CoSENTLoss?"},
 		{imports.Settings{"loss": "MyOwn"}, "MyOwn is not converted: no such loss is known. "},

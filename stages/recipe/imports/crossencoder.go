@@ -137,9 +137,22 @@ func (r *recipe) pairLoss() {
 	if v, ok := r.number("eps"); ok && v != 1e-10 {
 		r.without("eps", "%s; it is 1e-10", num(v))
 	}
-	if v, ok := r.word("activation_fn"); ok && !strings.Contains(v, "Identity") {
-		r.without("activation_fn", "%s; scores go into the loss as they are", v)
+	switch v, ok := r.word("activation_fn"); {
+	case !ok || activation(v) == "identity":
+	case activation(v) == "sigmoid":
+		r.keys["loss.activation"] = "sigmoid"
+	default:
+		r.without("activation_fn", "%s; there are identity and sigmoid, and the recipe has the first", v)
 	}
+}
+
+// activation is what torch calls Sigmoid, sigmoid or Identity, with its module or without; others have none.
+func activation(v string) string {
+	switch name := strings.ToLower(lossClass(v)); name {
+	case "sigmoid", "identity":
+		return name
+	}
+	return ""
 }
 
 // pairsInBatch sets a reranker's mnrl. Defaults are those of both losses there.
@@ -165,9 +178,9 @@ func (r *recipe) pairsInBatch() {
 	}
 	if v, ok := given("activation_fn"); ok {
 		switch name, _ := r.word("activation_fn"); {
-		case v == nil || strings.Contains(name, "Identity"):
+		case v == nil || activation(name) == "identity":
 			r.keys["loss.activation"] = "identity"
-		case !strings.Contains(name, "Sigmoid"):
+		case activation(name) != "sigmoid":
 			r.without("activation_fn", "%s; there are sigmoid and identity, and the recipe has the first", name)
 		}
 	}
@@ -240,6 +253,6 @@ func (r *recipe) pairColumns(p *part, of peer) {
 		r.fail("columns: %s%v are %d: %s takes %d, such as %s", p.of(), names(p.texts), n, of.name, want, names(strings.Fields(of.inputs)))
 	}
 	if of.name == "margin_mse" {
-		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:", p.of(), p.texts[len(p.texts)-1])
+		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:, and of a list of differences, d1, d2, ..., the scores are 0, -d1, -d2, ...", p.of(), p.texts[len(p.texts)-1])
 	}
 }

@@ -24,7 +24,8 @@ func TestCrossEncoder(t *testing.T) {
 	}{
 		{imports.Settings{"arguments": class, "columns": list("q", "a", "score")}, recipe.Source{Query: "q", Positive: "a", Label: "score"}, recipe.Loss{Name: "bce"}, "the loss is BinaryCrossEntropyLoss, the trainer's"},
 		{imports.Settings{"loss": map[string]any{"name": "BinaryCrossEntropyLoss", "pos_weight": 5.0, "activation_fn": "torch.nn.modules.linear.Identity"}}, recipe.Source{Query: "query", Positive: "answer", Label: "label"}, recipe.Loss{Name: "bce", PosWeight: 5}, "the columns are called query, answer, label"},
-		{imports.Settings{"loss": "sentence_transformers.cross_encoder.losses.MSELoss()", "columns": list("q", "a", "l"), "activation_fn": "torch.nn.modules.activation.Sigmoid"}, recipe.Source{Query: "q", Positive: "a", Label: "l"}, recipe.Loss{Name: "mse"}, "activation_fn: torch.nn.modules.activation.Sigmoid; scores go into the loss as they are"},
+		{imports.Settings{"loss": "sentence_transformers.cross_encoder.losses.MSELoss()", "columns": list("q", "a", "l"), "activation_fn": "torch.nn.modules.activation.Sigmoid"}, recipe.Source{Query: "q", Positive: "a", Label: "l"}, recipe.Loss{Name: "mse", Activation: "sigmoid"}, ""},
+		{imports.Settings{"loss": "LambdaLoss", "columns": list("q", "docs", "labels"), "activation_fn": "torch.nn.modules.activation.LogSigmoid"}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "lambda"}, "activation_fn: torch.nn.modules.activation.LogSigmoid; there are identity and sigmoid, and the recipe has the first"},
 		{imports.Settings{"loss": "MarginMSELoss", "num_labels": 1.0, "columns": list("q", "p", "n1", "n2", "s")}, recipe.Source{Query: "q", Positive: "p", Negatives: []string{"n1", "n2"}, Scores: []string{"s"}}, recipe.Loss{Name: "margin_mse"}, "s has a list with a score of each document"},
 		{imports.Settings{"loss": map[string]any{"name": "cross_encoder.losses.LambdaLoss", "weighting_scheme": "sentence_transformers.cross_encoder.losses.LambdaLoss.LambdaRankScheme", "k": 10.0, "sigma": 2.0}, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "lambda", Weighting: "lambda_rank", K: 10, Sigma: 2}, ""},
 		{imports.Settings{"loss": map[string]any{"name": "ADRMSELoss", "alpha": 2.0}, "columns": list("q", "docs", "labels")}, recipe.Source{Query: "q", Documents: "docs", Scores: []string{"labels"}}, recipe.Loss{Name: "adr_mse", Alpha: 2}, ""},
@@ -143,9 +144,16 @@ func TestCrossEncoderInBatch(t *testing.T) {
 		}
 		return s
 	}
-	_, res := convert(t, imports.SentenceTransformers, mnrl("activation_fn", "torch.nn.modules.activation.Tanh"), 1)
-	if len(res.Without) != 1 || !strings.Contains(res.Without[0], "Tanh; there are sigmoid and identity") {
-		t.Errorf("%q", res.Without)
+	for _, other := range []string{"Tanh", "LogSigmoid", "Hardsigmoid", "Hardsigmoid()"} {
+		_, res := convert(t, imports.SentenceTransformers, mnrl("activation_fn", "torch.nn.modules.activation."+other), 1)
+		if len(res.Without) != 1 || !strings.Contains(res.Without[0], other+"; there are sigmoid and identity") {
+			t.Errorf("%s: %q", other, res.Without)
+		}
+	}
+	for _, name := range []string{"torch.sigmoid", "torch.nn.functional.sigmoid", "Sigmoid()", "torch.nn.modules.activation.Sigmoid"} {
+		if r, res := convert(t, imports.SentenceTransformers, mnrl("activation_fn", name), 1); r.Loss.Activation != "sigmoid" || len(res.Without) > 0 {
+			t.Errorf("%s: %q, %q", name, r.Loss.Activation, res.Without)
+		}
 	}
 	r, _ := convert(t, imports.SentenceTransformers, mnrl("activation_fn", nil, "scale", nil, "batch_sampler", "BatchSamplers.NO_DUPLICATES"), 1)
 	if r.Loss.Activation != "identity" || r.Loss.Scale != 1 || !r.Batch.NoDuplicates {

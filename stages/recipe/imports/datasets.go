@@ -167,7 +167,7 @@ func (r *recipe) columns(of string, v any) (columns []string) {
 		columns = append(columns, fmt.Sprint(v))
 	}
 	if len(columns) < 2 {
-		r.fail("columns: %swant a list of two names or more, in the order of the loss's inputs, got %s", of, show(v))
+		r.fail("columns: %swant a list of two names or more, in the order of the loss's inputs (single texts have a label or a teacher's embedding beside them), got %s", of, show(v))
 	}
 	return columns
 }
@@ -253,7 +253,7 @@ func (r *recipe) merge(key string, more Settings) {
 
 // ofAll makes settings of what datasets' losses say that is one for all here.
 func (r *recipe) ofAll(own map[string]Settings) {
-	for _, option := range []string{"mini_batch_size", "gather_across_devices"} {
+	for _, option := range []string{"mini_batch_size", "mini_batch_num_tokens", "gather_across_devices"} {
 		var said []string
 		values := map[string]any{}
 		for _, p := range r.parts {
@@ -396,9 +396,12 @@ func (r *recipe) source(p *part) string {
 	if r.pairs {
 		r.pairColumns(p, of)
 	}
+	if n := len(p.texts); of.name == "mega_batch_margin" && n > 2 {
+		r.fail("columns: %s%v are %d: MegaBatchMarginLoss takes two, there as here, and finds its negatives among the positives of other rows; CachedMultipleNegativesRankingLoss takes more", p.of(), names(p.texts), n)
+	}
 	if of.name == "margin_mse" && len(p.texts) > 4 && !r.pairs {
 		inputs = "scores"
-		r.assume("%s%s has a list with a score of each document, not margins", p.of(), p.texts[len(p.texts)-1])
+		r.assume("%s%s has a list with a score of each document, not margins: of a list of margins, d1, d2, ..., the scores are 0, -d1, -d2, ...", p.of(), p.texts[len(p.texts)-1])
 	}
 	more := ""
 	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text

@@ -125,11 +125,12 @@ func TestDatasetsNamed(t *testing.T) {
 		`{"train_dataset": [{"path": "n", "name": "a"}, {"path": "m", "name": "a"}]}`: "two datasets are called a",
 		`{"loss": ["CoSENTLoss"]}`:                                                    "loss: want a text, got [\"CoSENTLoss\"]",
 		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"scale": 3}}}`:            "loss: inner_loss: want the name of its class",
-		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"name": "AdaptiveLayerLoss", "loss": "CoSENTLoss"}}}`:                                                "loss: inner_loss: AdaptiveLayerLoss has a loss in it",
-		`{"loss": {"name": "CoSENTLoss", "scale": 3}, "scale": 4}`:                                                                                               "scale is 4, and in loss 3: leave one of them",
-		`{"loss": {"name": "MatryoshkaLoss", "scale": 3, "inner_loss": {"name": "CoSENTLoss", "scale": 4}}}`:                                                     "leave one of them",
-		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "GISTEmbedLoss", "guide": "g"}, "b": {"name": "GISTEmbedLoss", "guide": "h"}}}`:          "loss: a and b have guides",
-		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_size": 3}, "b": {"name": "AnglELoss", "mini_batch_size": 4}}}`: "mini_batch_size: is 3 for a, 4 for b, and is one for all datasets here",
+		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"name": "AdaptiveLayerLoss", "loss": "CoSENTLoss"}}}`:                                                            "loss: inner_loss: AdaptiveLayerLoss has a loss in it",
+		`{"loss": {"name": "CoSENTLoss", "scale": 3}, "scale": 4}`:                                                                                                           "scale is 4, and in loss 3: leave one of them",
+		`{"loss": {"name": "MatryoshkaLoss", "scale": 3, "inner_loss": {"name": "CoSENTLoss", "scale": 4}}}`:                                                                 "leave one of them",
+		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "GISTEmbedLoss", "guide": "g"}, "b": {"name": "GISTEmbedLoss", "guide": "h"}}}`:                      "loss: a and b have guides",
+		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_size": 3}, "b": {"name": "AnglELoss", "mini_batch_size": 4}}}`:             "mini_batch_size: is 3 for a, 4 for b, and is one for all datasets here",
+		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_num_tokens": 3}, "b": {"name": "AnglELoss", "mini_batch_num_tokens": 4}}}`: "mini_batch_num_tokens: is 3 for a, 4 for b, and is one for all datasets here",
 	} {
 		s, err := imports.ReadMapping("args.json", []byte(text))
 		if err != nil {

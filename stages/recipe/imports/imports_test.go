@@ -435,6 +435,7 @@ func TestSentenceTransformers(t *testing.T) {
 
 // Each of sentence-transformers' losses that there is becomes a recipe, with its options and its inputs.
 func TestLosses(t *testing.T) {
+	number := func(v float64) *float64 { return &v }
 	for name, c := range map[string]struct {
 		settings imports.Settings
 		columns  []any
@@ -459,6 +460,9 @@ func TestLosses(t *testing.T) {
 			recipe.Loss{Name: "gist", Scale: 20, Margin: 0.1, MarginStrategy: "relative", Guide: &recipe.Guide{Path: "all-MiniLM-L6-v2"}, ContrastAnchors: true}, recipe.Source{Query: "anchor", Positive: "positive"}},
 		"MatryoshkaLoss": {imports.Settings{"inner_loss": "MultipleNegativesRankingLoss", "matryoshka_dims": []any{64.0, 32.0}, "matryoshka_weights": []any{1.0, 0.5}, "n_dims_per_step": 1.0}, nil,
 			recipe.Loss{Name: "mnrl", Scale: 20, Matryoshka: &recipe.Matryoshka{Dims: []int{64, 32}, Weights: []float64{1, 0.5}, DimsPerStep: 1}}, recipe.Source{Query: "anchor", Positive: "positive"}},
+		"MegaBatchMarginLoss": {imports.Settings{"positive_margin": 0.7, "mini_batch_size": 16.0, "use_mini_batched_version": true}, nil, recipe.Loss{Name: "mega_batch_margin", PositiveMargin: number(0.7), NegativeMargin: number(0.3)}, recipe.Source{Query: "anchor", Positive: "positive"}},
+		"GlobalOrthogonalRegularizationLoss": {imports.Settings{"mean_weight": nil, "second_moment_weight": 2.0, "aggregation": "sum", "similarity_fct": "cos_sim"}, []any{"a", "b", "c"},
+			recipe.Loss{Name: "gor", Similarity: "cosine", MeanWeight: number(0), SecondMomentWeight: number(2), Aggregation: "sum"}, recipe.Source{Query: "a", Positive: "b", Negatives: []string{"c"}}},
 		"MultipleNegativesRankingLoss": {imports.Settings{"hardness_mode": "hard_negatives", "hardness_strength": 9.0}, nil, recipe.Loss{Name: "mnrl", Scale: 20, HardnessMode: "hard_negatives", HardnessStrength: 9}, recipe.Source{Query: "anchor", Positive: "positive"}},
 	} {
 		s := imports.Settings{"model": "m", "train_dataset": "d.parquet", "loss": name}

@@ -31,6 +31,7 @@ var losses = map[string]peer{
 	"BatchHardTripletLoss": {name: "batch_hard_triplet", inputs: "sentence label"}, "BatchHardSoftMarginTripletLoss": {name: "batch_hard_soft_margin_triplet", inputs: "sentence label"},
 	"BatchSemiHardTripletLoss": {name: "batch_semi_hard_triplet", inputs: "sentence label"}, "BatchAllTripletLoss": {name: "batch_all_triplet", inputs: "sentence label"},
 	"MarginMSELoss": {name: "margin_mse", inputs: "query positive negative label", rows: true}, "DistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true},
+	"MegaBatchMarginLoss": {name: "mega_batch_margin"}, "GlobalOrthogonalRegularizationLoss": {name: "gor"},
 	"MultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true}, "CachedMultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true},
 	"MultiVectorMarginMSELoss":    {name: "margin_mse", inputs: "query positive negative label", rows: true, vectors: true},
 	"MultiVectorDistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true, vectors: true},
@@ -111,6 +112,34 @@ func (r *recipe) distillation(t float64) {
 		teacher += ", matryoshka: " + matryoshka
 	}
 	r.keys["loss"] = "\n  - " + contrastive + "\n  - {" + teacher + "}"
+}
+
+// spread sets the options of gor and mega_batch_margin. None of a weight is 0 there.
+func (r *recipe) spread(name, ours string) {
+	for _, option := range []string{"positive_margin", "negative_margin", "mean_weight", "second_moment_weight"} {
+		of := "gor"
+		if strings.HasSuffix(option, "margin") {
+			of = "mega_batch_margin"
+		}
+		given, said := r.settings[option]
+		v, ok := r.number(option)
+		switch r.has(option); {
+		case said && given == nil && of == "gor" && ours == of:
+			r.keys["loss."+option] = "0"
+		case ok && ours == of:
+			r.keys["loss."+option] = num(v)
+		case ok:
+			r.without(option, "%s; %s has no such setting", num(v), cmp.Or(name, "the loss"))
+		}
+	}
+	if v, ok := r.word("aggregation"); ok && ours == "gor" {
+		r.set("loss.aggregation", plain(v), "mean")
+	} else if ok {
+		r.without("aggregation", "%s; %s has no such setting", v, cmp.Or(name, "the loss"))
+	}
+	if ours == "gor" {
+		r.assume("%s alone spreads embeddings and teaches nothing else: beside another loss, of the same batches, it is a term of a sum, loss: [{name: mnrl}, {name: gor}]", name)
+	}
 }
 
 func (r *recipe) loss() {
@@ -201,7 +230,7 @@ func (r *recipe) loss() {
 		r.keys["loss.directions"] = "[query_to_doc, doc_to_query]"
 		r.keys["loss.partition_mode"] = "per_direction"
 	}
-	if ours == "mnrl" || ours == "gist" || !ok {
+	if ours == "mnrl" || ours == "gist" || ours == "mega_batch_margin" || !ok {
 		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
 	}
 	for _, option := range []string{"scale", "temperature", "student_temperature", "teacher_temperature", "hardness_strength", "margin"} {
@@ -211,6 +240,7 @@ func (r *recipe) loss() {
 			r.keys["loss."+option] = num(v)
 		}
 	}
+	r.spread(name, ours)
 	if v, ok := r.number("triplet_margin"); ok {
 		r.margin("triplet_margin", ours, v)
 	}
@@ -229,6 +259,10 @@ func (r *recipe) loss() {
 		case vectors:
 			if strings.HasPrefix(v[strings.LastIndexByte(v, '.')+1:], "mean") {
 				r.keys["loss.similarity"] = "mean_maxsim"
+			}
+		case ours == "mega_batch_margin":
+			if !strings.Contains(v, "cos") {
+				r.without("similarity_fct", "%s; %s has cosine there and here", v, name)
 			}
 		case strings.Contains(v, "dot"):
 			r.keys["loss.similarity"] = "dot"

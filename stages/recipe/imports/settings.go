@@ -250,6 +250,9 @@ func (r *recipe) batch() {
 			r.keys["batch.sub_batch"] = fmt.Sprintf("{rows: %d}", n)
 		}
 	}
+	if n, ok := r.whole("mini_batch_num_tokens"); ok && n > 0 { // takes the other one's place there, too
+		r.keys["batch.sub_batch"] = fmt.Sprintf("{tokens: %d}", n)
+	}
 }
 
 // gathers tells whether negatives came from all devices.
@@ -555,7 +558,7 @@ func (r *recipe) every(key, what, fallback string) {
 
 // nothing are settings that change nothing that is computed, or that have no meaning here, or that others' rules read.
 var nothing = strings.Fields(`
-	score_mini_batch_size show_progress_bar
+	score_mini_batch_size show_progress_bar use_mini_batched_version
 	overwrite_output_dir do_train do_eval do_predict run_name project trackio_space_id trackio_bucket_id trackio_static_space_id disable_tqdm debug skip_memory_metrics
 	log_level log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter include_num_input_tokens_seen include_tokens_per_second
 	dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context dataloader_in_order

@@ -101,6 +101,17 @@ case("margin_mse", {"Name": "margin_mse"}, run(L.MarginMSELoss, scores, [4] * 4,
 case("adr_mse", {"Name": "adr_mse"}, run(L.ADRMSELoss, scores, SIZES, graded), graded, SIZES)
 case("adr_mse alpha", {"Name": "adr_mse", "Alpha": 2.5}, run(lambda m: L.ADRMSELoss(m, alpha=2.5), scores, SIZES, teacher), teacher, SIZES)
 
+sigmoid = {"activation_fn": torch.nn.Sigmoid()}
+for name, cls, labels in [
+    ("list_net", L.ListNetLoss, graded), ("list_mle", L.ListMLELoss, graded), ("p_list_mle", L.PListMLELoss, graded), ("rank_net", L.RankNetLoss, graded),
+    ("lambda", L.LambdaLoss, graded), ("adr_mse", L.ADRMSELoss, graded),
+]:  # fmt: skip
+    case(f"{name} of sigmoids", {"Name": name, "Activation": "sigmoid"}, run(lambda m: cls(m, **sigmoid), scores, SIZES, labels), labels, SIZES)
+case("bce of sigmoids", {"Name": "bce", "Activation": "sigmoid"}, run(lambda m: L.BinaryCrossEntropyLoss(m, **sigmoid), scores, ones, binary, flat=True), binary, ones)
+case("mse of sigmoids", {"Name": "mse", "Activation": "sigmoid"}, run(lambda m: L.MSELoss(m, **sigmoid), scores, ones, teacher, flat=True), teacher, ones)
+margins = run(lambda m: L.MarginMSELoss(m, **sigmoid), scores, [4] * 4, teacher[even], margin=True)
+case("margin_mse of sigmoids", {"Name": "margin_mse", "Activation": "sigmoid"}, margins, teacher, [4] * 4)
+
 
 def by_hand(f, labels):
     held = scores.clone().requires_grad_()
