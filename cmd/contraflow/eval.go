@@ -54,17 +54,17 @@ commands have it: what is measured on fewer rows is another task, which no other
   contraflow eval --model q/model --triplets hf://datasets/sentence-transformers/all-nli?config=triplet`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, ok, err := scored.given(queries != nil)
+			kind, file, err := scored.given(queries != nil)
 			if err != nil {
 				return err
 			}
 			switch {
-			case queries == nil && !ok:
+			case queries == nil && kind == nil:
 				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --sts, --pair-classification or --triplets"))
-			case ok && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
+			case kind != nil && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
-			case ok && docPrompt != "" && !kind.asked:
-				return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of --%s are read as queries are", kind.flag)}
+			case kind != nil && docPrompt != "" && !kind.Asked:
+				return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of %s are read as queries are", kind.Flag())}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}
@@ -87,9 +87,9 @@ commands have it: what is measured on fewer rows is another task, which no other
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
 			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
-			if ok {
-				return kind.run(cmd, file, scored.columns, asJSON, func(a, b []string) ([]float64, error) {
-					if kind.asked {
+			if kind != nil {
+				return measureScored(cmd, kind, file, asJSON, func(a, b []string) ([]float64, error) {
+					if kind.Asked {
 						return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
 					}
 					return e.Similarity(cmd.Context(), queryPrompt, a, b)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,135 +9,74 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"contraflow/io/dataset"
-	"contraflow/stages/evaluate"
+	"contraflow/stages/scoring"
 )
 
-// scoredKinds are what eval measures by similarities of pairs of texts.
-var scoredKinds = [...]scoredKind{
-	{"sts", "pairs of texts and scores", []string{"sentence1", "sentence2", "score"}, false, measureSTS},
-	{"pair-classification", "pairs of texts and labels", []string{"sentence1", "sentence2", "label"}, false, measureLabelled},
-	{"triplets", "triplets of texts", []string{"anchor", "positive", "negative"}, true, measureTriplets},
-}
-
-type scoredKind struct {
-	flag, what string
-	columns    []string
-	asked      bool // the first text is a query, the others are documents; otherwise all are read as queries are
-	measure    func(ctx context.Context, file string, columns []string, similar similar) (result any, text string, err error)
-}
-
-// similar are the similarities of pairs of texts.
-type similar func(a, b []string) ([]float64, error)
-
-// scoredFlags are the flags of one of them.
+// scoredFlags are the flags of tasks of which a model scores pairs of texts: a file each, and its columns.
 type scoredFlags struct {
-	files   [len(scoredKinds)]string
+	files   []string // as scoring.Kinds
 	columns []string
 }
 
 func (f *scoredFlags) add(fl *pflag.FlagSet) {
-	var defaults []string
-	for i, k := range scoredKinds {
-		fl.StringVar(&f.files[i], k.flag, "", "a `FILE` with "+k.what+", instead of queries")
-		defaults = append(defaults, fmt.Sprintf("--%s (default %s)", k.flag, strings.Join(k.columns, ",")))
+	f.files = make([]string, len(scoring.Kinds))
+	var usual []string
+	for i, k := range scoring.Kinds {
+		fl.StringVar(&f.files[i], k.Flag()[2:], "", "a `FILE` with "+k.What+", instead of queries")
+		usual = append(usual, fmt.Sprintf("%s (default %s)", k.Flag(), strings.Join(k.Usual, ",")))
 	}
-	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(defaults, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
+	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(usual, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
 }
 
-// given is which one is given, and its file; ok tells that there is one. Beside queries there is none.
-func (f *scoredFlags) given(queries bool) (kind scoredKind, file string, ok bool, err error) {
-	for i, name := range f.files {
-		if name == "" {
+// given is the kind of which a file is given, and the file; nil if there is none. Beside queries there is none.
+func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source, err error) {
+	for i, path := range f.files {
+		if path == "" {
 			continue
 		}
-		if ok {
-			return kind, file, true, usageError{fmt.Errorf("--%s and --%s: give one at a time", kind.flag, scoredKinds[i].flag)}
+		if kind != nil {
+			return nil, s, usageError{fmt.Errorf("%s and %s: give one at a time", kind.Flag(), scoring.Kinds[i].Flag())}
 		}
-		kind, file, ok = scoredKinds[i], name, true
+		kind, s.Path = scoring.Kinds[i], path
 	}
-	if ok && queries {
-		return kind, file, true, usageError{fmt.Errorf("--queries and --%s: give one at a time", kind.flag)}
+	switch s.Columns = f.columns; {
+	case kind == nil && f.columns != nil:
+		return nil, s, usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}
+	case kind == nil:
+		return nil, s, nil
+	case queries:
+		return nil, s, usageError{fmt.Errorf("--queries and %s: give one at a time", kind.Flag())}
+	case f.columns == nil:
+		s.Columns = kind.Usual
 	}
-	if !ok && f.columns != nil {
-		return kind, "", false, usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}
+	want := fmt.Sprintf("want %d as in --columns %s", len(kind.Usual), strings.Join(kind.Usual, ","))
+	switch {
+	case len(s.Columns) != len(kind.Usual):
+		return nil, s, usageError{fmt.Errorf("--columns has %d names, %s", len(s.Columns), want)}
+	case slices.Contains(s.Columns, ""):
+		return nil, s, usageError{fmt.Errorf("--columns has a name without anything in it: %s", want)}
 	}
-	return kind, file, ok, nil
+	s.Instead = fmt.Sprintf("it takes another file (%s) or column (--columns)", kind.Flag())
+	return kind, s, nil
 }
 
-func (k scoredKind) run(cmd *cobra.Command, file string, columns []string, asJSON bool, similar similar) error {
-	if columns == nil {
-		columns = k.columns
+// measureScored prints a model's figures of such a task; scores are its scores of pairs.
+func measureScored(cmd *cobra.Command, kind *scoring.Kind, s scoring.Source, asJSON bool, scores func(a, b []string) ([]float64, error)) error {
+	t, err := kind.Load(noting(cmd), s)
+	if err != nil {
+		return err
 	}
-	if len(columns) != len(k.columns) {
-		return usageError{fmt.Errorf("--columns has %d names, want %d as in --columns %s", len(columns), len(k.columns), strings.Join(k.columns, ","))}
+	of, err := scores(t.A, t.B)
+	if err != nil {
+		return err
 	}
-	if slices.Contains(columns, "") {
-		return usageError{fmt.Errorf("--columns has a name without anything in it: want %d as in --columns %s", len(k.columns), strings.Join(k.columns, ","))}
-	}
-	result, text, err := k.measure(noting(cmd), file, columns, similar)
+	result, _, err := t.Measure(of)
 	if err != nil {
 		return err
 	}
 	if asJSON {
 		return printJSON(cmd, result)
 	}
-	fmt.Fprintln(cmd.OutOrStdout(), text)
-	return nil
-}
-
-func measureSTS(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
-	p, err := dataset.LoadPairs(ctx, file, columns[0], columns[1], columns[2])
-	if err != nil {
-		return nil, "", err
-	}
-	if err := evaluate.CheckGold(p.Scores); err != nil {
-		return nil, "", fmt.Errorf("%s, column %q: %w", file, columns[2], err)
-	}
-	sims, err := similar(p.A, p.B)
-	if err != nil {
-		return nil, "", err
-	}
-	r, err := evaluate.EvaluateSTS(sims, p.Scores)
-	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w (the first list is the pairs' similarities)", file, err)
-	}
-	return r, fmt.Sprintf("spearman %.4f, pearson %.4f, %d pairs", r.Spearman, r.Pearson, r.Pairs), nil
-}
-
-func measureLabelled(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
-	p, together, err := dataset.LoadLabelledPairs(ctx, file, columns[0], columns[1], columns[2])
-	if err != nil {
-		return nil, "", err
-	}
-	if err := evaluate.CheckLabels(together); err != nil {
-		return nil, "", fmt.Errorf("%s, column %q: %w", file, columns[2], err)
-	}
-	sims, err := similar(p.A, p.B)
-	if err != nil {
-		return nil, "", err
-	}
-	r, err := evaluate.ClassifyPairs(sims, together)
-	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w", file, err)
-	}
-	return r, fmt.Sprintf("ap %.4f, accuracy %.4f from %.4f on, f1 %.4f from %.4f on (precision %.4f, recall %.4f, mcc %.4f), %d pairs",
-		r.AP, r.Accuracy, r.AccuracyThreshold, r.F1, r.F1Threshold, r.Precision, r.Recall, r.MCC, r.Pairs), nil
-}
-
-func measureTriplets(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
-	t, err := dataset.LoadTriplets(ctx, file, columns[0], columns[1], columns[2])
-	if err != nil {
-		return nil, "", err
-	}
-	sims, err := similar(t.Pairs())
-	if err != nil {
-		return nil, "", err
-	}
-	n := len(t.Queries)
-	r, err := evaluate.CompareTriplets(sims[:n], sims[n:], 0)
-	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w", file, err)
-	}
-	return r, fmt.Sprintf("accuracy %.4f, %d triplets", r.Accuracy, r.Triplets), nil
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), result)
+	return err
 }

@@ -64,11 +64,11 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
   contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, pairs, err := f.scored.given(f.queries != "")
+			kind, file, err := f.scored.given(f.queries != "")
 			if err != nil {
 				return err
 			}
-			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || pairs
+			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || kind != nil
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
 				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of --sts, --pair-classification and --triplets"))
 			}
@@ -76,8 +76,8 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
 			if measures {
 				of, goes = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "goes with --input, whose rows are scored; --queries measures a reranker"
 			}
-			if pairs {
-				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with --"+kind.flag
+			if kind != nil {
+				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with "+kind.Flag()
 			}
 			for _, flag := range of {
 				if cmd.Flags().Changed(flag) {
@@ -105,8 +105,8 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
 			if scores {
 				return f.table(cmd, r)
 			}
-			if pairs {
-				return kind.run(cmd, file, f.scored.columns, f.asJSON, func(a, b []string) ([]float64, error) {
+			if kind != nil {
+				return measureScored(cmd, kind, file, f.asJSON, func(a, b []string) ([]float64, error) {
 					scores, _, err := r.ScorePairs(cmd.Context(), a, b)
 					return widened(scores), err
 				})

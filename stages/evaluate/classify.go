@@ -22,6 +22,12 @@ type PairClassification struct {
 	Pairs             int     `json:"pairs"`
 }
 
+// String is a line of the figures.
+func (c PairClassification) String() string {
+	return fmt.Sprintf("ap %.4f, accuracy %.4f from %.4f on, f1 %.4f from %.4f on (precision %.4f, recall %.4f, mcc %.4f), %d pairs",
+		c.AP, c.Accuracy, c.AccuracyThreshold, c.F1, c.F1Threshold, c.Precision, c.Recall, c.MCC, c.Pairs)
+}
+
 // CheckLabels tells whether ClassifyPairs can say anything with such labels, whatever the scores: for who will have those much later.
 func CheckLabels(together []bool) error {
 	if n := count(together); n == 0 || n == len(together) {
@@ -107,6 +113,11 @@ func matthews(tp, fp, fn, tn float64) float64 {
 type Triplets struct {
 	Accuracy float64 `json:"accuracy"`
 	Triplets int     `json:"triplets"`
+}
+
+// String is a line of the figures.
+func (t Triplets) String() string {
+	return fmt.Sprintf("accuracy %.4f, %d triplets", t.Accuracy, t.Triplets)
 }
 
 // CompareTriplets counts triplets whose positive has a higher score than the negative, by more than margin; entry i of both is triplet i's.

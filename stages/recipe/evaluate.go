@@ -14,6 +14,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
+	"contraflow/stages/scoring"
 )
 
 // Evaluation is another kind of line: a measurement after a step, 0 before the first one. Of several tasks the value is the mean of theirs.
@@ -81,7 +82,7 @@ type task struct {
 	retrieval *embedder.Task // of data
 	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
 	top       int            // of them
-	scored    *scoredTask
+	scored    *scoring.Task
 }
 
 // defaultTop is how many of BM25's documents are reranked.
@@ -315,7 +316,7 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 func (t *task) identity(metric string) (name string, content any) {
 	switch {
 	case t.scored != nil:
-		return t.scored.metric, t.scored.content
+		return t.scored.Metric, t.scored.Content
 	case t.first != nil:
 		return fmt.Sprintf("%s of %d", metric, t.top), t.data
 	case t.retrieval.Fusion != nil:

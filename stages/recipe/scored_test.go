@@ -212,9 +212,9 @@ func TestScoredIdentity(t *testing.T) {
 		if !reflect.DeepEqual(content(x), content(again[i])) || content(x) == nil {
 			t.Errorf("%s: the same task is another: %v", x.key, content(x))
 		}
-		result, all, err := x.scored.measure(scores[:len(x.scored.a)])
-		if err != nil || all[0].name != x.scored.metric || reflect.TypeOf(result) != reflect.TypeOf(x.scored.none) {
-			t.Errorf("%s: %v, %v, %v; without a figure %v", x.key, err, all, result, x.scored.none)
+		result, all, err := x.scored.Measure(scores[:len(x.scored.A)])
+		if err != nil || all[0].Name != x.scored.Metric || reflect.TypeOf(result) != reflect.TypeOf(x.scored.None) {
+			t.Errorf("%s: %v, %v, %v; without a figure %v", x.key, err, all, result, x.scored.None)
 		}
 	}
 	for _, set := range tasks { // where one of them is measured, the loss on held-out rows decides only where it is asked to

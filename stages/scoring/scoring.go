@@ -1,0 +1,149 @@
+// Package scoring has the tasks that are one file, and of which a model scores pairs of texts: an embedding model by the similarity of their embeddings, a
+// reranker by its own score. Recipes' evaluations and the commands that measure a model load, check and measure such tasks here.
+package scoring
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/evaluate"
+)
+
+// Kind is a kind of such tasks.
+type Kind struct {
+	Key     string   // in a recipe's eval
+	What    string   // that a file has
+	Columns []string // their keys in a recipe
+	Usual   []string // their names where nothing else is said
+	Metric  string   // the figure that counts
+	Card    string   // the task's type in a model card
+	Asked   bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are
+
+	load func(ctx context.Context, t *Task) error
+}
+
+// The kinds.
+var (
+	STS = &Kind{
+		Key: "sts", What: "pairs of texts and scores", Columns: []string{"a", "b", "score"}, Usual: []string{"sentence1", "sentence2", "score"},
+		Metric: "spearman", Card: "semantic-similarity", load: loadSTS,
+	}
+	PairClassification = &Kind{
+		Key: "pair_classification", What: "pairs of texts and labels", Columns: []string{"a", "b", "label"}, Usual: []string{"sentence1", "sentence2", "label"},
+		Metric: "ap", Card: "binary-classification", load: loadPairClassification,
+	}
+	Triplets = &Kind{
+		Key: "triplets", What: "triplets of texts", Columns: []string{"query", "positive", "negative"}, Usual: []string{"anchor", "positive", "negative"},
+		Metric: "accuracy", Card: "triplet", Asked: true, load: loadTriplets,
+	}
+	Kinds = []*Kind{STS, PairClassification, Triplets}
+)
+
+// Flag is the kind's flag.
+func (k *Kind) Flag() string { return "--" + strings.ReplaceAll(k.Key, "_", "-") }
+
+// Source is a task's file.
+type Source struct {
+	Path    string
+	Columns []string // as Kind.Columns
+	Margin  float64  // of triplets: by how much a query is to be nearer to its positive
+	Instead string   // how another file or column is asked for, which ends errors of files that nothing can be measured on
+}
+
+// Task is a task that can be measured again and again.
+type Task struct {
+	*Kind
+	Source
+	A, B    []string     // [pairs]: the texts whose pairs are scored
+	Content any          // what tells it from other tasks, as JSON
+	None    fmt.Stringer // what Measure gives, with no figure in it
+
+	measure func(scores []float64) (fmt.Stringer, []Figure, error)
+}
+
+// Figure is one of a task's.
+type Figure struct {
+	Name  string
+	Value float64
+}
+
+// Load reads and checks a task. A row that can't be used, and rows on which every model's figure would be the same or none, are errors.
+func (k *Kind) Load(ctx context.Context, s Source) (*Task, error) {
+	t := &Task{Kind: k, Source: s}
+	return t, k.load(ctx, t)
+}
+
+// Measure makes the task's figures of the scores of its pairs: the result, as JSON and as a line of text, and its figures, the one that counts first.
+// It is an error if there are none of such scores, all of which may be equal.
+func (t *Task) Measure(scores []float64) (result fmt.Stringer, all []Figure, err error) {
+	if len(scores) != len(t.A) {
+		return nil, nil, fmt.Errorf("%s: %d scores of %d pairs: want one of each", t.Path, len(scores), len(t.A))
+	}
+	if result, all, err = t.measure(scores); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", t.Path, err)
+	}
+	return result, all, nil
+}
+
+// unmeasurable is the error of a column that nothing can be measured by.
+func (t *Task) unmeasurable(column int, err error) error {
+	return fmt.Errorf("%s, column %q: %w; %s", t.Path, t.Source.Columns[column], err, t.Instead)
+}
+
+func loadSTS(ctx context.Context, t *Task) error {
+	c := t.Source.Columns
+	p, err := dataset.LoadPairs(ctx, t.Path, c[0], c[1], c[2])
+	if err != nil {
+		return err
+	}
+	if err := evaluate.CheckGold(p.Scores); err != nil {
+		return t.unmeasurable(2, err)
+	}
+	t.A, t.B, t.Content, t.None = p.A, p.B, p, evaluate.STS{Pairs: len(p.A)}
+	t.measure = func(scores []float64) (fmt.Stringer, []Figure, error) {
+		r, err := evaluate.EvaluateSTS(scores, p.Scores)
+		if err != nil {
+			err = fmt.Errorf("%w (the first list is the pairs' similarities)", err)
+		}
+		return r, []Figure{{"spearman", r.Spearman}, {"pearson", r.Pearson}}, err
+	}
+	return nil
+}
+
+func loadPairClassification(ctx context.Context, t *Task) error {
+	c := t.Source.Columns
+	p, err := dataset.LoadLabelledPairs(ctx, t.Path, c[0], c[1], c[2])
+	if err != nil {
+		return err
+	}
+	if err := evaluate.CheckLabels(p.Together); err != nil {
+		return t.unmeasurable(2, err)
+	}
+	t.A, t.B, t.Content, t.None = p.A, p.B, p, evaluate.PairClassification{Pairs: len(p.A)}
+	t.measure = func(scores []float64) (fmt.Stringer, []Figure, error) {
+		r, err := evaluate.ClassifyPairs(scores, p.Together)
+		return r, []Figure{{"ap", r.AP}, {"accuracy", r.Accuracy}, {"f1", r.F1}, {"mcc", r.MCC}}, err
+	}
+	return nil
+}
+
+func loadTriplets(ctx context.Context, t *Task) error {
+	c := t.Source.Columns
+	x, err := dataset.LoadTriplets(ctx, t.Path, c[0], c[1], c[2])
+	if err != nil {
+		return err
+	}
+	n := len(x.Queries)
+	if n == 0 {
+		return fmt.Errorf("%s has no rows; %s", t.Path, t.Instead)
+	}
+	t.A, t.B = x.Pairs()
+	t.Content, t.None = []any{x, t.Margin}, evaluate.Triplets{Triplets: n}
+	t.measure = func(scores []float64) (fmt.Stringer, []Figure, error) {
+		r, err := evaluate.CompareTriplets(scores[:n], scores[n:], t.Margin)
+		return r, []Figure{{"accuracy", r.Accuracy}}, err
+	}
+	return nil
+}
