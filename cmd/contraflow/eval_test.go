@@ -243,6 +243,8 @@ func TestEvalSTS(t *testing.T) {
 		{[]string{"--pair-classification", at("classes.jsonl"), "--columns", "sentence1,sentence2,y"}, "ap 0.5000, accuracy 0.5000 from "},
 		{[]string{"--pair-classification", at("classes.jsonl"), "--json"}, `{"ap":1,"accuracy":1,"accuracy_threshold":`},
 		{[]string{"--triplets", at("triplets.jsonl")}, "accuracy 0.5000, 2 triplets\n"},
+		{[]string{"--candidates", at("triplets.jsonl"), "--columns", "anchor,positive,negative"}, "ndcg@10 0.9077, mrr@10 0.8750, map 0.7500, 2 queries\n"}, // the second one's texts are the same: a mean over two orders, and precision at the one threshold
+		{[]string{"--candidates", at("triplets.jsonl"), "--columns", "anchor,positive,negative", "--query-prompt", ""}, "ndcg@10 0.7232, mrr@10 0.6250, map 0.5000, 2 queries\n"},
 		{[]string{"--triplets", at("triplets.jsonl"), "--query-prompt", ""}, "accuracy 0.0000, 2 triplets\n"},
 		{[]string{"--triplets", at("triplets.jsonl"), "--query-prompt", "", "--columns", "anchor,negative,positive"}, "accuracy 0.5000, 2 triplets\n"},
 		{[]string{"--triplets", at("triplets.jsonl"), "--document-prompt", "find : ", "--columns", "anchor,negative,positive", "--json"}, `{"accuracy":0.5,"triplets":2}`},
@@ -281,13 +283,16 @@ func TestEvalSTS(t *testing.T) {
 		want string
 	}{
 		{[]string{"--sts", at("same.jsonl")}, 1, "the first list is the pairs' similarities"},
-		{[]string{"--sts", at("equal.jsonl")}, 1, `equal.jsonl, column "score": all 2 scores are 1`},
+		{[]string{"--sts", at("equal.jsonl")}, 1, `equal.jsonl, column "score": all 2 scores are 1: nothing correlates with that; it takes another file (--sts) or column (--columns)`},
 		{[]string{"--sts", at("sts.jsonl"), "--columns", "a,b"}, 2, "--columns has 2 names"},
 		{[]string{"--sts", at("sts.jsonl"), "--columns", "a,b,c"}, 1, `has no column "c"`},
 		{[]string{"--sts", at("sts.jsonl"), "--bm25"}, 2, "--bm25 are for --queries"},
 		{[]string{"--queries", dir, "--columns", "a,b,c"}, 2, "--columns is for --sts"},
 		{[]string{"--queries", dir, "--sts", at("sts.jsonl")}, 2, "--queries and --sts: give one at a time"},
 		{[]string{"--triplets", at("triplets.jsonl"), "--sts", at("sts.jsonl")}, 2, "--sts and --triplets: give one at a time"},
+		{[]string{"--candidates", at("triplets.jsonl"), "--columns", "a,b"}, 2, "--columns has 2 names, want 3 as in --columns query,positive,negative"},
+		{[]string{"--candidates", at("triplets.jsonl"), "--found"}, 2, "--found is of --documents"},
+		{[]string{"--sts", at("sts.jsonl"), "--documents", "x"}, 2, "--documents is for --candidates"},
 		{[]string{"--pair-classification", at("odd.jsonl")}, 1, `odd.jsonl:1, column "label": a label of "2": want 1 or true`},
 		{[]string{"--pair-classification", at("sts.jsonl"), "--columns", "a,b,"}, 2, "--columns has a name without anything in it: want 3 as in --columns sentence1,sentence2,label"},
 		{[]string{"--pair-classification", at("sts.jsonl"), "--columns", "a,b,missing"}, 1, `has no column "missing"`},

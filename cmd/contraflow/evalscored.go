@@ -14,18 +14,22 @@ import (
 
 // scoredFlags are the flags of tasks of which a model scores pairs of texts: a file each, and its columns.
 type scoredFlags struct {
-	files   []string // as scoring.Kinds
-	columns []string
+	files     []string // as scoring.Kinds
+	columns   []string
+	documents string
+	found     bool
 }
 
 func (f *scoredFlags) add(fl *pflag.FlagSet) {
 	f.files = make([]string, len(scoring.Kinds))
 	var usual []string
 	for i, k := range scoring.Kinds {
-		fl.StringVar(&f.files[i], k.Flag()[2:], "", "a `FILE` with "+k.What+", instead of queries")
+		fl.StringVar(&f.files[i], k.Flag()[2:], "", "a `FILE` with "+k.What+", instead of --queries")
 		usual = append(usual, fmt.Sprintf("%s (default %s)", k.Flag(), strings.Join(k.Usual, ",")))
 	}
 	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(usual, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
+	fl.StringVar(&f.documents, "documents", "", "of --candidates, in the place of its negatives: the column `NAME` with lists of all candidates, in an order of theirs that is measured too")
+	fl.BoolVar(&f.found, "found", false, "with --documents: positives that are not among a query's documents have been missed, and are not ranked")
 }
 
 // given is the kind of which a file is given, and the file; nil if there is none. Beside queries there is none.
@@ -40,24 +44,46 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 		kind, s.Path = scoring.Kinds[i], path
 	}
 	switch s.Columns = f.columns; {
+	case f.documents != "" && kind != scoring.Candidates:
+		return nil, s, usageError{errors.New("--documents is for --candidates")}
+	case f.found && f.documents == "":
+		return nil, s, usageError{errors.New("--found is of --documents: which of them are positives")}
 	case kind == nil && f.columns != nil:
-		return nil, s, usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}
+		return nil, s, usageError{fmt.Errorf("--columns is for %s", scoredFlagNames("and"))}
 	case kind == nil:
 		return nil, s, nil
 	case queries:
 		return nil, s, usageError{fmt.Errorf("--queries and %s: give one at a time", kind.Flag())}
-	case f.columns == nil:
-		s.Columns = kind.Usual
 	}
-	want := fmt.Sprintf("want %d as in --columns %s", len(kind.Usual), strings.Join(kind.Usual, ","))
+	usual := kind.Usual
+	if f.documents != "" {
+		usual = usual[:2]
+	}
+	if f.columns == nil {
+		s.Columns = usual
+	}
+	want := fmt.Sprintf("want %d as in --columns %s", len(usual), strings.Join(usual, ","))
 	switch {
-	case len(s.Columns) != len(kind.Usual):
+	case len(s.Columns) != len(usual):
 		return nil, s, usageError{fmt.Errorf("--columns has %d names, %s", len(s.Columns), want)}
 	case slices.Contains(s.Columns, ""):
 		return nil, s, usageError{fmt.Errorf("--columns has a name without anything in it: %s", want)}
 	}
+	if s.Documents, s.Found = f.documents != "", f.found; s.Documents {
+		s.Columns = append(slices.Clone(s.Columns), f.documents)
+	}
 	s.Instead = fmt.Sprintf("it takes another file (%s) or column (--columns)", kind.Flag())
 	return kind, s, nil
+}
+
+// scoredFlagNames are the flags of all kinds.
+func scoredFlagNames(and string) string {
+	var names []string
+	for _, k := range scoring.Kinds {
+		names = append(names, k.Flag())
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
 }
 
 // measureScored prints a model's figures of such a task; scores are its scores of pairs.

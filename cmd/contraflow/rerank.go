@@ -41,8 +41,8 @@ var (
 func newRerank() *cobra.Command {
 	var f rerankFlags
 	cmd := &cobra.Command{
-		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE)",
-		Short: "Score pairs of texts with a reranker, or measure it behind a first stage or on pairs",
+		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
+		Short: "Score pairs of texts with a reranker, or measure it behind a first stage, on pairs or on candidates",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
 document.
 ` + inPlace + `
@@ -57,11 +57,12 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
 of the documents that are reranked (--top).
 
-With --sts, --pair-classification and --triplets it measures the model's scores as eval does an embedding model's cosines.`,
+With --sts, --pair-classification, --triplets and --candidates it measures the model's scores as eval does an embedding model's cosines.`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
   jq -c '{query: .q, document: .a}' pairs.json | contraflow rerank --model r/model --input - --output -
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
-  contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct`,
+  contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct
+  contraflow rerank --model r/model --candidates samples.jsonl --documents documents --columns query,positive`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			kind, file, err := f.scored.given(f.queries != "")
@@ -70,7 +71,7 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
 			}
 			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || kind != nil
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
-				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of --sts, --pair-classification and --triplets"))
+				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of " + scoredFlagNames("and")))
 			}
 			of, goes := []string{"first", "top", "corpus", "qrels", "json"}, "goes with --queries, which measures a reranker; --input is scored"
 			if measures {

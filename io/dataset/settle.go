@@ -74,7 +74,7 @@ func (d *Dataset) settleColumns() error {
 		r := &d.roles[i]
 		s := d.listed(r.source)
 		if r.role == Query && s.list {
-			return fail(ErrColumnType, "column %q is list<string>: a query is one string%s", s.name, d.cellsOfLists(textsAsLists))
+			return fail(ErrColumnType, "%s: column %q is list<string>: a query is one string%s", first[r.source], s.name, d.cellsOfLists(textsAsLists))
 		}
 		if d.src.Raw && s.list {
 			r.picks, s.ragged = AllNegatives, r.role == Negative

@@ -124,10 +124,10 @@ func (c *checker) checkTasks(e Eval) {
 	c.checkScored(e, key)
 	if e.Metric == lossMetric {
 		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
-	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank) > 0) {
+	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank)+len(e.Candidates) > 0) {
 		also := ""
 		if m := e.scoredMetrics(); m != nil {
-			also = fmt.Sprintf("; it is of retrieval and rerank, and what else is measured here goes by %s", strings.Join(m, " and "))
+			also = fmt.Sprintf("; it is of retrieval, rerank and candidates, and what else is measured here goes by %s", strings.Join(m, " and "))
 		}
 		c.fail("eval.metric", "%v%s; or loss, of the rows of eval.loss", err, also)
 	}
@@ -316,7 +316,7 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 func (t *task) identity(metric string) (name string, content any) {
 	switch {
 	case t.scored != nil:
-		return t.scored.Metric, t.scored.Content
+		return t.scored.Counts(), t.scored.Content
 	case t.first != nil:
 		return fmt.Sprintf("%s of %d", metric, t.top), t.data
 	case t.retrieval.Fusion != nil:

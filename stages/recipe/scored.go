@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
 	"contraflow/stages/scoring"
 )
@@ -23,30 +25,44 @@ type scoredTask struct {
 
 // scored are all of them.
 func (e Eval) scored() (all []scoredTask) {
-	add := func(kind *scoring.Kind, i, n int, name, path string, margin float64, columns ...string) {
+	add := func(kind *scoring.Kind, i, n int, name string, s scoring.Source) {
 		key := taskKey(kind.Key, i, n)
-		last := len(columns) - 1
-		all = append(all, scoredTask{kind, i, n, name, scoring.Source{
-			Path: path, Columns: columns, Margin: margin,
-			Instead: fmt.Sprintf("it takes another file (%s.path) or column (%[1]s.%s), or no eval.%s", key, kind.Columns[last], kind.Key),
-		}})
+		s.Instead = fmt.Sprintf("it takes another file (%s.path) or column (%[1]s.%s), or no eval.%s", key, kind.Columns[len(kind.Columns)-1], kind.Key)
+		all = append(all, scoredTask{kind, i, n, name, s})
 	}
 	for i, s := range e.STS {
-		add(scoring.STS, i, len(e.STS), s.Name, s.Path, 0, s.A, s.B, s.Score)
+		add(scoring.STS, i, len(e.STS), s.Name, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
 	}
 	for i, p := range e.PairClassification {
-		add(scoring.PairClassification, i, len(e.PairClassification), p.Name, p.Path, 0, p.A, p.B, p.Label)
+		add(scoring.PairClassification, i, len(e.PairClassification), p.Name, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
 	}
 	for i, t := range e.Triplets {
-		add(scoring.Triplets, i, len(e.Triplets), t.Name, t.Path, t.Margin, t.Query, t.Positive, t.Negative)
+		add(scoring.Triplets, i, len(e.Triplets), t.Name, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
+	}
+	for i, c := range e.Candidates {
+		add(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{
+			Path: c.Path, Columns: []string{c.Query, c.Positive, cmp.Or(c.Documents, c.Negative)}, Documents: c.Documents != "", Found: c.Found, Measures: e.candidateMeasures(),
+		})
 	}
 	return all
 }
 
-// scoredMetrics are the figures that they go by.
+// candidateMeasures are those of candidates, eval.metric first, where it is one.
+func (e Eval) candidateMeasures() []evaluate.Measure {
+	measures := evaluate.CandidateMeasures()
+	m, err := evaluate.ParseMeasure(e.ranks())
+	if err != nil {
+		return measures // another task's, or the recipe was refused
+	}
+	return append([]evaluate.Measure{m}, slices.DeleteFunc(measures, func(other evaluate.Measure) bool { return other == m })...)
+}
+
+// scoredMetrics are the figures that they go by, whatever eval.metric says.
 func (e Eval) scoredMetrics() (names []string) {
 	for _, s := range e.scored() {
-		names = append(names, s.kind.Metric)
+		if s.kind.Metric != "" {
+			names = append(names, s.kind.Metric)
+		}
 	}
 	return slices.Compact(names)
 }
@@ -56,8 +72,22 @@ func (c *checker) checkScored(e Eval, key func(kind string, i, n int, name, path
 	for _, s := range e.scored() {
 		key := key(s.kind.Key, s.i, s.n, s.name, s.source.Path)
 		last := len(s.kind.Columns) - 1
+		if s.kind == scoring.Candidates {
+			c.checkCandidates(e, e.Candidates[s.i], key)
+			continue
+		}
 		c.require(s.source.Path != "" && !slices.Contains(s.source.Columns, ""), key, "needs path and the columns %s and %s", strings.Join(s.kind.Columns[:last], ", "), s.kind.Columns[last])
 		c.require(s.source.Margin >= 0, key+".margin", "is %v, want a number of at least 0", s.source.Margin)
+	}
+}
+
+func (c *checker) checkCandidates(e Eval, x Candidates, key string) {
+	c.require(x.Path != "" && x.Query != "" && x.Positive != "" && (x.Negative == "") != (x.Documents == ""), key, "needs path and the columns query, positive and one of negative and documents")
+	c.require(!x.Found || x.Documents != "", key+".found", "is of documents: which of them are positives; with negative all positives are ranked")
+	if m, err := evaluate.ParseMeasure(e.ranks()); err == nil {
+		if err := evaluate.CheckCandidateMeasure(m); err != nil {
+			c.fail("eval.metric", "%v", err)
+		}
 	}
 }
 
@@ -107,12 +137,12 @@ func (x *Run) measureScored(ctx context.Context, engine *embedder.Engine, t *tas
 			return nil, nil, nil
 		}
 		x.obs.note("%s has no figure this time, and counts as 0: %v", t.key, err)
-		result, all = t.scored.None, []scoring.Figure{{Name: t.scored.Metric}}
+		result, all = t.scored.None, []scoring.Figure{{Name: t.scored.Counts()}}
 	}
 	var metrics []hfmodel.Metric
 	for _, m := range all {
 		metrics = append(metrics, hfmodel.Metric{Dataset: t.from, Task: t.scored.Card, Name: m.Name, Value: m.Value})
 	}
 	js, err := json.Marshal(result)
-	return &TaskValue{t.name, t.scored.Metric, all[0].Value, json.RawMessage(js)}, metrics, err
+	return &TaskValue{t.name, t.scored.Counts(), all[0].Value, json.RawMessage(js)}, metrics, err
 }

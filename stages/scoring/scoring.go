@@ -5,6 +5,7 @@ package scoring
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"contraflow/io/dataset"
@@ -17,7 +18,7 @@ type Kind struct {
 	What    string   // that a file has
 	Columns []string // their keys in a recipe
 	Usual   []string // their names where nothing else is said
-	Metric  string   // the figure that counts
+	Metric  string   // the figure that counts; "": the first of Source.Measures
 	Card    string   // the task's type in a model card
 	Asked   bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are
 
@@ -38,7 +39,11 @@ var (
 		Key: "triplets", What: "triplets of texts", Columns: []string{"query", "positive", "negative"}, Usual: []string{"anchor", "positive", "negative"},
 		Metric: "accuracy", Card: "triplet", Asked: true, load: loadTriplets,
 	}
-	Kinds = []*Kind{STS, PairClassification, Triplets}
+	Candidates = &Kind{
+		Key: "candidates", What: "queries, each with lists of candidates to rank", Columns: []string{"query", "positive", "negative"}, Usual: []string{"query", "positive", "negative"},
+		Card: "reranking", Asked: true, load: loadCandidates,
+	}
+	Kinds = []*Kind{STS, PairClassification, Triplets, Candidates}
 )
 
 // Flag is the kind's flag.
@@ -49,7 +54,13 @@ type Source struct {
 	Path    string
 	Columns []string // as Kind.Columns
 	Margin  float64  // of triplets: by how much a query is to be nearer to its positive
-	Instead string   // how another file or column is asked for, which ends errors of files that nothing can be measured on
+
+	// Of candidates.
+	Measures  []evaluate.Measure // the first counts; nil: evaluate.CandidateMeasures
+	Documents bool               // the third column has all of them, in an order of theirs, not those alone that are not relevant
+	Found     bool               // then: relevant ones that are not among these have been missed
+
+	Instead string // how another file or column is asked for, which ends errors of files that nothing can be measured on
 }
 
 // Task is a task that can be measured again and again.
@@ -67,6 +78,14 @@ type Task struct {
 type Figure struct {
 	Name  string
 	Value float64
+}
+
+// Counts is the name of the figure that counts.
+func (t *Task) Counts() string {
+	if t.Metric != "" {
+		return t.Metric
+	}
+	return t.Measures[0].String()
 }
 
 // Load reads and checks a task. A row that can't be used, and rows on which every model's figure would be the same or none, are errors.
@@ -144,6 +163,60 @@ func loadTriplets(ctx context.Context, t *Task) error {
 	t.measure = func(scores []float64) (fmt.Stringer, []Figure, error) {
 		r, err := evaluate.CompareTriplets(scores[:n], scores[n:], t.Margin)
 		return r, []Figure{{"accuracy", r.Accuracy}}, err
+	}
+	return nil
+}
+
+func loadCandidates(ctx context.Context, t *Task) error {
+	c := t.Source.Columns
+	columns := dataset.CandidateColumns{Query: c[0], Positive: c[1], Negative: c[2]}
+	if t.Documents {
+		columns.Negative, columns.Documents, columns.Found = "", c[2], t.Found
+	}
+	x, err := dataset.LoadCandidates(ctx, t.Path, columns)
+	if err != nil {
+		return err
+	}
+	if len(x.Queries) == 0 {
+		return t.unmeasurable(2, fmt.Errorf("no query has both a positive (column %q) and another candidate: there is nothing to rank", c[1]))
+	}
+	if t.Measures == nil {
+		t.Measures = evaluate.CandidateMeasures()
+	}
+	t.Content = []any{x, columns.Found}
+	for q, texts := range x.Texts {
+		t.A, t.B = append(t.A, slices.Repeat(x.Queries[q:q+1], len(texts))...), append(t.B, texts...)
+	}
+	var before []float64
+	if x.Given != nil {
+		order := make([][]float64, len(x.Given))
+		for q := range order {
+			for i := range x.Given[q] {
+				order[q] = append(order[q], float64(-i))
+			}
+		}
+		given, err := evaluate.RankCandidates(order, x.Given, t.Measures...)
+		if err != nil {
+			return err
+		}
+		before = given.Means
+	}
+	t.None = &evaluate.Candidates{Measures: t.Measures, Means: make([]float64, len(t.Measures)), Before: before, Queries: len(x.Queries)}
+	t.measure = func(scores []float64) (fmt.Stringer, []Figure, error) {
+		of := make([][]float64, len(x.Texts))
+		for q, texts := range x.Texts {
+			of[q], scores = scores[:len(texts)], scores[len(texts):]
+		}
+		r, err := evaluate.RankCandidates(of, x.Relevant, t.Measures...)
+		if err != nil {
+			return nil, nil, err
+		}
+		r.Before = before
+		var all []Figure
+		for i, m := range r.Measures {
+			all = append(all, Figure{m.String(), r.Means[i]})
+		}
+		return r, all, nil
 	}
 	return nil
 }
