@@ -41,7 +41,8 @@ rank correlation, and Pearson's. With --pair-classification, pairs of texts with
 others), it prints average precision, and the best accuracy and F1 with the similarities (cosines; of sparse embeddings products) from which on pairs then count as belonging together. With --triplets it prints how
 often a text is nearer to its positive than to its negative. With --candidates, a query with a list of positives and one of negatives in each row as MTEB's
 reranking tasks have them, it prints nDCG@10, MRR@10 and MAP of the candidates' ranking; or of --documents, a list of all in the order of something
-else, and those of this order beside them. A query that lacks either is left out, and a note counts it. Of candidates with equal scores a measure is the mean over their orders.
+else, and those of this order beside them. A query without positives or without other candidates is left out, and a note counts it; with --found, which says how well
+documents have been found, those without positives alone are. Of candidates with equal scores a measure is the mean over their orders.
 
 A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other
 commands have it: what is measured on fewer rows is another task, which no other number compares with. Documents without text are ranked as such, and counted.
@@ -67,7 +68,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 			case kind != nil && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
 			case kind != nil && docPrompt != "" && !kind.Asked:
-				return usageError{fmt.Errorf("--document-prompt is for --queries, --triplets and --candidates: both texts of %s are read as queries are", kind.Flag())}
+				return usageError{fmt.Errorf("--document-prompt is for --queries, --triplets and --candidates: both texts of %s are read as queries are", flagOf(kind))}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}

@@ -24,8 +24,8 @@ func (f *scoredFlags) add(fl *pflag.FlagSet) {
 	f.files = make([]string, len(scoring.Kinds))
 	var usual []string
 	for i, k := range scoring.Kinds {
-		fl.StringVar(&f.files[i], k.Flag()[2:], "", "a `FILE` with "+k.What+", instead of --queries")
-		usual = append(usual, fmt.Sprintf("%s (default %s)", k.Flag(), strings.Join(k.Usual, ",")))
+		fl.StringVar(&f.files[i], strings.TrimPrefix(flagOf(k), "--"), "", "a `FILE` with "+k.What+", instead of --queries")
+		usual = append(usual, fmt.Sprintf("%s (default %s)", flagOf(k), strings.Join(k.Usual, ",")))
 	}
 	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(usual, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
 	fl.StringVar(&f.documents, "documents", "", "of --candidates, in the place of its negatives: the column `NAME` with lists of all candidates, in an order of theirs that is measured too")
@@ -39,7 +39,7 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 			continue
 		}
 		if kind != nil {
-			return nil, s, usageError{fmt.Errorf("%s and %s: give one at a time", kind.Flag(), scoring.Kinds[i].Flag())}
+			return nil, s, usageError{fmt.Errorf("%s and %s: give one at a time", flagOf(kind), flagOf(scoring.Kinds[i]))}
 		}
 		kind, s.Path = scoring.Kinds[i], path
 	}
@@ -53,7 +53,7 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 	case kind == nil:
 		return nil, s, nil
 	case queries:
-		return nil, s, usageError{fmt.Errorf("--queries and %s: give one at a time", kind.Flag())}
+		return nil, s, usageError{fmt.Errorf("--queries and %s: give one at a time", flagOf(kind))}
 	}
 	usual := kind.Usual
 	if f.documents != "" {
@@ -69,18 +69,25 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 	case slices.Contains(s.Columns, ""):
 		return nil, s, usageError{fmt.Errorf("--columns has a name without anything in it: %s", want)}
 	}
-	if s.Documents, s.Found = f.documents != "", f.found; s.Documents {
-		s.Columns = append(slices.Clone(s.Columns), f.documents)
+	s.Documents, s.Found = f.documents, f.found
+	s.Instead = func(role string) string {
+		flag := "--columns"
+		if role == "documents" {
+			flag = "--documents"
+		}
+		return fmt.Sprintf("it takes another file (%s) or column (%s)", flagOf(kind), flag)
 	}
-	s.Instead = fmt.Sprintf("it takes another file (%s) or column (--columns)", kind.Flag())
 	return kind, s, nil
 }
+
+// flagOf is the flag of a kind's file.
+func flagOf(k *scoring.Kind) string { return "--" + strings.ReplaceAll(k.Key, "_", "-") }
 
 // scoredFlagNames are the flags of all kinds.
 func scoredFlagNames(and string) string {
 	var names []string
 	for _, k := range scoring.Kinds {
-		names = append(names, k.Flag())
+		names = append(names, flagOf(k))
 	}
 	last := len(names) - 1
 	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]

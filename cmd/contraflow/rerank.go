@@ -78,7 +78,7 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 				of, goes = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "goes with --input, whose rows are scored; --queries measures a reranker"
 			}
 			if kind != nil {
-				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with "+kind.Flag()
+				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with "+flagOf(kind)
 			}
 			for _, flag := range of {
 				if cmd.Flags().Changed(flag) {

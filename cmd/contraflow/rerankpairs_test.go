@@ -61,7 +61,7 @@ func TestRerankPairs(t *testing.T) {
 	for i, s := range scores(a, b) {
 		of, relevant = append(of, []float64{s, near[i], further[i]}), append(relevant, []bool{true, false, false})
 	}
-	ranked, err4 := evaluate.RankCandidates(of, relevant)
+	ranked, err4 := evaluate.RankCandidates(of, relevant, nil)
 	if err1 != nil || err2 != nil || err3 != nil || err4 != nil {
 		t.Fatal(err1, err2, err3, err4)
 	}

@@ -1,9 +1,11 @@
 package dataset
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Candidates are queries with texts to rank: of each those that are relevant, and others.
@@ -12,6 +14,9 @@ type Candidates struct {
 	Texts    [][]string // [query][candidate]; one may be there twice
 	Relevant [][]bool
 	Given    [][]bool `json:",omitempty"` // Relevant in the order that the file has them in, relevant ones that are not among them last; nil: it has them in none
+	Missed   []int    `json:",omitempty"` // [query]: how many relevant ones are no candidates; nil: none
+
+	Without, Alone int `json:"-"` // how many queries have been left out: those without positives, and those without other candidates
 }
 
 // CandidateColumns are those of a file of candidates, a row per query. All but the query's may be lists, or a text each.
@@ -19,18 +24,17 @@ type CandidateColumns struct {
 	Query, Positive string
 	Negative        string // those that are not relevant; "": Documents
 	Documents       string // all candidates, in an order of theirs: those of them that are no positives are not relevant
-	Found           bool   // positives that are not among the documents are no candidates: what has found these has missed them
+	Found           bool   // of Documents: positives that are not among them are no candidates, for what has found these has missed them
 }
 
 // LoadCandidates reads the named columns of files as [OpenTableOf] does what is [HeldOut]; those of texts may be templates. Null or empty texts are errors.
-// A query without positives, or without other candidates, tells nothing of a model: it is left out, and a note of the context says how many are.
+// A list that is null is an empty one. A query without positives, or without other candidates, tells nothing of a model: it is left out, and a note of the
+// context says how many are. Where [CandidateColumns.Found] is set that says how well the documents have been found, so those without positives alone are.
 func LoadCandidates(ctx context.Context, path string, columns CandidateColumns) (*Candidates, error) {
-	others := columns.Negative
-	if others == "" {
-		others = columns.Documents
-	}
+	ranked := columns.Documents != ""
+	others, foundAlone := cmp.Or(columns.Documents, columns.Negative), columns.Found && ranked
 	// Raw as it gives all of a list.
-	d, err := Open(ctx, Source{Paths: []string{path}, Splits: HeldOut, Query: columns.Query, Positive: columns.Positive, Negatives: []string{others}, Raw: true, InOrder: true})
+	d, err := Open(ctx, Source{Paths: []string{path}, Splits: HeldOut, Query: columns.Query, Positive: columns.Positive, Negatives: []string{others}, Raw: true})
 	if err != nil {
 		return nil, measured(err)
 	}
@@ -38,23 +42,25 @@ func LoadCandidates(ctx context.Context, path string, columns CandidateColumns) 
 	for _, r := range d.roles[1:] {
 		d.listed(r.source).ragged = true // an empty list is no bad row here
 	}
-	c, without, alone := &Candidates{}, 0, 0
+	c := &Candidates{}
 	for row, err := range d.Each(ctx) {
 		if err != nil {
 			return nil, measured(err)
 		}
 		positives, texts := row.Column(nil, 1), row.Column(nil, 2)
 		relevant := make([]bool, len(texts))
-		if columns.Documents != "" {
+		if ranked {
 			for i, x := range texts {
 				relevant[i] = slices.Contains(positives, x)
 			}
 		}
+		found := counted(relevant)
+		missed := max(0, len(positives)-found) // documents may have one twice
 		given := slices.Clone(relevant)
-		if found := counted(relevant); found > 0 {
-			given = append(given, trues(len(positives)-found)...)
+		if found > 0 {
+			given = append(given, trues(missed)...)
 		}
-		if !columns.Found || columns.Documents == "" {
+		if !foundAlone {
 			rest := slices.Clone(positives)
 			for i, x := range texts {
 				if !relevant[i] {
@@ -65,25 +71,41 @@ func LoadCandidates(ctx context.Context, path string, columns CandidateColumns) 
 		}
 		switch {
 		case len(positives) == 0:
-			without++
+			c.Without++
 			continue
-		case len(texts) == len(positives) && !columns.Found:
-			alone++
+		case len(texts) == len(positives) && !foundAlone:
+			c.Alone++
 			continue
 		}
 		c.Queries, c.Texts, c.Relevant = append(c.Queries, row.Column(nil, 0)[0]), append(c.Texts, texts), append(c.Relevant, relevant)
-		if columns.Documents != "" {
+		if ranked {
 			c.Given = append(c.Given, given)
 		}
+		if foundAlone {
+			c.Missed = append(c.Missed, missed)
+		}
 	}
-	if note := Note(ctx); without+alone > 0 && note != nil {
-		note(fmt.Sprintf("%s: of %d queries %d have no positive and %d no other candidate: they are left out, for they tell nothing of a model", path, d.Rows(), without, alone))
+	if note := Note(ctx); note != nil {
+		c.noteLeftOut(path, d.Rows(), note)
 	}
 	return c, nil
 }
 
-// trues are n of true; none where n is below 0.
-func trues(n int) []bool { return slices.Repeat([]bool{true}, max(0, n)) }
+// noteLeftOut tells of the queries that are left out of so many.
+func (c *Candidates) noteLeftOut(path string, of int64, note func(string)) {
+	var why []string
+	if c.Without > 0 {
+		why = append(why, fmt.Sprintf("%d have no positive", c.Without))
+	}
+	if c.Alone > 0 {
+		why = append(why, fmt.Sprintf("%d have no other candidate", c.Alone))
+	}
+	if why != nil {
+		note(fmt.Sprintf("%s: of %d queries %s: they are left out, for they tell nothing of a model", path, of, strings.Join(why, " and ")))
+	}
+}
+
+func trues(n int) []bool { return slices.Repeat([]bool{true}, n) }
 
 func counted(yes []bool) (n int) {
 	for _, y := range yes {

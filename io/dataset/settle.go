@@ -103,7 +103,7 @@ func (d *Dataset) settleColumns() error {
 	for _, j := range d.joins {
 		for _, p := range j.parts {
 			if p.source >= 0 && d.sources[p.source].list {
-				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings%s", d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
+				return fail(ErrColumnType, "%s: column %q of the template %q is list<string>: a template takes strings%s", first[p.source], d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
 			}
 		}
 	}

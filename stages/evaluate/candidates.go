@@ -18,24 +18,34 @@ type Candidates struct {
 	Queries  int
 }
 
-// CandidateMeasures is what RankCandidates computes when it isn't told: ndcg@10, mrr@10 and map.
-func CandidateMeasures() []Measure { return []Measure{NDCG(10), MRR(10), MAP(0)} }
+// CandidateMeasures is what RankCandidates computes when it isn't told, ndcg@10, mrr@10 and map; those that are named come before them.
+func CandidateMeasures(first ...Measure) []Measure {
+	for _, m := range []Measure{NDCG(10), MRR(10), MAP(0)} {
+		if !slices.Contains(first, m) {
+			first = append(first, m)
+		}
+	}
+	return first
+}
 
-// CheckCandidateMeasure tells whether a measure is one of candidates: map is so of all of them.
+// CheckCandidateMeasure tells whether a measure is one of candidates: map is so of all of them, recall of the first ones alone.
 func CheckCandidateMeasure(m Measure) error {
-	if m.Kind == KindMAP && m.K > 0 {
+	switch {
+	case m.Kind == KindMAP && m.K > 0:
 		return fmt.Errorf("%s: average precision of given candidates has no cut-off, whose scores may be equal on both its sides: map has all of them", m)
+	case m.Kind == KindRecall && m.K == 0:
+		return errors.New("recall: of all the candidates it is the same for every model: it needs a cut-off, such as recall@5")
 	}
 	return m.check()
 }
 
 // RankCandidates measures scores, of which higher ones are to be those of relevant candidates: scores[q][i] and relevant[q][i] are of query q's candidate
-// i. A query without a relevant candidate counts as 0.
+// i. A query without a relevant candidate counts as 0. missed[q] is how many relevant texts are not among its candidates, which lower its recall alone; nil: none.
 //
 // Candidates with one score have no order, and no model that gives many the same score gains by that of its input: a measure is the mean over all their
 // orders, as scikit-learn's ndcg_score has it. Average precision is scikit-learn's, by thresholds: they are above one all together, or below it.
 // What sentence-transformers' MRR has of equal scores depends on how its sort leaves them.
-func RankCandidates(scores [][]float64, relevant [][]bool, measures ...Measure) (*Candidates, error) {
+func RankCandidates(scores [][]float64, relevant [][]bool, missed []int, measures ...Measure) (*Candidates, error) {
 	if len(measures) == 0 {
 		measures = CandidateMeasures()
 	}
@@ -46,6 +56,9 @@ func RankCandidates(scores [][]float64, relevant [][]bool, measures ...Measure) 
 	}
 	if len(scores) != len(relevant) {
 		return nil, fmt.Errorf("scores of %d queries' candidates, and %d queries: want one of each", len(scores), len(relevant))
+	}
+	if missed != nil && len(missed) != len(scores) {
+		return nil, fmt.Errorf("%d numbers of missed candidates, and %d queries: want one of each", len(missed), len(scores))
 	}
 	if len(scores) == 0 {
 		return nil, errors.New("there are no queries")
@@ -60,10 +73,16 @@ func RankCandidates(scores [][]float64, relevant [][]bool, measures ...Measure) 
 				return nil, fmt.Errorf("the score of candidate %d of query %d is %v", i, q, v)
 			}
 		}
-		alike := byScore(s, relevant[q])
-		for i, m := range measures {
-			c.Means[i] += m.ofCandidates(alike, count(relevant[q])) / float64(len(scores))
+		alike, positives, lost := byScore(s, relevant[q]), count(relevant[q]), 0
+		if missed != nil {
+			lost = missed[q]
 		}
+		for i, m := range measures {
+			c.Means[i] += m.ofCandidates(alike, positives, lost)
+		}
+	}
+	for i := range c.Means {
+		c.Means[i] /= float64(len(scores))
 	}
 	return c, nil
 }
@@ -105,13 +124,13 @@ func averagePrecision(groups []alike, positives int) (ap float64) {
 	above, right := 0, 0
 	for _, g := range groups {
 		above, right = above+g.n, right+g.yes
-		ap += float64(g.yes) / float64(positives) * (float64(right) / float64(above))
+		ap += float64(g.yes) * (float64(right) / float64(above))
 	}
-	return ap
+	return ap / float64(positives)
 }
 
-// ofCandidates computes the measure of one query, by its candidates' groups and how many of all are relevant.
-func (m Measure) ofCandidates(groups []alike, positives int) float64 {
+// ofCandidates computes the measure of one query, by its candidates' groups, how many of all are relevant, and how many more have been missed.
+func (m Measure) ofCandidates(groups []alike, positives, missed int) float64 {
 	if positives == 0 {
 		return 0
 	}
@@ -121,36 +140,32 @@ func (m Measure) ofCandidates(groups []alike, positives int) float64 {
 	case KindMRR:
 		return m.reciprocalRank(groups)
 	}
-	all := 0
+	before, found, gain := 0, 0.0, 0.0
 	for _, g := range groups {
-		all += g.n
-	}
-	cut := m.cut(all)
-	sum, rank := 0.0, 0
-	for _, g := range groups {
+		places := g.n
+		if m.K > 0 {
+			places = min(g.n, m.K-before)
+		}
+		found += float64(g.yes*places) / float64(g.n)
 		share := float64(g.yes) / float64(g.n) // what each of their places has, in the mean over their orders
-		for range g.n {
-			if rank++; rank > cut {
-				break
-			}
-			if m.Kind == KindNDCG {
-				sum += share * discount(rank)
-			} else {
-				sum += share
-			}
+		for i := range places {
+			gain += share / discount(before+i+1)
+		}
+		if before += places; before == m.K {
+			break
 		}
 	}
 	switch m.Kind {
 	case KindNDCG:
 		best := 0.0
 		for rank := range m.cut(positives) {
-			best += discount(rank + 1)
+			best += 1 / discount(rank+1)
 		}
-		return sum / best
+		return gain / best
 	case KindRecall:
-		return sum / float64(positives)
+		return found / float64(positives+missed)
 	}
-	return sum / float64(m.K)
+	return found / float64(m.K)
 }
 
 // reciprocalRank is the mean over the orders of the first group with a relevant candidate: its first one is at place j of n, of which so many are relevant,

@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -27,7 +26,9 @@ type scoredTask struct {
 func (e Eval) scored() (all []scoredTask) {
 	add := func(kind *scoring.Kind, i, n int, name string, s scoring.Source) {
 		key := taskKey(kind.Key, i, n)
-		s.Instead = fmt.Sprintf("it takes another file (%s.path) or column (%[1]s.%s), or no eval.%s", key, kind.Columns[len(kind.Columns)-1], kind.Key)
+		s.Instead = func(role string) string {
+			return fmt.Sprintf("it takes another file (%s.path) or column (%[1]s.%s), or no eval.%s", key, role, kind.Key)
+		}
 		all = append(all, scoredTask{kind, i, n, name, s})
 	}
 	for i, s := range e.STS {
@@ -40,21 +41,22 @@ func (e Eval) scored() (all []scoredTask) {
 		add(scoring.Triplets, i, len(e.Triplets), t.Name, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
 	}
 	for i, c := range e.Candidates {
-		add(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{
-			Path: c.Path, Columns: []string{c.Query, c.Positive, cmp.Or(c.Documents, c.Negative)}, Documents: c.Documents != "", Found: c.Found, Measures: e.candidateMeasures(),
-		})
+		columns := []string{c.Query, c.Positive, c.Negative}
+		if c.Documents != "" {
+			columns = columns[:2]
+		}
+		add(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{Path: c.Path, Columns: columns, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures()})
 	}
 	return all
 }
 
 // candidateMeasures are those of candidates, eval.metric first, where it is one.
 func (e Eval) candidateMeasures() []evaluate.Measure {
-	measures := evaluate.CandidateMeasures()
 	m, err := evaluate.ParseMeasure(e.ranks())
 	if err != nil {
-		return measures // another task's, or the recipe was refused
+		return evaluate.CandidateMeasures() // another task's, or the recipe was refused
 	}
-	return append([]evaluate.Measure{m}, slices.DeleteFunc(measures, func(other evaluate.Measure) bool { return other == m })...)
+	return evaluate.CandidateMeasures(m)
 }
 
 // scoredMetrics are the figures that they go by, whatever eval.metric says.
@@ -71,12 +73,12 @@ func (e Eval) scoredMetrics() (names []string) {
 func (c *checker) checkScored(e Eval, key func(kind string, i, n int, name, path string) string) {
 	for _, s := range e.scored() {
 		key := key(s.kind.Key, s.i, s.n, s.name, s.source.Path)
-		last := len(s.kind.Columns) - 1
+		last := len(s.kind.Roles) - 1
 		if s.kind == scoring.Candidates {
 			c.checkCandidates(e, e.Candidates[s.i], key)
 			continue
 		}
-		c.require(s.source.Path != "" && !slices.Contains(s.source.Columns, ""), key, "needs path and the columns %s and %s", strings.Join(s.kind.Columns[:last], ", "), s.kind.Columns[last])
+		c.require(s.source.Path != "" && !slices.Contains(s.source.Columns, ""), key, "needs path and the columns %s and %s", strings.Join(s.kind.Roles[:last], ", "), s.kind.Roles[last])
 		c.require(s.source.Margin >= 0, key+".margin", "is %v, want a number of at least 0", s.source.Margin)
 	}
 }

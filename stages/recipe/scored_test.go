@@ -150,7 +150,7 @@ func TestScoredTasks(t *testing.T) {
 			for q := range of {
 				of[q], flat = flat[:len(relevant[q])], flat[len(relevant[q]):]
 			}
-			ranked, err5 := evaluate.RankCandidates(of, relevant, evaluate.MRR(3), evaluate.NDCG(10))
+			ranked, err5 := evaluate.RankCandidates(of, relevant, nil, evaluate.MRR(3), evaluate.NDCG(10))
 			if err1 != nil || err2 != nil || err3 != nil || err4 != nil || err5 != nil || len(got.Tasks) != 5 || got.Metric != "mean" {
 				t.Fatalf("%s: %v, %v, %v, %v, %v: %+v", out, err1, err2, err3, err4, err5, got)
 			}
@@ -216,10 +216,15 @@ func TestScoredMistakes(t *testing.T) {
 		"eval.candidates[1]: needs path and the columns":                                                             {"eval.candidates=[{path: x, query: q, positive: p, negative: n}, {path: y, query: q, positive: p, negative: n, documents: d}]"},
 		"eval.candidates.found: is of documents":                                                                     {"eval.candidates={path: x, query: q, positive: p, negative: n, found: true}"},
 		"eval.metric: map@5: average precision of given candidates has no cut-off":                                   {"eval.candidates={path: x, query: q, positive: p, negative: n}", "eval.metric=map@5"},
-		`eval.metric: measure "ap" is not known`:                                                                     {"eval.candidates={path: x, query: q, positive: p, negative: n}", tasks[1], "eval.metric=ap"},
-		"eval.reranking: unknown key; here it is eval.candidates: {path":                                             {"eval.reranking={path: x, query: q, positive: p, negative: n}"},
-		`empty.jsonl:2, column "p": the text is empty`:                                                               {"eval.candidates={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: n}"},
-		`none.jsonl, column "n": no query has both a positive (column "p") and another candidate: there is nothing to rank; it takes another file (eval.candidates.path) or column (eval.candidates.negative), or no eval.candidates`: {"eval.candidates={path: " + path("none.jsonl") + ", query: q, positive: p, negative: n}"},
+		"eval.metric: recall: of all the candidates it is the same for every model":                                  {"eval.candidates={path: x, query: q, positive: p, negative: n}", "eval.metric=recall"},
+		"another file (eval.candidates[1].path) or column (eval.candidates[1].documents), or no eval.candidates": {
+			"eval.candidates=[{name: a, path: " + path("empty.jsonl") + ", query: q, positive: q, negative: n}, {name: b, path: " + path("none.jsonl") + ", query: q, positive: p, documents: q, found: true}]",
+		},
+		`column "n": no query has a positive; it takes another file (eval.candidates.path) or column (eval.candidates.positive), or no`: {"eval.candidates={path: " + path("none.jsonl") + ", query: q, positive: n, documents: p}"},
+		`eval.metric: measure "ap" is not known`:                         {"eval.candidates={path: x, query: q, positive: p, negative: n}", tasks[1], "eval.metric=ap"},
+		"eval.reranking: unknown key; here it is eval.candidates: {path": {"eval.reranking={path: x, query: q, positive: p, negative: n}"},
+		`empty.jsonl:2, column "p": the text is empty`:                   {"eval.candidates={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: n}"},
+		`none.jsonl, column "n": no query with a positive (column "p") has another candidate: there is nothing to rank; it takes another file (eval.candidates.path) or column (eval.candidates.negative), or no eval.candidates`: {"eval.candidates={path: " + path("none.jsonl") + ", query: q, positive: p, negative: n}"},
 		"eval.retrieval: embeds documents: a reranker is measured by eval.rerank": {"eval.retrieval={queries: beir/a}", "model.kind=reranker", "data.train.0.negatives=[p]"},
 	} {
 		_, err := Parse("job", []byte(j.text), append([]string{"save.dir=" + filepath.Join(j.dir, "bad")}, sets...))
@@ -274,6 +279,55 @@ func TestScoredIdentity(t *testing.T) {
 		r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), set, "save.best=true", "eval.loss={path: dev.jsonl, query: q, positive: p}"})
 		if err != nil || r.Eval.byLoss() {
 			t.Errorf("%s: %v, by the loss: %t", set, err, r.Eval.byLoss())
+		}
+	}
+}
+
+// What a recipe says of candidates is what is measured.
+func TestScoredDocuments(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "ranked.jsonl")
+	if err := os.WriteFile(file, []byte(`{"q": "x", "p": ["a", "lost"], "n": ["b"], "d": ["c", "a", "b"]}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	entry := fmt.Sprintf("{name: NAME, path: %q, query: q, positive: p, ", file)
+	var entries []string
+	for name, rest := range []string{"negative: n}", "documents: d}", "documents: d, found: true}"} {
+		entries = append(entries, strings.Replace(entry, "NAME", fmt.Sprint("t", name), 1)+rest)
+	}
+	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "eval.candidates=[" + strings.Join(entries, ", ") + "]", "eval.metric=mrr@10"})
+	for i, want := range []struct{ texts, figures string }{
+		{"a lost b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 queries"},
+		{"a lost c b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 queries; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"}, // there at 2 and 4 of 4
+		{"c a b", "mrr@10 0.5000, ndcg@10 0.6309, map 0.5000, 1 queries; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"},
+	} {
+		task := x.tasks[i].scored
+		scores := make([]float64, len(task.B))
+		for k := range scores {
+			scores[k] = float64(-k)
+		}
+		result, _, err := task.Measure(scores)
+		if err != nil || strings.Join(task.B, " ") != want.texts || result.String() != want.figures {
+			t.Errorf("%d: %v, %q\n%s, want %q\n%s", i, err, task.B, result, want.texts, want.figures)
+		}
+	}
+}
+
+// Runs know the tasks that earlier versions of contraflow have measured them on: these names are those of commit 728b39a.
+func TestScoredNames(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "tiny.jsonl")
+	if err := os.WriteFile(file, []byte(`{"a": "x", "b": "y", "c": "z", "s": 0.5, "l": true}`+"\n"+`{"a": "u", "b": "v", "c": "w", "s": 2, "l": 0}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for set, want := range map[string]string{
+		"eval.sts={path: %q, a: a, b: b, score: s}":                                  "spearman on 13b35d91e9010b6d",
+		"eval.pair_classification={path: %q, a: a, b: b, label: l}":                  "ap on 47b5f993fcb5c9b1",
+		"eval.triplets={path: %q, query: a, positive: b, negative: c, margin: 0.25}": "accuracy on 2d7f232f265a3966",
+	} {
+		x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "save.best=true", fmt.Sprintf(set, file)})
+		if got, err := x.evaluation(); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", set, got, err, want)
 		}
 	}
 }

@@ -4,6 +4,7 @@ package scoring
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,13 +15,13 @@ import (
 
 // Kind is a kind of such tasks.
 type Kind struct {
-	Key     string   // in a recipe's eval
-	What    string   // that a file has
-	Columns []string // their keys in a recipe
-	Usual   []string // their names where nothing else is said
-	Metric  string   // the figure that counts; "": the first of Source.Measures
-	Card    string   // the task's type in a model card
-	Asked   bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are
+	Key    string   // in a recipe's eval
+	What   string   // that a file has
+	Roles  []string // of its columns: their keys in a recipe
+	Usual  []string // their names where nothing else is said
+	Metric string   // the figure that counts; "": the first of Source.Measures
+	Card   string   // the task's type in a model card
+	Asked  bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are
 
 	load func(ctx context.Context, t *Task) error
 }
@@ -28,39 +29,37 @@ type Kind struct {
 // The kinds.
 var (
 	STS = &Kind{
-		Key: "sts", What: "pairs of texts and scores", Columns: []string{"a", "b", "score"}, Usual: []string{"sentence1", "sentence2", "score"},
+		Key: "sts", What: "pairs of texts and scores", Roles: []string{"a", "b", "score"}, Usual: []string{"sentence1", "sentence2", "score"},
 		Metric: "spearman", Card: "semantic-similarity", load: loadSTS,
 	}
 	PairClassification = &Kind{
-		Key: "pair_classification", What: "pairs of texts and labels", Columns: []string{"a", "b", "label"}, Usual: []string{"sentence1", "sentence2", "label"},
+		Key: "pair_classification", What: "pairs of texts and labels", Roles: []string{"a", "b", "label"}, Usual: []string{"sentence1", "sentence2", "label"},
 		Metric: "ap", Card: "binary-classification", load: loadPairClassification,
 	}
 	Triplets = &Kind{
-		Key: "triplets", What: "triplets of texts", Columns: []string{"query", "positive", "negative"}, Usual: []string{"anchor", "positive", "negative"},
+		Key: "triplets", What: "triplets of texts", Roles: []string{"query", "positive", "negative"}, Usual: []string{"anchor", "positive", "negative"},
 		Metric: "accuracy", Card: "triplet", Asked: true, load: loadTriplets,
 	}
 	Candidates = &Kind{
-		Key: "candidates", What: "queries, each with lists of candidates to rank", Columns: []string{"query", "positive", "negative"}, Usual: []string{"query", "positive", "negative"},
+		Key: "candidates", What: "queries, each with lists of candidates to rank", Roles: []string{"query", "positive", "negative"}, Usual: []string{"query", "positive", "negative"},
 		Card: "reranking", Asked: true, load: loadCandidates,
 	}
 	Kinds = []*Kind{STS, PairClassification, Triplets, Candidates}
 )
 
-// Flag is the kind's flag.
-func (k *Kind) Flag() string { return "--" + strings.ReplaceAll(k.Key, "_", "-") }
-
 // Source is a task's file.
 type Source struct {
 	Path    string
-	Columns []string // as Kind.Columns
+	Columns []string // as Kind.Roles; of candidates with Documents those before negative alone
 	Margin  float64  // of triplets: by how much a query is to be nearer to its positive
 
 	// Of candidates.
 	Measures  []evaluate.Measure // the first counts; nil: evaluate.CandidateMeasures
-	Documents bool               // the third column has all of them, in an order of theirs, not those alone that are not relevant
+	Documents string             // the column with all of them, in an order of theirs, in the place of those that are not relevant
 	Found     bool               // then: relevant ones that are not among these have been missed
 
-	Instead string // how another file or column is asked for, which ends errors of files that nothing can be measured on
+	// Instead is how another file, or another column for a role (of Kind.Roles, or documents), is asked for. It ends errors of files that nothing can be measured on.
+	Instead func(role string) string
 }
 
 // Task is a task that can be measured again and again.
@@ -106,19 +105,26 @@ func (t *Task) Measure(scores []float64) (result fmt.Stringer, all []Figure, err
 	return result, all, nil
 }
 
-// unmeasurable is the error of a column that nothing can be measured by.
-func (t *Task) unmeasurable(column int, err error) error {
-	return fmt.Errorf("%s, column %q: %w; %s", t.Path, t.Source.Columns[column], err, t.Instead)
+// documents is the role of the column Source.Documents.
+const documents = "documents"
+
+// unmeasurable is the error of a role's column that nothing can be measured by.
+func (t *Task) unmeasurable(role string, err error) error {
+	column := t.Documents
+	if role != documents {
+		column = t.Columns[slices.Index(t.Roles, role)]
+	}
+	return fmt.Errorf("%s, column %q: %w; %s", t.Path, column, err, t.Instead(role))
 }
 
 func loadSTS(ctx context.Context, t *Task) error {
-	c := t.Source.Columns
+	c := t.Columns
 	p, err := dataset.LoadPairs(ctx, t.Path, c[0], c[1], c[2])
 	if err != nil {
 		return err
 	}
 	if err := evaluate.CheckGold(p.Scores); err != nil {
-		return t.unmeasurable(2, err)
+		return t.unmeasurable("score", err)
 	}
 	t.A, t.B, t.Content, t.None = p.A, p.B, p, evaluate.STS{Pairs: len(p.A)}
 	t.measure = func(scores []float64) (fmt.Stringer, []Figure, error) {
@@ -132,15 +138,16 @@ func loadSTS(ctx context.Context, t *Task) error {
 }
 
 func loadPairClassification(ctx context.Context, t *Task) error {
-	c := t.Source.Columns
+	c := t.Columns
 	p, err := dataset.LoadLabelledPairs(ctx, t.Path, c[0], c[1], c[2])
 	if err != nil {
 		return err
 	}
 	if err := evaluate.CheckLabels(p.Together); err != nil {
-		return t.unmeasurable(2, err)
+		return t.unmeasurable("label", err)
 	}
-	t.A, t.B, t.Content, t.None = p.A, p.B, p, evaluate.PairClassification{Pairs: len(p.A)}
+	// The labels are in it as numbers, which runs have told tasks by.
+	t.A, t.B, t.Content, t.None = p.A, p.B, dataset.Pairs{A: p.A, B: p.B, Scores: numbers(p.Together)}, evaluate.PairClassification{Pairs: len(p.A)}
 	t.measure = func(scores []float64) (fmt.Stringer, []Figure, error) {
 		r, err := evaluate.ClassifyPairs(scores, p.Together)
 		return r, []Figure{{"ap", r.AP}, {"accuracy", r.Accuracy}, {"f1", r.F1}, {"mcc", r.MCC}}, err
@@ -148,15 +155,25 @@ func loadPairClassification(ctx context.Context, t *Task) error {
 	return nil
 }
 
+func numbers(labels []bool) []float64 {
+	out := make([]float64, len(labels))
+	for i, yes := range labels {
+		if yes {
+			out[i] = 1
+		}
+	}
+	return out
+}
+
 func loadTriplets(ctx context.Context, t *Task) error {
-	c := t.Source.Columns
+	c := t.Columns
 	x, err := dataset.LoadTriplets(ctx, t.Path, c[0], c[1], c[2])
 	if err != nil {
 		return err
 	}
 	n := len(x.Queries)
 	if n == 0 {
-		return fmt.Errorf("%s has no rows; %s", t.Path, t.Instead)
+		return fmt.Errorf("%s has no rows", t.Path)
 	}
 	t.A, t.B = x.Pairs()
 	t.Content, t.None = []any{x, t.Margin}, evaluate.Triplets{Triplets: n}
@@ -168,20 +185,29 @@ func loadTriplets(ctx context.Context, t *Task) error {
 }
 
 func loadCandidates(ctx context.Context, t *Task) error {
-	c := t.Source.Columns
-	columns := dataset.CandidateColumns{Query: c[0], Positive: c[1], Negative: c[2]}
-	if t.Documents {
-		columns.Negative, columns.Documents, columns.Found = "", c[2], t.Found
+	columns := dataset.CandidateColumns{Query: t.Columns[0], Positive: t.Columns[1], Documents: t.Documents, Found: t.Found}
+	others := documents
+	if t.Documents == "" {
+		others, columns.Negative = "negative", t.Columns[2]
 	}
 	x, err := dataset.LoadCandidates(ctx, t.Path, columns)
+	if errors.Is(err, dataset.ErrMissingColumn) && t.Documents == "" {
+		err = fmt.Errorf("%w; where rows have a list of all candidates %s", err, t.Instead(documents))
+	}
 	if err != nil {
 		return err
 	}
-	if len(x.Queries) == 0 {
-		return t.unmeasurable(2, fmt.Errorf("no query has both a positive (column %q) and another candidate: there is nothing to rank", c[1]))
+	switch {
+	case len(x.Queries) == 0 && x.Alone == 0:
+		return t.unmeasurable("positive", errors.New("no query has a positive"))
+	case len(x.Queries) == 0:
+		return t.unmeasurable(others, fmt.Errorf("no query with a positive (column %q) has another candidate: there is nothing to rank", columns.Positive))
 	}
 	if t.Measures == nil {
 		t.Measures = evaluate.CandidateMeasures()
+	}
+	if err := telling(x, t.Measures[0]); err != nil {
+		return t.unmeasurable(others, err)
 	}
 	t.Content = []any{x, columns.Found}
 	for q, texts := range x.Texts {
@@ -195,7 +221,7 @@ func loadCandidates(ctx context.Context, t *Task) error {
 				order[q] = append(order[q], float64(-i))
 			}
 		}
-		given, err := evaluate.RankCandidates(order, x.Given, t.Measures...)
+		given, err := evaluate.RankCandidates(order, x.Given, nil, t.Measures...)
 		if err != nil {
 			return err
 		}
@@ -207,7 +233,7 @@ func loadCandidates(ctx context.Context, t *Task) error {
 		for q, texts := range x.Texts {
 			of[q], scores = scores[:len(texts)], scores[len(texts):]
 		}
-		r, err := evaluate.RankCandidates(of, x.Relevant, t.Measures...)
+		r, err := evaluate.RankCandidates(of, x.Relevant, x.Missed, t.Measures...)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -219,4 +245,34 @@ func loadCandidates(ctx context.Context, t *Task) error {
 		return r, all, nil
 	}
 	return nil
+}
+
+// telling is nil if a measure can differ between models, and else says why not. One query is enough that has relevant candidates, others, and not one text
+// alone; for recall and precision among the first k it has more than k.
+func telling(x *dataset.Candidates, m evaluate.Measure) error {
+	none, all, alike, few := 0, 0, 0, 0
+	for q, relevant := range x.Relevant {
+		switch {
+		case !slices.Contains(relevant, true):
+			none++
+		case !slices.Contains(relevant, false):
+			all++
+		case len(slices.Compact(slices.Sorted(slices.Values(x.Texts[q])))) == 1:
+			alike++
+		case (m.Kind == evaluate.KindRecall || m.Kind == evaluate.KindPrecision) && len(relevant) <= m.K:
+			few++
+		default:
+			return nil
+		}
+	}
+	var why []string
+	for _, w := range []struct {
+		n   int
+		has string
+	}{{none, "no positive among their candidates"}, {all, "positives alone"}, {alike, "one text as a positive and as another candidate"}, {few, fmt.Sprintf("no more than %d candidates", m.K)}} {
+		if w.n > 0 {
+			why = append(why, fmt.Sprintf("%d have %s", w.n, w.has))
+		}
+	}
+	return fmt.Errorf("%s is the same for every model: of %d queries %s", m, len(x.Queries), strings.Join(why, ", "))
 }

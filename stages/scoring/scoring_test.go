@@ -49,7 +49,7 @@ func TestRankedDocuments(t *testing.T) {
 	for _, s := range g.Ranked.Scores {
 		table[[2]string{s[0].(string), s[1].(string)}] = s[2].(float64)
 	}
-	s := Source{Path: write(t, "ranked.jsonl", lines...), Columns: []string{"query", "positive", "documents"}, Documents: true}
+	s := Source{Path: write(t, "ranked.jsonl", lines...), Columns: []string{"query", "positive"}, Documents: "documents"}
 	var contents []any
 	for found, want := range map[bool]map[string]float64{false: g.Ranked.All, true: g.Ranked.Found} {
 		s.Found = found
@@ -79,6 +79,10 @@ func TestRankedDocuments(t *testing.T) {
 				t.Errorf("found: %t: %s is %v, want %v", found, name, v, w)
 			}
 		}
+		none, err := json.Marshal(task.None)
+		if err != nil || !strings.Contains(string(none), `"ndcg@10":0,`) || !strings.Contains(string(none), `"base_ndcg@10":0.`) {
+			t.Errorf("without a figure %s, %v", none, err)
+		}
 		if all[0].Name != task.Counts() || all[0].Name != "ndcg@10" || len(all) != 3 || reflect.TypeOf(result) != reflect.TypeOf(task.None) {
 			t.Errorf("%v, %v", all, task.None)
 		}
@@ -102,7 +106,7 @@ func TestCandidates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantA, wantB, wantNote := "a a a a b b", "x y z x2 z y", "of 5 queries 1 have no positive and 2 no other candidate: they are left out"
+		wantA, wantB, wantNote := "a a a a b b", "x y z x2 z y", "of 5 queries 1 have no positive and 2 have no other candidate: they are left out"
 		switch name {
 		case "texts.csv":
 			wantA, wantB, wantNote = "a a b b", "x z z y", ""
@@ -116,7 +120,10 @@ func TestCandidates(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	instead := "it takes another one"
+	instead := func(role string) string { return "it takes another " + role }
+	documents := func(found bool, lines ...string) Source {
+		return Source{Path: write(t, "d.jsonl", lines...), Documents: "documents", Found: found, Measures: []evaluate.Measure{evaluate.Recall(2)}}
+	}
 	for want, c := range map[string]struct {
 		kind *Kind
 		s    Source
@@ -126,12 +133,21 @@ func TestErrors(t *testing.T) {
 		`q.jsonl:1, column "query": the text is blank`:                                               {Candidates, Source{Path: write(t, "q.jsonl", `{"query": " ", "positive": ["x"], "negative": ["y"]}`)}},
 		`l.jsonl: column "query" is list<string>`:                                                    {Candidates, Source{Path: write(t, "l.jsonl", `{"query": ["a"], "positive": ["x"], "negative": ["y"]}`)}},
 		`has no column "negative"`:                                                                   {Candidates, Source{Path: write(t, "m.jsonl", `{"query": "a", "positive": ["x"]}`)}},
-		`o.jsonl, column "negative": no query has both a positive (column "positive") and another candidate: there is nothing to rank; it takes another one`: {Candidates, Source{Path: write(t, "o.jsonl", `{"query": "a", "positive": ["x"], "negative": []}`)}},
+		`column "negative"; its columns are "query", "positive", "ranked"; where rows have a list of all candidates it takes another documents`:   {Candidates, Source{Path: write(t, "r.jsonl", `{"query": "a", "positive": ["x"], "ranked": ["x"]}`)}},
+		`e.jsonl, column "positive": no query has a positive; it takes another positive`:                                                          {Candidates, Source{Path: write(t, "e.jsonl", `{"query": "a", "positive": [], "negative": ["x"]}`)}},
+		`column "documents": no query with a positive (column "positive") has another candidate: there is nothing to rank; it takes another docu`: {Candidates, documents(false, `{"query": "a", "positive": ["x"], "documents": ["x"]}`)},
+		`d.jsonl, column "documents": recall@2 is the same for every model: of 2 queries 1 have no positive among their candidates, 1 have positives alone; it takes another documents`: {Candidates,
+			documents(true, `{"query": "a", "positive": ["x"], "documents": ["y", "z"]}`, `{"query": "b", "positive": ["x", "y"], "documents": ["y", "x"]}`)},
+		`column "negative": recall@2 is the same for every model: of 2 queries 1 have one text as a positive and as another candidate, 1 have no more than 2 candidates; it takes another negative`: {Candidates,
+			Source{Path: write(t, "f.jsonl", `{"query": "a", "positive": ["x"], "negative": ["x", "x"]}`, `{"query": "b", "positive": ["x"], "negative": ["z"]}`), Measures: []evaluate.Measure{evaluate.Recall(2)}}},
+		`o.jsonl, column "negative": no query with a positive (column "positive") has another candidate: there is nothing to rank; it takes another negative`: {Candidates, Source{Path: write(t, "o.jsonl", `{"query": "a", "positive": ["x"], "negative": []}`)}},
 		`t.csv: no rows`: {Triplets, Source{Path: write(t, "t.csv", "anchor,positive,negative")}},
-		`column "label": 2 of 2 labels are 1: there is nothing to tell apart; it takes another one`:     {PairClassification, Source{Path: write(t, "p.csv", "sentence1,sentence2,label", "a,b,1", "c,d,true")}},
-		`column "score": a correlation is of two pairs at least, and there are 1; it takes another one`: {STS, Source{Path: write(t, "s.csv", "sentence1,sentence2,score", "a,b,1")}},
+		`column "label": 2 of 2 labels are 1: there is nothing to tell apart; it takes another label`:     {PairClassification, Source{Path: write(t, "p.csv", "sentence1,sentence2,label", "a,b,1", "c,d,true")}},
+		`column "score": a correlation is of two pairs at least, and there are 1; it takes another score`: {STS, Source{Path: write(t, "s.csv", "sentence1,sentence2,score", "a,b,1")}},
 	} {
-		c.s.Instead, c.s.Columns = instead, c.kind.Usual
+		if c.s.Instead, c.s.Columns = instead, c.kind.Usual; c.s.Documents != "" {
+			c.s.Columns = c.s.Columns[:2]
+		}
 		if _, err := c.kind.Load(context.Background(), c.s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -148,5 +164,36 @@ func TestErrors(t *testing.T) {
 	}
 	if r, _, err := task.Measure([]float64{2, 1}); err != nil || r != (evaluate.Triplets{Accuracy: 1, Triplets: 1}) {
 		t.Errorf("%v, %v", r, err)
+	}
+}
+
+// What is measured is another thing in another order of documents, which base_ tells of, and with other missed ones; recall counts those, as base_ does.
+func TestDocuments(t *testing.T) {
+	load := func(found bool, line string) (*Task, string) {
+		t.Helper()
+		task, err := Candidates.Load(t.Context(), Source{
+			Path: write(t, "d.jsonl", line), Columns: []string{"query", "positive"}, Documents: "documents", Found: found, Measures: []evaluate.Measure{evaluate.Recall(2)},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := json.Marshal(task.Content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return task, string(content)
+	}
+	_, one := load(false, `{"query": "q", "positive": ["x"], "documents": ["x", "y", "z"]}`)
+	_, other := load(false, `{"query": "q", "positive": ["x"], "documents": ["y", "x", "z"]}`)
+	if one == other {
+		t.Errorf("in two orders both tasks are %s", one)
+	}
+	task, content := load(true, `{"query": "q", "positive": ["x", "lost"], "documents": ["x", "y", "z"]}`)
+	if _, other := load(true, `{"query": "q", "positive": ["x"], "documents": ["x", "y", "z"]}`); content == other {
+		t.Errorf("with a missed positive and without both tasks are %s", content)
+	}
+	result, _, err := task.Measure([]float64{3, 2, 1})
+	if want := "recall@2 0.5000, 1 queries; in the order of the file recall@2 0.5000"; err != nil || result.String() != want {
+		t.Errorf("%v, %v, want %s", result, err, want)
 	}
 }
