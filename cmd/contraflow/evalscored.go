@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"contraflow/stages/evaluate"
 	"contraflow/stages/scoring"
 )
 
@@ -18,6 +19,7 @@ type scoredFlags struct {
 	columns   []string
 	documents string
 	found     bool
+	metric    string
 }
 
 func (f *scoredFlags) add(fl *pflag.FlagSet) {
@@ -29,7 +31,8 @@ func (f *scoredFlags) add(fl *pflag.FlagSet) {
 	}
 	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(usual, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
 	fl.StringVar(&f.documents, "documents", "", "of --candidates, in the place of its negatives: the column `NAME` with lists of all candidates, in an order of theirs that is measured too")
-	fl.BoolVar(&f.found, "found", false, "with --documents: positives that are not among a query's documents have been missed, and are not ranked")
+	fl.StringVar(&f.metric, "metric", "", "of --candidates: the measure `NAME` that comes first, such as mrr@5 or recall@3, as a recipe's eval.metric (default ndcg@10)")
+	fl.BoolVar(&f.found, "found", false, "with --documents: positives that are not among a query's documents have been missed: they are not ranked, and lower recall")
 }
 
 // given is the kind of which a file is given, and the file; nil if there is none. Beside queries there is none.
@@ -46,6 +49,8 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 	switch s.Columns = f.columns; {
 	case f.documents != "" && kind != scoring.Candidates:
 		return nil, s, usageError{errors.New("--documents is for --candidates")}
+	case f.metric != "" && kind != scoring.Candidates:
+		return nil, s, usageError{errors.New("--metric is for --candidates")}
 	case f.found && f.documents == "":
 		return nil, s, usageError{errors.New("--found is of --documents: which of them are positives")}
 	case kind == nil && f.columns != nil:
@@ -69,7 +74,16 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 	case slices.Contains(s.Columns, ""):
 		return nil, s, usageError{fmt.Errorf("--columns has a name without anything in it: %s", want)}
 	}
-	s.Documents, s.Found = f.documents, f.found
+	if s.Documents, s.Found = f.documents, f.found; f.metric != "" {
+		m, err := evaluate.ParseMeasure(f.metric)
+		if err == nil {
+			err = evaluate.CheckCandidateMeasure(m)
+		}
+		if err != nil {
+			return nil, s, usageError{fmt.Errorf("--metric: %w", err)}
+		}
+		s.Measures = evaluate.CandidateMeasures(m)
+	}
 	s.Instead = func(role string) string {
 		flag := "--columns"
 		if role == "documents" {
