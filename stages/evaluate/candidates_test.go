@@ -92,13 +92,15 @@ func TestCandidatesPerfect(t *testing.T) {
 			}
 		}
 		scores, relevant = append(scores, s), append(relevant, yes)
-		c, err := RankCandidates(scores, relevant, nil, NDCG(0), NDCG(10), MRR(10), MAP(0), Recall(100), Precision(1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, v := range c.Means {
-			if v != 1 {
-				t.Errorf("%d queries: %s is %v", n+1, c.Measures[i], v)
+		for _, from := range []int{0, n} {
+			c, err := RankCandidates(scores[from:], relevant[from:], nil, NDCG(0), NDCG(10), MRR(10), MAP(0), Recall(100), Precision(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, v := range c.Means {
+				if v != 1 {
+					t.Errorf("queries from %d to %d: %s is %v", from, n, c.Measures[i], v)
+				}
 			}
 		}
 	}

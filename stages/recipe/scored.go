@@ -41,11 +41,9 @@ func (e Eval) scored() (all []scoredTask) {
 		add(scoring.Triplets, i, len(e.Triplets), t.Name, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
 	}
 	for i, c := range e.Candidates {
-		columns := []string{c.Query, c.Positive, c.Negative}
-		if c.Documents != "" {
-			columns = columns[:2]
-		}
-		add(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{Path: c.Path, Columns: columns, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures()})
+		add(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{
+			Path: c.Path, Columns: []string{c.Query, c.Positive, c.Negative}, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures(),
+		})
 	}
 	return all
 }

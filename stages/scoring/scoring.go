@@ -50,7 +50,7 @@ var (
 // Source is a task's file.
 type Source struct {
 	Path    string
-	Columns []string // as Kind.Roles; of candidates with Documents those before negative alone
+	Columns []string // as Kind.Roles; of candidates with Documents that of negative is none
 	Margin  float64  // of triplets: by how much a query is to be nearer to its positive
 
 	// Of candidates.
