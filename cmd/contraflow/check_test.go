@@ -34,11 +34,12 @@ func TestCheck(t *testing.T) {
 		"bare.qrels.tsv":         {"1\ta\t1", "1\ta\t0", "2\tc\t1"},
 		"sts.jsonl":              {`{"a": "x", "b": "y", "s": 1}`, `{"a": "", "b": "y", "s": 2}`, `{"a": "z", "b": "y", "s": "w"}`, `{"a": "k", "b": "v", "s": 3}`},
 		"triplets.csv":           {"a,b,c", "one,two,three", "four,,five", "six,seven", "eight,nine,ten"},
+		"candidates.jsonl":       {`{"q": "x", "p": ["y"], "n": ["z"]}`, `{"q": "x", "p": ["y"], "n": ["z", ""]}`, `{"q": "", "p": ["y"], "n": ["z"]}`},
 		"classified/pairs.jsonl": {`{"a": "x", "b": "y", "l": 1}`, `{"a": "x", "b": "z", "l": 0}`, `{"a": "x", "b": "y", "l": 7}`},
 	}
 	want := []string{ // by file, line
-		"a.jsonl 4 p: the text is null", "a.jsonl 5 : not JSON", "a.jsonl 16 q: the text is empty", "a.jsonl 29 p: the text is null",
-		"b.jsonl 2 p: it is a number, want a string", "b.jsonl 4 q: the text is null",
+		"a.jsonl 4 p: the text is null", "a.jsonl 5 : not JSON", "a.jsonl 16 q: the text is empty", "a.jsonl 29 p: the text is missing",
+		"b.jsonl 2 p: it is a number, want a string", "b.jsonl 4 q: the text is missing",
 		"dev.jsonl 1 q: the text is blank", "dev.jsonl 4 : not JSON",
 		"task/queries.jsonl 2 text: the query is null or empty", "task/queries.jsonl 3 : not JSON", `task/queries.jsonl 5 id: "1" comes a second time`, "task/corpus.jsonl 2 text: the text is null",
 		`task/qrels/test.tsv 3 : query "1": document "a" is judged a second time`, `task/qrels/test.tsv 4 : query "3", document "c", relevance "x"`,
@@ -46,6 +47,7 @@ func TestCheck(t *testing.T) {
 		"sts.jsonl 2 a: the text is null or empty", `sts.jsonl 3 s: a score of "w": want a number`,
 		`classified/pairs.jsonl 3 l: a label of "7"`,
 		"triplets.csv 3 b: the text is null or empty", "triplets.csv 4 : the row has 2 fields where the first line names 3",
+		"candidates.jsonl 2 n: text 1 of the list is empty", "candidates.jsonl 3 q: the text is empty",
 	}
 	save := func() {
 		for name, lines := range files {
@@ -67,6 +69,7 @@ eval:
   sts: {path: DIR/sts.jsonl, a: a, b: b, score: s}
   pair_classification: {path: DIR/classified/pairs.jsonl, a: a, b: b, label: l}
   triplets: {path: DIR/triplets.csv, query: a, positive: b, negative: c}
+  candidates: {path: DIR/candidates.jsonl, query: q, positive: p, negative: n}
 save: {dir: DIR/run}
 `
 	text = strings.NewReplacer("MODEL", goldens.Path(t, "bert/minilm-tiny"), "DIR", dir).Replace(text)
@@ -97,7 +100,7 @@ save: {dir: DIR/run}
 		}
 		for _, want := range []string{
 			"data.train[0]: 29 rows, 4 that can't be used, 1 with the query and the document of an earlier one, the first: " + at("a.jsonl") + ":15, as " + at("a.jsonl") + ":14, ",
-			"data.train[1]: 5 rows, 2 that can't be used\n", "6 rows to train on can't be used; data.on_error: skip lists", "16 rows to measure the model on can't be used",
+			"data.train[1]: 5 rows, 2 that can't be used\n", "6 rows to train on can't be used; data.on_error: skip lists", "18 rows to measure the model on can't be used",
 		} {
 			if !strings.Contains(r.stderr, want) {
 				t.Errorf("%s: want %q in\n%s", on, want, r.stderr)
@@ -108,7 +111,7 @@ save: {dir: DIR/run}
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
 	r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "data.train.1.path="+at("none.jsonl"), "--quiet")
-	for _, want := range []string{"data.train[1]: ", "no such file", "4 rows to train on", "16 rows to measure"} {
+	for _, want := range []string{"data.train[1]: ", "no such file", "4 rows to train on", "18 rows to measure"} {
 		if r.code != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stdout, at("a.jsonl")+`:4, column "p": the text is null`+"\n") || strings.Contains(r.stderr, "data.train[0]:") {
 			t.Errorf("exit code %d, want %q in\n%s%s", r.code, want, r.stdout, r.stderr)
 		}

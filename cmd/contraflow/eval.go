@@ -26,8 +26,8 @@ func newEval() *cobra.Command {
 	var scored scoredFlags
 	var asJSON, bm25, quiet bool
 	cmd := &cobra.Command{
-		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE)",
-		Short: "Measure a model on a retrieval task, or on pairs or triplets of texts",
+		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
+		Short: "Measure a model on a retrieval task, on pairs or triplets of texts, or on candidates to rank",
 		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them, of each query's first 100 documents.
 
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
@@ -39,7 +39,10 @@ taken, or else validation, or the only one that it has, and a note says which; ?
 With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
 rank correlation, and Pearson's. With --pair-classification, pairs of texts with labels (1 or true of those that belong together, 0 or false of
 others), it prints average precision, and the best accuracy and F1 with the similarities (cosines; of sparse embeddings products) from which on pairs then count as belonging together. With --triplets it prints how
-often a text is nearer to its positive than to its negative.
+often a text is nearer to its positive than to its negative. With --candidates, a query with a list of positives and one of negatives in each row as MTEB's
+reranking tasks have them, it prints nDCG@10, MRR@10 and MAP of the candidates' ranking; or of --documents, a list of all in the order of something
+else, and those of this order beside them. A query without positives or without other candidates is left out, and a note counts it; with --found, which says how well
+documents have been found, those without positives alone are. Of candidates with equal scores a measure is the mean over their orders.
 
 A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other
 commands have it: what is measured on fewer rows is another task, which no other number compares with. Documents without text are ranked as such, and counted.
@@ -51,20 +54,21 @@ commands have it: what is measured on fewer rows is another task, which no other
   contraflow eval --model q/model --queries beir/scifact --queries beir/nfcorpus --queries beir/arguana
   contraflow eval --model q/model --sts sts.parquet --columns sentence1,sentence2,score
   contraflow eval --model q/model --pair-classification hf://datasets/sentence-transformers/quora-duplicates?config=pair-class
-  contraflow eval --model q/model --triplets hf://datasets/sentence-transformers/all-nli?config=triplet`,
+  contraflow eval --model q/model --triplets hf://datasets/sentence-transformers/all-nli?config=triplet
+  contraflow eval --model q/model --candidates samples.jsonl --columns query,positive,negative`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, ok, err := scored.given(queries != nil)
+			kind, file, err := scored.given(queries != nil)
 			if err != nil {
 				return err
 			}
 			switch {
-			case queries == nil && !ok:
-				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --sts, --pair-classification or --triplets"))
-			case ok && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
+			case queries == nil && kind == nil:
+				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), " + scoredFlagNames("or")))
+			case kind != nil && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
-			case ok && docPrompt != "" && !kind.asked:
-				return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of --%s are read as queries are", kind.flag)}
+			case kind != nil && docPrompt != "" && !kind.Asked:
+				return usageError{fmt.Errorf("--document-prompt is for --queries, --triplets and --candidates: both texts of %s are read as queries are", flagOf(kind))}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}
@@ -92,9 +96,9 @@ commands have it: what is measured on fewer rows is another task, which no other
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
 			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
-			if ok {
-				return kind.run(cmd, file, scored.columns, asJSON, func(a, b []string) ([]float64, error) {
-					if kind.asked {
+			if kind != nil {
+				return measureScored(cmd, kind, file, asJSON, func(a, b []string) ([]float64, error) {
+					if kind.Asked {
 						return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
 					}
 					return e.Similarity(cmd.Context(), queryPrompt, a, b)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,135 +9,121 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/scoring"
 )
 
-// scoredKinds are what eval measures by similarities of pairs of texts.
-var scoredKinds = [...]scoredKind{
-	{"sts", "pairs of texts and scores", []string{"sentence1", "sentence2", "score"}, false, measureSTS},
-	{"pair-classification", "pairs of texts and labels", []string{"sentence1", "sentence2", "label"}, false, measureLabelled},
-	{"triplets", "triplets of texts", []string{"anchor", "positive", "negative"}, true, measureTriplets},
-}
-
-type scoredKind struct {
-	flag, what string
-	columns    []string
-	asked      bool // the first text is a query, the others are documents; otherwise all are read as queries are
-	measure    func(ctx context.Context, file string, columns []string, similar similar) (result any, text string, err error)
-}
-
-// similar are the similarities of pairs of texts.
-type similar func(a, b []string) ([]float64, error)
-
-// scoredFlags are the flags of one of them.
+// scoredFlags are the flags of tasks of which a model scores pairs of texts: a file each, and its columns.
 type scoredFlags struct {
-	files   [len(scoredKinds)]string
-	columns []string
+	files     []string // as scoring.Kinds
+	columns   []string
+	documents string
+	found     bool
+	metric    string
 }
 
 func (f *scoredFlags) add(fl *pflag.FlagSet) {
-	var defaults []string
-	for i, k := range scoredKinds {
-		fl.StringVar(&f.files[i], k.flag, "", "a `FILE` with "+k.what+", instead of queries")
-		defaults = append(defaults, fmt.Sprintf("--%s (default %s)", k.flag, strings.Join(k.columns, ",")))
+	f.files = make([]string, len(scoring.Kinds))
+	var usual []string
+	for i, k := range scoring.Kinds {
+		fl.StringVar(&f.files[i], strings.TrimPrefix(flagOf(k), "--"), "", "a `FILE` with "+k.What+", instead of --queries")
+		usual = append(usual, fmt.Sprintf("%s (default %s)", flagOf(k), strings.Join(k.Usual, ",")))
 	}
-	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(defaults, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
+	fl.StringSliceVar(&f.columns, "columns", nil, "the columns `NAME,NAME,NAME` of "+strings.Join(usual, ", ")+"; those of texts may be templates such as \"{title} {text}\"")
+	fl.StringVar(&f.documents, "documents", "", "of --candidates, in the place of its negatives: the column `NAME` with lists of all candidates, in an order of theirs that is measured too")
+	fl.StringVar(&f.metric, "metric", "", "of --candidates: the measure `NAME` that comes first, such as mrr@5 or recall@3, as a recipe's eval.metric (default ndcg@10)")
+	fl.BoolVar(&f.found, "found", false, "with --documents: positives that are not among a query's documents have been missed: they are not ranked, and lower recall")
 }
 
-// given is which one is given, and its file; ok tells that there is one. Beside queries there is none.
-func (f *scoredFlags) given(queries bool) (kind scoredKind, file string, ok bool, err error) {
-	for i, name := range f.files {
-		if name == "" {
+// given is the kind of which a file is given, and the file; nil if there is none. Beside queries there is none.
+func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source, err error) {
+	for i, path := range f.files {
+		if path == "" {
 			continue
 		}
-		if ok {
-			return kind, file, true, usageError{fmt.Errorf("--%s and --%s: give one at a time", kind.flag, scoredKinds[i].flag)}
+		if kind != nil {
+			return nil, s, usageError{fmt.Errorf("%s and %s: give one at a time", flagOf(kind), flagOf(scoring.Kinds[i]))}
 		}
-		kind, file, ok = scoredKinds[i], name, true
+		kind, s.Path = scoring.Kinds[i], path
 	}
-	if ok && queries {
-		return kind, file, true, usageError{fmt.Errorf("--queries and --%s: give one at a time", kind.flag)}
+	switch s.Columns = f.columns; {
+	case f.documents != "" && kind != scoring.Candidates:
+		return nil, s, usageError{errors.New("--documents is for --candidates")}
+	case f.metric != "" && kind != scoring.Candidates:
+		return nil, s, usageError{errors.New("--metric is for --candidates")}
+	case f.found && f.documents == "":
+		return nil, s, usageError{errors.New("--found is of --documents: which of them are positives")}
+	case kind == nil && f.columns != nil:
+		return nil, s, usageError{fmt.Errorf("--columns is for %s", scoredFlagNames("and"))}
+	case kind == nil:
+		return nil, s, nil
+	case queries:
+		return nil, s, usageError{fmt.Errorf("--queries and %s: give one at a time", flagOf(kind))}
 	}
-	if !ok && f.columns != nil {
-		return kind, "", false, usageError{errors.New("--columns is for --sts, --pair-classification and --triplets")}
+	usual := kind.Usual
+	if f.documents != "" {
+		usual = usual[:2]
 	}
-	return kind, file, ok, nil
+	if f.columns == nil {
+		s.Columns = usual
+	}
+	want := fmt.Sprintf("want %d as in --columns %s", len(usual), strings.Join(usual, ","))
+	switch {
+	case len(s.Columns) != len(usual):
+		return nil, s, usageError{fmt.Errorf("--columns has %d names, %s", len(s.Columns), want)}
+	case slices.Contains(s.Columns, ""):
+		return nil, s, usageError{fmt.Errorf("--columns has a name without anything in it: %s", want)}
+	}
+	if s.Documents, s.Found = f.documents, f.found; f.metric != "" {
+		m, err := evaluate.ParseMeasure(f.metric)
+		if err == nil {
+			err = evaluate.CheckCandidateMeasure(m)
+		}
+		if err != nil {
+			return nil, s, usageError{fmt.Errorf("--metric: %w", err)}
+		}
+		s.Measures = evaluate.CandidateMeasures(m)
+	}
+	s.Instead = func(role string) string {
+		flag := "--columns"
+		if role == "documents" {
+			flag = "--documents"
+		}
+		return fmt.Sprintf("it takes another file (%s) or column (%s)", flagOf(kind), flag)
+	}
+	return kind, s, nil
 }
 
-func (k scoredKind) run(cmd *cobra.Command, file string, columns []string, asJSON bool, similar similar) error {
-	if columns == nil {
-		columns = k.columns
+// flagOf is the flag of a kind's file.
+func flagOf(k *scoring.Kind) string { return "--" + strings.ReplaceAll(k.Key, "_", "-") }
+
+// scoredFlagNames are the flags of all kinds.
+func scoredFlagNames(and string) string {
+	var names []string
+	for _, k := range scoring.Kinds {
+		names = append(names, flagOf(k))
 	}
-	if len(columns) != len(k.columns) {
-		return usageError{fmt.Errorf("--columns has %d names, want %d as in --columns %s", len(columns), len(k.columns), strings.Join(k.columns, ","))}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
+}
+
+// measureScored prints a model's figures of such a task; scores are its scores of pairs.
+func measureScored(cmd *cobra.Command, kind *scoring.Kind, s scoring.Source, asJSON bool, scores func(a, b []string) ([]float64, error)) error {
+	t, err := kind.Load(noting(cmd), s)
+	if err != nil {
+		return err
 	}
-	if slices.Contains(columns, "") {
-		return usageError{fmt.Errorf("--columns has a name without anything in it: want %d as in --columns %s", len(k.columns), strings.Join(k.columns, ","))}
+	of, err := scores(t.A, t.B)
+	if err != nil {
+		return err
 	}
-	result, text, err := k.measure(noting(cmd), file, columns, similar)
+	result, _, err := t.Measure(of)
 	if err != nil {
 		return err
 	}
 	if asJSON {
 		return printJSON(cmd, result)
 	}
-	fmt.Fprintln(cmd.OutOrStdout(), text)
-	return nil
-}
-
-func measureSTS(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
-	p, err := dataset.LoadPairs(ctx, file, columns[0], columns[1], columns[2])
-	if err != nil {
-		return nil, "", err
-	}
-	if err := evaluate.CheckGold(p.Scores); err != nil {
-		return nil, "", fmt.Errorf("%s, column %q: %w", file, columns[2], err)
-	}
-	sims, err := similar(p.A, p.B)
-	if err != nil {
-		return nil, "", err
-	}
-	r, err := evaluate.EvaluateSTS(sims, p.Scores)
-	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w (the first list is the pairs' similarities)", file, err)
-	}
-	return r, fmt.Sprintf("spearman %.4f, pearson %.4f, %d pairs", r.Spearman, r.Pearson, r.Pairs), nil
-}
-
-func measureLabelled(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
-	p, together, err := dataset.LoadLabelledPairs(ctx, file, columns[0], columns[1], columns[2])
-	if err != nil {
-		return nil, "", err
-	}
-	if err := evaluate.CheckLabels(together); err != nil {
-		return nil, "", fmt.Errorf("%s, column %q: %w", file, columns[2], err)
-	}
-	sims, err := similar(p.A, p.B)
-	if err != nil {
-		return nil, "", err
-	}
-	r, err := evaluate.ClassifyPairs(sims, together)
-	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w", file, err)
-	}
-	return r, fmt.Sprintf("ap %.4f, accuracy %.4f from %.4f on, f1 %.4f from %.4f on (precision %.4f, recall %.4f, mcc %.4f), %d pairs",
-		r.AP, r.Accuracy, r.AccuracyThreshold, r.F1, r.F1Threshold, r.Precision, r.Recall, r.MCC, r.Pairs), nil
-}
-
-func measureTriplets(ctx context.Context, file string, columns []string, similar similar) (any, string, error) {
-	t, err := dataset.LoadTriplets(ctx, file, columns[0], columns[1], columns[2])
-	if err != nil {
-		return nil, "", err
-	}
-	sims, err := similar(t.Pairs())
-	if err != nil {
-		return nil, "", err
-	}
-	n := len(t.Queries)
-	r, err := evaluate.CompareTriplets(sims[:n], sims[n:], 0)
-	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w", file, err)
-	}
-	return r, fmt.Sprintf("accuracy %.4f, %d triplets", r.Accuracy, r.Triplets), nil
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), result)
+	return err
 }

@@ -41,8 +41,8 @@ var (
 func newRerank() *cobra.Command {
 	var f rerankFlags
 	cmd := &cobra.Command{
-		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE)",
-		Short: "Score pairs of texts with a reranker, or measure it behind a first stage or on pairs",
+		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
+		Short: "Score pairs of texts with a reranker, or measure it behind a first stage, on pairs or on candidates",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
 document.
 ` + inPlace + `
@@ -57,27 +57,28 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
 of the documents that are reranked (--top).
 
-With --sts, --pair-classification and --triplets it measures the model's scores as eval does an embedding model's cosines.`,
+With --sts, --pair-classification, --triplets and --candidates it measures the model's scores as eval does an embedding model's cosines.`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
   jq -c '{query: .q, document: .a}' pairs.json | contraflow rerank --model r/model --input - --output -
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
-  contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct`,
+  contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct
+  contraflow rerank --model r/model --candidates samples.jsonl --documents documents --columns query,positive`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, pairs, err := f.scored.given(f.queries != "")
+			kind, file, err := f.scored.given(f.queries != "")
 			if err != nil {
 				return err
 			}
-			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || pairs
+			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || kind != nil
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
-				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of --sts, --pair-classification and --triplets"))
+				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of " + scoredFlagNames("and")))
 			}
 			of, goes := []string{"first", "top", "corpus", "qrels", "json"}, "goes with --queries, which measures a reranker; --input is scored"
 			if measures {
 				of, goes = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "goes with --input, whose rows are scored; --queries measures a reranker"
 			}
-			if pairs {
-				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with --"+kind.flag
+			if kind != nil {
+				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with "+flagOf(kind)
 			}
 			for _, flag := range of {
 				if cmd.Flags().Changed(flag) {
@@ -105,8 +106,8 @@ With --sts, --pair-classification and --triplets it measures the model's scores 
 			if scores {
 				return f.table(cmd, r)
 			}
-			if pairs {
-				return kind.run(cmd, file, f.scored.columns, f.asJSON, func(a, b []string) ([]float64, error) {
+			if kind != nil {
+				return measureScored(cmd, kind, file, f.asJSON, func(a, b []string) ([]float64, error) {
 					scores, _, err := r.ScorePairs(cmd.Context(), a, b)
 					return widened(scores), err
 				})

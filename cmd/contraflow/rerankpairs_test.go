@@ -23,7 +23,8 @@ func TestRerankPairs(t *testing.T) {
 	var gold []float64
 	var together []bool
 	for i, x := range texts {
-		row := map[string]any{"sentence1": x, "sentence2": texts[(i+2)%6], "score": i * i % 5, "label": i%3 == 1, "anchor": x, "positive": texts[(i+2)%6], "negative": texts[(i+3)%6]}
+		row := map[string]any{"sentence1": x, "sentence2": texts[(i+2)%6], "score": i * i % 5, "label": i%3 == 1, "anchor": x, "positive": texts[(i+2)%6], "negative": texts[(i+3)%6],
+			"ranked": []string{texts[(i+3)%6], texts[(i+1)%6], texts[(i+2)%6]}, "query": x, "one": 1}
 		js, err := json.Marshal(row)
 		if err != nil {
 			t.Fatal(err)
@@ -54,8 +55,24 @@ func TestRerankPairs(t *testing.T) {
 	sts, err1 := evaluate.EvaluateSTS(scores(a, b), gold)
 	classes, err2 := evaluate.ClassifyPairs(scores(a, b), together)
 	triplets, err3 := evaluate.CompareTriplets(scores(a, b), scores(a, far), 0)
-	if err1 != nil || err2 != nil || err3 != nil {
-		t.Fatal(err1, err2, err3)
+	var of [][]float64
+	var relevant [][]bool
+	near, further := scores(a, far), scores(a, append(append([]string{}, texts[1:]...), texts[0]))
+	for i, s := range scores(a, b) {
+		of, relevant = append(of, []float64{s, near[i], further[i]}), append(relevant, []bool{true, false, false})
+	}
+	ranked, err4 := evaluate.RankCandidates(of, relevant, nil)
+	if err1 != nil || err2 != nil || err3 != nil || err4 != nil {
+		t.Fatal(err1, err2, err3, err4)
+	}
+	var figures map[string]float64
+	if err := json.Unmarshal([]byte(succeed(t, "rerank", "--model", model, "--candidates", at("rows.jsonl"), "--documents", "ranked", "--json").stdout), &figures); err != nil || len(figures) != 7 {
+		t.Fatal(err, figures)
+	}
+	for name, w := range map[string]float64{"ndcg@10": ranked.Means[0], "mrr@10": ranked.Means[1], "map": ranked.Means[2], "base_mrr@10": 1. / 3, "base_map": 1. / 3, "base_ndcg@10": 0.5, "queries": 6} {
+		if g := figures[name]; math.Abs(g-w) > 1e-5 {
+			t.Errorf("--candidates: %s is %v, want %v", name, g, w)
+		}
 	}
 	for flag, want := range map[string]map[string]float64{
 		"--sts": {"spearman": sts.Spearman, "pearson": sts.Pearson}, "--pair-classification": {"ap": classes.AP, "f1_threshold": classes.F1Threshold}, "--triplets": {"accuracy": triplets.Accuracy},
@@ -76,6 +93,10 @@ func TestRerankPairs(t *testing.T) {
 		"--top does not go with --triplets":               {"rerank", "--model", model, "--triplets", at("rows.jsonl"), "--top", "3"},
 		"--sigmoid does not go with --sts":                {"rerank", "--model", model, "--sts", at("rows.jsonl"), "--sigmoid"},
 		"--columns is for --sts":                          {"rerank", "--model", model, "--input", at("rows.jsonl"), "--output", at("x.parquet"), "--columns", "a,b,c"},
+		"--documents is for --candidates":                 {"rerank", "--model", model, "--triplets", at("rows.jsonl"), "--documents", "x"},
+		"--found is of --documents":                       {"rerank", "--model", model, "--candidates", at("rows.jsonl"), "--found"},
+		"--columns has 3 names, want 2 as in --columns q": {"rerank", "--model", model, "--candidates", at("rows.jsonl"), "--documents", "ranked", "--columns", "a,b,c"},
+		"it takes another file (--sts) or column (--col":  {"rerank", "--model", model, "--sts", at("rows.jsonl"), "--columns", "sentence1,sentence2,one"},
 		"contraflow rerank does, and measures it":         {"eval", "--model", model, "--triplets", at("rows.jsonl")},
 		"--columns has 2 names, want 3 as in --columns a": {"rerank", "--model", model, "--triplets", at("rows.jsonl"), "--columns", "a,b"},
 	} {

@@ -47,6 +47,7 @@ var walls = map[string][]string{
 	"stages/mine":          {"gpustage", "io/dataset", "stages/evaluate"},
 	"stages/embedder":      {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate", "stages/loss", "stages/mine"},
 	"stages/reranker":      {"gpustage", "tokenize", "io/", "stages/transformer", "stages/evaluate", "stages/embedder"},
+	"stages/scoring":       {"io/dataset", "stages/evaluate"},
 	"stages/mix":           {"gpustage", "tokenize", "io/", "stages", "stages/embedder", "stages/loss", "stages/reranker", "stages/transformer"},
 	"stages":               {"pipeline", "gpustage", "gpustage/ref", "collective", "collective/local", "collective/sim", "tokenize", "io/", "stages", "stages/"},
 	"cmd":                  {"pipeline", "cmd/contraflow/internal/", "gpustage", "gpustage/", "collective", "collective/", "tokenize", "io/", "stages", "stages/"},

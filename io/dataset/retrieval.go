@@ -318,40 +318,36 @@ type Pairs struct {
 
 // LoadPairs reads the named columns of files as [OpenTableOf] does what is [HeldOut]; those of texts may be templates. Null or empty texts and scores that are no numbers are errors.
 func LoadPairs(ctx context.Context, path, a, b, score string) (*Pairs, error) {
-	return loadPairs(ctx, path, a, b, score, func(text string) (float64, string) {
+	p := &Pairs{}
+	return p, loadColumns(ctx, path, []string{a, b}, score, func(texts []string, text string) (reason string) {
 		s, err := parseNumber(text)
 		if err != nil || s-s != 0 {
-			return 0, fmt.Sprintf("a score of %q: want a number", text)
+			return fmt.Sprintf("a score of %q: want a number", text)
 		}
-		return s, ""
+		p.A, p.B, p.Scores = append(p.A, texts[0]), append(p.B, texts[1]), append(p.Scores, s)
+		return ""
 	})
 }
 
-// LoadLabelledPairs is LoadPairs of pairs whose score is a label, 1 or true of texts that belong together and 0 or false of others; together has
-// them once more.
-func LoadLabelledPairs(ctx context.Context, path, a, b, label string) (p *Pairs, together []bool, err error) {
-	p, err = loadPairs(ctx, path, a, b, label, func(text string) (float64, string) {
+// LabelledPairs are two columns of texts and one that tells which of them belong together.
+type LabelledPairs struct {
+	A, B     []string
+	Together []bool
+}
+
+// LoadLabelledPairs is LoadPairs of pairs with a label: 1 or true of texts that belong together, 0 or false of others.
+func LoadLabelledPairs(ctx context.Context, path, a, b, label string) (*LabelledPairs, error) {
+	p := &LabelledPairs{}
+	return p, loadColumns(ctx, path, []string{a, b}, label, func(texts []string, text string) (reason string) {
 		yes, err := strconv.ParseBool(strings.TrimSpace(text))
 		if s, bad := parseNumber(text); bad == nil && (s == 0 || s == 1) {
 			yes, err = s == 1, nil
 		}
 		if err != nil {
-			return 0, fmt.Sprintf("a label of %q: want 1 or true of texts that belong together, 0 or false of others", text)
+			return fmt.Sprintf("a label of %q: want 1 or true of texts that belong together, 0 or false of others", text)
 		}
-		together = append(together, yes)
-		return truth(yes), ""
-	})
-	return p, together, err
-}
-
-func loadPairs(ctx context.Context, path, a, b, score string, number func(text string) (_ float64, reason string)) (*Pairs, error) {
-	p := &Pairs{}
-	return p, loadColumns(ctx, path, []string{a, b}, score, func(texts []string, text string) (reason string) {
-		s, reason := number(text)
-		if reason == "" {
-			p.A, p.B, p.Scores = append(p.A, texts[0]), append(p.B, texts[1]), append(p.Scores, s)
-		}
-		return reason
+		p.A, p.B, p.Together = append(p.A, texts[0]), append(p.B, texts[1]), append(p.Together, yes)
+		return ""
 	})
 }
 

@@ -78,7 +78,7 @@ func (d *Dataset) settleColumns() error {
 		r := &d.roles[i]
 		s := d.listed(r.source)
 		if r.role == Query && s.list {
-			return fail(ErrColumnType, "column %q is list<string>: a query is one string%s", s.name, d.cellsOfLists(textsAsLists))
+			return fail(ErrColumnType, "%s: column %q is list<string>: a query is one string%s", first[r.source], s.name, d.cellsOfLists(textsAsLists))
 		}
 		if d.src.Raw && s.list {
 			r.picks, s.ragged = AllNegatives, r.role == Negative
@@ -107,7 +107,7 @@ func (d *Dataset) settleColumns() error {
 	for _, j := range d.joins {
 		for _, p := range j.parts {
 			if p.source >= 0 && d.sources[p.source].list {
-				return fail(ErrColumnType, "column %q of the template %q is list<string>: a template takes strings%s", d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
+				return fail(ErrColumnType, "%s: column %q of the template %q is list<string>: a template takes strings%s", first[p.source], d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
 			}
 		}
 	}

@@ -280,3 +280,10 @@ func copyFile(from, to string) error {
 	}
 	return os.WriteFile(to, data, 0o666)
 }
+
+func product(a, b []float32) (sum float64) {
+	for i := range a {
+		sum += float64(a[i]) * float64(b[i])
+	}
+	return sum
+}

@@ -361,25 +361,46 @@ func (t Text) compare(ctx context.Context, e *Engine, a, b []string, prompt stri
 	if err != nil {
 		return nil, err
 	}
+	out := make([]float64, len(a))
+	if e.Sparse() {
+		vecs := make([]active, len(ids))
+		if err := e.Embed(ctx, ids, func(k int, vec []float32) { vecs[k].ids, vecs[k].weights = Active(vec) }); err != nil || !e.first() {
+			return nil, err
+		}
+		for i := range out {
+			out[i] = vecs[left[i]].product(vecs[right[i]])
+		}
+		return out, nil
+	}
 	size := e.Size()
 	vecs := make([]float32, len(ids)*size)
 	if err := e.Embed(ctx, ids, func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
 		return nil, err
 	}
-	out, compare := make([]float64, len(a)), cosine
-	if e.Sparse() {
-		compare = product
-	}
 	for i := range out {
 		x, y := left[i]*size, right[i]*size
-		out[i] = compare(vecs[x:x+size], vecs[y:y+size])
+		out[i] = cosine(vecs[x:x+size], vecs[y:y+size])
 	}
 	return out, nil
 }
 
-func product(a, b []float32) (sum float64) {
-	for i := range a {
-		sum += float64(a[i]) * float64(b[i])
+// active is a sparse embedding, as Active has it: of the many texts of a task these fit into memory.
+type active struct {
+	ids     []int32 // ascending
+	weights []float32
+}
+
+func (a active) product(b active) (sum float64) {
+	for i, j := 0, 0; i < len(a.ids) && j < len(b.ids); {
+		switch x, y := a.ids[i], b.ids[j]; {
+		case x < y:
+			i++
+		case x > y:
+			j++
+		default:
+			sum += float64(a.weights[i]) * float64(b.weights[j])
+			i, j = i+1, j+1
+		}
 	}
 	return sum
 }

@@ -1,11 +1,9 @@
 package evaluate
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 )
 
 // PairClassification is how well a model's scores tell pairs of texts that belong together from pairs that don't. Its measures are those of
@@ -20,6 +18,12 @@ type PairClassification struct {
 	Recall            float64 `json:"recall"`
 	MCC               float64 `json:"mcc"` // Matthews' correlation coefficient; 0 where all pairs count as the same
 	Pairs             int     `json:"pairs"`
+}
+
+// String is a line of the figures.
+func (c PairClassification) String() string {
+	return fmt.Sprintf("ap %.4f, accuracy %.4f from %.4f on, f1 %.4f from %.4f on (precision %.4f, recall %.4f, mcc %.4f), %d pairs",
+		c.AP, c.Accuracy, c.AccuracyThreshold, c.F1, c.F1Threshold, c.Precision, c.Recall, c.MCC, c.Pairs)
 }
 
 // CheckLabels tells whether ClassifyPairs can say anything with such labels, whatever the scores: for who will have those much later.
@@ -55,38 +59,26 @@ func ClassifyPairs(scores []float64, together []bool) (PairClassification, error
 			return c, fmt.Errorf("the score of pair %d is %v", i, s)
 		}
 	}
-	order := make([]int, len(scores))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(scores[b], scores[a]) })
+	groups := byScore(scores, together)
 	positives := float64(count(together))
 	negatives := float64(len(scores)) - positives
-	c.Accuracy, c.AccuracyThreshold = negatives/float64(len(scores)), math.Nextafter(scores[order[0]], math.Inf(1))
-	right, before := 0.0, 0.0 // pairs that belong together among those above a threshold, and among those above the last one
-	for n, i := range order {
-		if together[i] {
-			right++
-		}
-		threshold := scores[i]
-		if n+1 < len(order) {
-			next := scores[order[n+1]]
-			if next == threshold {
-				continue
-			}
+	c.AP = averagePrecision(groups, count(together))
+	c.Accuracy, c.AccuracyThreshold = negatives/float64(len(scores)), math.Nextafter(groups[0].score, math.Inf(1))
+	right, above := 0.0, 0.0 // pairs that belong together among those above a threshold, and all of these
+	for i, g := range groups {
+		right, above = right+float64(g.yes), above+float64(g.n)
+		threshold := g.score
+		if i+1 < len(groups) {
+			next := groups[i+1].score
 			if middle := threshold/2 + next/2; middle > next { // rounding may make it the next score, which is below
 				threshold = middle
 			}
 		}
-		above := float64(n + 1)
-		precision, recall := right/above, right/positives
-		c.AP += (right - before) / positives * precision
-		before = right
 		if accuracy := (right + negatives - (above - right)) / float64(len(scores)); accuracy > c.Accuracy {
 			c.Accuracy, c.AccuracyThreshold = accuracy, threshold
 		}
 		if f1 := 2 * right / (above + positives); f1 > c.F1 {
-			c.F1, c.F1Threshold, c.Precision, c.Recall = f1, threshold, precision, recall
+			c.F1, c.F1Threshold, c.Precision, c.Recall = f1, threshold, right/above, right/positives
 			c.MCC = matthews(right, above-right, positives-right, negatives-(above-right))
 		}
 	}
@@ -107,6 +99,11 @@ func matthews(tp, fp, fn, tn float64) float64 {
 type Triplets struct {
 	Accuracy float64 `json:"accuracy"`
 	Triplets int     `json:"triplets"`
+}
+
+// String is a line of the figures.
+func (t Triplets) String() string {
+	return fmt.Sprintf("accuracy %.4f, %d triplets", t.Accuracy, t.Triplets)
 }
 
 // CompareTriplets counts triplets whose positive has a higher score than the negative, by more than margin; entry i of both is triplet i's.

@@ -13,6 +13,11 @@ type STS struct {
 	Pairs    int     `json:"pairs"`
 }
 
+// String is a line of the figures.
+func (s STS) String() string {
+	return fmt.Sprintf("spearman %.4f, pearson %.4f, %d pairs", s.Spearman, s.Pearson, s.Pairs)
+}
+
 // EvaluateSTS compares similarities (cosines, say) with gold scores; entry i of both belongs to pair i. The two scales
 // need not agree.
 func EvaluateSTS(similarities, gold []float64) (STS, error) {

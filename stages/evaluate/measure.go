@@ -131,11 +131,14 @@ func dcg(relevances []int32) float64 {
 	sum := 0.0
 	for i, r := range relevances {
 		if r > 0 {
-			sum += float64(r) / math.Log2(float64(i+2)) // i counts from 0: rank i+1
+			sum += float64(r) / discount(i+1)
 		}
 	}
 	return sum
 }
+
+// discount is what a gain is divided by at a rank, counted from 1.
+func discount(rank int) float64 { return math.Log2(float64(rank + 1)) }
 
 // ratio is 0 where there is nothing to find.
 func ratio(a, b float64) float64 {

@@ -564,7 +564,7 @@ func TestNoFigure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := strings.Count(fmt.Sprint(o.notes), "eval.sts has no figure this time: correlation: all 2 values of the first list are "); n != 1+len(o.losses) {
+		if n := strings.Count(fmt.Sprint(o.notes), "eval.sts has no figure this time: "+file+": correlation: all 2 values of the first list are "); n != 1+len(o.losses) {
 			t.Errorf("%s: %d notes in %d steps: %s", mesh, n, len(o.losses), o.notes)
 		}
 		if o.summary.Eval != nil || o.summary.First != nil || !hfmodel.IsModel(filepath.Join(j.dir, mesh, "model")) {

@@ -9,6 +9,7 @@ import (
 	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/scoring"
 )
 
 // After another way of measuring nothing of the best evaluation is left, nor of patience: the next evaluation is the best, and patience counts from it.
@@ -89,7 +90,7 @@ func TestIdentity(t *testing.T) {
 	seen := map[string]int{}
 	for i, x := range []task{
 		{retrieval: &embedder.Task{}}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 10}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 20},
-		{retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 1}}}, {retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 2}}}, {scored: &scoredTask{metric: "spearman"}}, {scored: &scoredTask{metric: "ap"}},
+		{retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 1}}}, {retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 2}}}, {scored: &scoring.Task{Kind: scoring.STS}}, {scored: &scoring.Task{Kind: scoring.PairClassification}},
 	} {
 		name, _ := x.identity("map")
 		if other, ok := seen[name]; ok {

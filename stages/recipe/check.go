@@ -245,7 +245,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.checkTasks(e)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := len(e.Retrieval)+len(e.Rerank)+e.scored()+len(e.Loss) > 0, "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets or eval.loss"
+	measured, task := len(e.Retrieval)+len(e.Rerank)+len(e.scored())+len(e.Loss) > 0, "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
 	switch r.Model.Kind {
 	case "reranker":
 		task = strings.Replace(task, "retrieval", "rerank", 1)

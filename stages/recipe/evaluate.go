@@ -14,6 +14,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
+	"contraflow/stages/scoring"
 )
 
 // Evaluation is another kind of line: a measurement after a step, 0 before the first one. Of several tasks the value is the mean of theirs.
@@ -81,7 +82,7 @@ type task struct {
 	retrieval *embedder.Task // of data
 	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
 	top       int            // of them
-	scored    *scoredTask
+	scored    *scoring.Task
 }
 
 // defaultTop is how many of BM25's documents are reranked.
@@ -123,10 +124,10 @@ func (c *checker) checkTasks(e Eval) {
 	c.checkScored(e, key)
 	if e.Metric == lossMetric {
 		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
-	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank) > 0) {
+	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank)+len(e.Candidates) > 0) {
 		also := ""
 		if m := e.scoredMetrics(); m != nil {
-			also = fmt.Sprintf("; it is of retrieval and rerank, and what else is measured here goes by %s", strings.Join(m, " and "))
+			also = fmt.Sprintf("; it is of retrieval, rerank and candidates, and what else is measured here goes by %s", strings.Join(m, " and "))
 		}
 		c.fail("eval.metric", "%v%s; or loss, of the rows of eval.loss", err, also)
 	}
@@ -317,7 +318,7 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 func (t *task) identity(metric string) (name string, content any) {
 	switch {
 	case t.scored != nil:
-		return t.scored.metric, t.scored.content
+		return t.scored.Counts(), t.scored.Content
 	case t.first != nil:
 		return fmt.Sprintf("%s of %d", metric, t.top), t.data
 	case t.retrieval.Fusion != nil:

@@ -10,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"contraflow/io/dataset"
+	"contraflow/stages/scoring"
 )
 
 // Lookover is what [LookOver] has found.
@@ -249,17 +250,25 @@ func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 			return err
 		}
 	}
-	return x.scoredTasks(func(kind string, i, n int, _, _ string, load func(ctx context.Context, key string) (*scoredTask, error)) error {
-		return l.add(ctx, taskKey(kind, i, n), func(p *LookoverPart) error {
-			t, err := load(listing(p), p.Key)
-			switch {
-			case err != nil:
-			case t.asked:
-				p.Said = some(int64(len(t.a)/2), "triplet")
-			default:
-				p.Said = some(int64(len(t.a)), "pair of texts")
+	for _, s := range e.scored() {
+		err := l.add(ctx, taskKey(s.kind.Key, s.i, s.n), func(p *LookoverPart) error {
+			t, err := s.kind.Load(listing(p), s.source)
+			if err != nil {
+				return err
 			}
-			return err
+			switch s.kind {
+			case scoring.Triplets:
+				p.Said = some(int64(len(t.A)/2), "triplet")
+			case scoring.Candidates:
+				p.Said = some(int64(len(t.A)), "pair of a query and a candidate")
+			default:
+				p.Said = some(int64(len(t.A)), "pair of texts")
+			}
+			return nil
 		})
-	})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -198,7 +198,7 @@ type Mesh struct {
 type Eval struct {
 	Every   Period `yaml:"every"`    // not a time; 0: at the end alone
 	AtStart bool   `yaml:"at_start"` // before the first step too
-	Metric  string `yaml:"metric"`   // of retrieval and rerank; or loss: what eval.loss measures decides
+	Metric  string `yaml:"metric"`   // of retrieval, rerank and candidates; or loss: what eval.loss measures decides
 
 	// One each, or several: an evaluation's value is then the mean of theirs.
 	Retrieval OneOrMore[Retrieval] `yaml:"retrieval,omitempty"`
@@ -207,6 +207,7 @@ type Eval struct {
 
 	PairClassification OneOrMore[PairClassification] `yaml:"pair_classification,omitempty"`
 	Triplets           OneOrMore[Triplets]           `yaml:"triplets,omitempty"`
+	Candidates         OneOrMore[Candidates]         `yaml:"candidates,omitempty"`
 
 	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
@@ -286,6 +287,17 @@ type Triplets struct {
 	Margin   float64 `yaml:"margin,omitempty"` // by which it is to be nearer, at least 0
 }
 
+// Candidates are queries, a row each, with texts to rank.
+type Candidates struct {
+	Name      string `yaml:"name,omitempty"` // "": by its path
+	Path      string `yaml:"path" path:"~"`
+	Query     string `yaml:"query"`
+	Positive  string `yaml:"positive"`            // a column of lists, or of one text each
+	Negative  string `yaml:"negative,omitempty"`  // likewise; or
+	Documents string `yaml:"documents,omitempty"` // all candidates, in an order of theirs, which is measured too
+	Found     bool   `yaml:"found,omitempty"`     // positives that are not among documents have been missed: they are not ranked
+}
+
 type Save struct {
 	Dir       string `yaml:"dir" path:"~"`
 	Every     Period `yaml:"every"`     // between checkpoints; 0: none but those that are asked for
@@ -326,6 +338,7 @@ var foreign = map[string]string{
 	"gradient_accumulation_steps":     "batch.accumulate",
 	"train_group_size":                "data.train[].negatives_per_query (train_group_size - 1)",
 	"knowledge_distillation":          "data.train[].scores: [pos_scores, neg_scores]",
+	"reranking":                       "eval.candidates: {path: ..., query: query, positive: positive, negative: negative}",
 	"kd_loss_type":                    "loss.distillation",
 	"use_self_distill":                "loss.self_distill",
 	"self_distill_start_step":         "loss.self_distill_from, the first step with it (self_distill_start_step + 2)",

@@ -45,11 +45,38 @@ func (j *job) pairFiles(t *testing.T) (labelled, triplets []string, sets []strin
 	}
 }
 
-// Pairs and triplets have the figures of the saved model's scores, of embedders and of rerankers, alone and on two ranks. What is read as a query is,
+// candidates are queries with lists to rank, of which some texts are in many.
+func (j *job) candidates(t *testing.T) (queries, texts []string, relevant [][]bool, set string) {
+	t.Helper()
+	var lines []byte
+	for i := range 10 {
+		positives, negatives := []string{j.words[(3*i+1)%12], j.words[5*i%12]}[:1+i%2], []string{j.words[2*i%12], j.words[(i+5)%12], j.words[7]}
+		js, err := json.Marshal(map[string]any{"q": j.words[i], "p": positives, "n": negatives})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(append(lines, js...), '\n')
+		row := make([]bool, len(positives)+len(negatives))
+		for k, x := range append(positives, negatives...) {
+			row[k] = k < len(positives)
+			queries, texts = append(queries, j.words[i]), append(texts, x)
+		}
+		relevant = append(relevant, row)
+	}
+	path := filepath.Join(j.dir, "candidates.jsonl")
+	if err := os.WriteFile(path, lines, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return queries, texts, relevant, fmt.Sprintf("eval.candidates={path: %q, query: q, positive: p, negative: n}", path)
+}
+
+// Pairs, triplets and candidates have the figures of the saved model's scores, of embedders and of rerankers, alone and on two ranks. What is read as a query is,
 // and what as a document.
 func TestScoredTasks(t *testing.T) {
 	j := newJob(t, 40)
 	labelled, triplets, tasks := j.pairFiles(t)
+	queries, candidates, relevant, set := j.candidates(t)
+	tasks = append(tasks, set, "eval.metric=mrr@3")
 	split := func(texts []string, n int) (columns [][]string) {
 		columns = make([][]string, n)
 		for i, x := range texts {
@@ -118,13 +145,19 @@ func TestScoredTasks(t *testing.T) {
 			classes, err2 := evaluate.ClassifyPairs(sims, together)
 			plain, err3 := evaluate.CompareTriplets(near, far, 0)
 			margin, err4 := evaluate.CompareTriplets(near, far, 0.1)
-			if err1 != nil || err2 != nil || err3 != nil || err4 != nil || len(got.Tasks) != 4 || got.Metric != "mean" {
-				t.Fatalf("%s: %v, %v, %v, %v: %+v", out, err1, err2, err3, err4, got)
+			flat := scores(true, queries, candidates)
+			of := make([][]float64, len(relevant))
+			for q := range of {
+				of[q], flat = flat[:len(relevant[q])], flat[len(relevant[q]):]
+			}
+			ranked, err5 := evaluate.RankCandidates(of, relevant, nil, evaluate.MRR(3), evaluate.NDCG(10))
+			if err1 != nil || err2 != nil || err3 != nil || err4 != nil || err5 != nil || len(got.Tasks) != 5 || got.Metric != "mean" {
+				t.Fatalf("%s: %v, %v, %v, %v, %v: %+v", out, err1, err2, err3, err4, err5, got)
 			}
 			for i, want := range []struct {
 				name, metric string
 				value        float64
-			}{{"labelled", "spearman", sts.Spearman}, {"labels", "ap", classes.AP}, {"triplets", "accuracy", plain.Accuracy}, {"by far", "accuracy", margin.Accuracy}} {
+			}{{"labelled", "spearman", sts.Spearman}, {"labels", "ap", classes.AP}, {"triplets", "accuracy", plain.Accuracy}, {"by far", "accuracy", margin.Accuracy}, {"candidates", "mrr@3", ranked.Means[0]}} {
 				if v := got.Tasks[i]; v.Name != want.name || v.Metric != want.metric || math.Abs(v.Value-want.value) > 1e-12 {
 					t.Errorf("%s: %+v, want %+v", out, v, want)
 				}
@@ -133,12 +166,16 @@ func TestScoredTasks(t *testing.T) {
 			if err := json.Unmarshal(got.Tasks[1].Eval, &told); err != nil || told.Pairs != 16 || math.Abs(told.F1Threshold-classes.F1Threshold) > 1e-5 {
 				t.Errorf("%s: %s, want %+v", out, got.Tasks[1].Eval, classes)
 			}
+			var figures map[string]float64
+			if err := json.Unmarshal(got.Tasks[4].Eval, &figures); err != nil || figures["queries"] != 10 || len(figures) != 5 || math.Abs(figures["ndcg@10"]-ranked.Means[1]) > 1e-12 {
+				t.Errorf("%s: %s, want %v", out, got.Tasks[4].Eval, ranked)
+			}
 			if plain.Accuracy == margin.Accuracy || plain.Accuracy == 0 || classes.AP == 1 {
 				t.Errorf("%s: %+v, %+v, %+v: mistakes would not show", out, plain, margin, classes)
 			}
 			card, err := os.ReadFile(filepath.Join(j.dir, out, "model", "README.md"))
-			if err != nil || !strings.Contains(string(card), "mcc") {
-				t.Errorf("%s: %v: the card has no mcc:\n%s", out, err, card)
+			if err != nil || !strings.Contains(string(card), "mcc") || !strings.Contains(string(card), "mrr@3") || !strings.Contains(string(card), "type: reranking") {
+				t.Errorf("%s: %v: the card has no mcc, or no mrr@3 of reranking:\n%s", out, err, card)
 			}
 		}
 	}
@@ -151,6 +188,7 @@ func TestScoredMistakes(t *testing.T) {
 		"odd.jsonl":   `{"a": "x", "b": "y", "y": 1}` + "\n" + `{"a": "x", "b": "y", "y": 2}` + "\n",
 		"same.jsonl":  `{"a": "x", "b": "y", "y": 1, "one": 1}` + "\n" + `{"a": "x", "b": "z", "y": true, "one": 1}` + "\n",
 		"null.jsonl":  `{"a": "x", "b": "y", "y": null}` + "\n" + `{"a": "x", "b": "y", "y": 0}` + "\n",
+		"none.jsonl":  `{"q": "x", "p": ["y"], "n": []}` + "\n",
 		"empty.jsonl": `{"q": "x", "p": "y", "n": "z"}` + "\n" + `{"q": "x", "p": "", "n": "z"}` + "\n",
 	} {
 		if err := os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600); err != nil {
@@ -164,17 +202,30 @@ func TestScoredMistakes(t *testing.T) {
 		`same.jsonl, column "y": 2 of 2 labels are 1: there is nothing to tell apart; it takes another file (eval.pair_classification.path) or column (eval.pair_classification.label), or no eval.pair_classification`: {"eval.pair_classification={path: " + path("same.jsonl") + ", a: a, b: b, label: y}"},
 		`empty.jsonl:2, column "p": the text is null or`: {"eval.triplets={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: n}"},
 		`has no column "m"`: {"eval.triplets={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: m}"},
-		"eval.triplets.margin: is -1, want a number of at least 0":                                       {"eval.triplets={path: x, query: q, positive: p, negative: n, margin: -1}"},
-		"eval.triplets: needs path and the columns query, positive and negative":                         {"eval.triplets={path: x, query: q, positive: p}"},
-		"eval.pair_classification: needs path and the columns a, b and label":                            {"eval.pair_classification={path: x, a: a, b: b}"},
-		"eval.pair_classification[0].score: unknown key":                                                 {"eval.pair_classification={path: x, a: a, b: b, score: y}"},
-		"eval.pair_classification: compares embeddings: measure an m3 by eval.retriev":                   {tasks[1], "model.kind=m3"},
-		"eval.triplets: compares embeddings: measure a multi_vector by eval.retrieval":                   {tasks[2], "model.kind=multi_vector"},
-		`eval.metric: measure "f1" is not known: `:                                                       {tasks[1], "eval.metric=f1"},
-		"it is of retrieval and rerank, and what else is measured here goes by spearman and ap; or loss": {tasks[0], tasks[1], "eval.metric=accuracy"},
-		"another file (eval.sts.path) or column (eval.sts.score), or no eval.sts":                        {"eval.sts={path: " + path("same.jsonl") + ", a: a, b: b, score: one}"},
-		"save.best: needs eval.retrieval or eval.loss: ":                                                 {"model.kind=m3", "save.best=true"},
-		"eval.retrieval: embeds documents: a reranker is measured by eval.rerank":                        {"eval.retrieval={queries: beir/a}", "model.kind=reranker", "data.train.0.negatives=[p]"},
+		"eval.triplets.margin: is -1, want a number of at least 0":                                                   {"eval.triplets={path: x, query: q, positive: p, negative: n, margin: -1}"},
+		"eval.triplets: needs path and the columns query, positive and negative":                                     {"eval.triplets={path: x, query: q, positive: p}"},
+		"eval.pair_classification: needs path and the columns a, b and label":                                        {"eval.pair_classification={path: x, a: a, b: b}"},
+		"eval.pair_classification[0].score: unknown key":                                                             {"eval.pair_classification={path: x, a: a, b: b, score: y}"},
+		"eval.pair_classification: compares embeddings: measure an m3 by eval.retriev":                               {tasks[1], "model.kind=m3"},
+		"eval.triplets: compares embeddings: measure a multi_vector by eval.retrieval":                               {tasks[2], "model.kind=multi_vector"},
+		`eval.metric: measure "f1" is not known: `:                                                                   {tasks[1], "eval.metric=f1"},
+		"it is of retrieval, rerank and candidates, and what else is measured here goes by spearman and ap; or loss": {tasks[0], tasks[1], "eval.metric=accuracy"},
+		"another file (eval.sts.path) or column (eval.sts.score), or no eval.sts":                                    {"eval.sts={path: " + path("same.jsonl") + ", a: a, b: b, score: one}"},
+		"save.best: needs eval.retrieval or eval.loss: ":                                                             {"model.kind=m3", "save.best=true"},
+		"eval.candidates: needs path and the columns query, positive and one of negative and documents":              {"eval.candidates={path: x, query: q, positive: p}"},
+		"eval.candidates[1]: needs path and the columns":                                                             {"eval.candidates=[{path: x, query: q, positive: p, negative: n}, {path: y, query: q, positive: p, negative: n, documents: d}]"},
+		"eval.candidates.found: is of documents":                                                                     {"eval.candidates={path: x, query: q, positive: p, negative: n, found: true}"},
+		"eval.metric: map@5: average precision of given candidates has no cut-off":                                   {"eval.candidates={path: x, query: q, positive: p, negative: n}", "eval.metric=map@5"},
+		"eval.metric: recall: of all the candidates it is the same for every model":                                  {"eval.candidates={path: x, query: q, positive: p, negative: n}", "eval.metric=recall"},
+		"another file (eval.candidates[1].path) or column (eval.candidates[1].documents), or no eval.candidates": {
+			"eval.candidates=[{name: a, path: " + path("empty.jsonl") + ", query: q, positive: q, negative: n}, {name: b, path: " + path("none.jsonl") + ", query: q, positive: p, documents: q, found: true}]",
+		},
+		`column "n": no query has a positive; it takes another file (eval.candidates.path) or column (eval.candidates.positive), or no`: {"eval.candidates={path: " + path("none.jsonl") + ", query: q, positive: n, documents: p}"},
+		`eval.metric: measure "ap" is not known`:                         {"eval.candidates={path: x, query: q, positive: p, negative: n}", tasks[1], "eval.metric=ap"},
+		"eval.reranking: unknown key; here it is eval.candidates: {path": {"eval.reranking={path: x, query: q, positive: p, negative: n}"},
+		`empty.jsonl:2, column "p": the text is empty`:                   {"eval.candidates={path: " + path("empty.jsonl") + ", query: q, positive: p, negative: n}"},
+		`none.jsonl, column "n": no query with a positive (column "p") has another candidate: there is nothing to rank; it takes another file (eval.candidates.path) or column (eval.candidates.negative), or no eval.candidates`: {"eval.candidates={path: " + path("none.jsonl") + ", query: q, positive: p, negative: n}"},
+		"eval.retrieval: embeds documents: a reranker is measured by eval.rerank": {"eval.retrieval={queries: beir/a}", "model.kind=reranker", "data.train.0.negatives=[p]"},
 	} {
 		_, err := Parse("job", []byte(j.text), append([]string{"save.dir=" + filepath.Join(j.dir, "bad")}, sets...))
 		if err == nil {
@@ -203,6 +254,13 @@ func TestScoredIdentity(t *testing.T) {
 	if len(one) != 4 || reflect.DeepEqual(content(one[2]), content(one[3])) || reflect.DeepEqual(content(one[1]), content(other[0])) {
 		t.Errorf("%d tasks; contents of other tasks are the same", len(one))
 	}
+	_, _, _, set := j.candidates(t)
+	ranked, other := open(set, "eval.metric=map", "save.best=true"), open(set, "eval.metric=ndcg@3")
+	for i, x := range append(ranked, other...) {
+		if name, c := x.identity("x"); name != []string{"map", "ndcg@3"}[i] || !reflect.DeepEqual(c, content(ranked[0])) {
+			t.Errorf("candidates are measured by %s", name)
+		}
+	}
 	again := open(tasks...)
 	scores := make([]float64, 64)
 	for i := range scores {
@@ -212,15 +270,64 @@ func TestScoredIdentity(t *testing.T) {
 		if !reflect.DeepEqual(content(x), content(again[i])) || content(x) == nil {
 			t.Errorf("%s: the same task is another: %v", x.key, content(x))
 		}
-		result, all, err := x.scored.measure(scores[:len(x.scored.a)])
-		if err != nil || all[0].name != x.scored.metric || reflect.TypeOf(result) != reflect.TypeOf(x.scored.none) {
-			t.Errorf("%s: %v, %v, %v; without a figure %v", x.key, err, all, result, x.scored.none)
+		result, all, err := x.scored.Measure(scores[:len(x.scored.A)])
+		if err != nil || all[0].Name != x.scored.Counts() || reflect.TypeOf(result) != reflect.TypeOf(x.scored.None) {
+			t.Errorf("%s: %v, %v, %v; without a figure %v", x.key, err, all, result, x.scored.None)
 		}
 	}
 	for _, set := range tasks { // where one of them is measured, the loss on held-out rows decides only where it is asked to
 		r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), set, "save.best=true", "eval.loss={path: dev.jsonl, query: q, positive: p}"})
 		if err != nil || r.Eval.byLoss() {
 			t.Errorf("%s: %v, by the loss: %t", set, err, r.Eval.byLoss())
+		}
+	}
+}
+
+// What a recipe says of candidates is what is measured.
+func TestScoredDocuments(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "ranked.jsonl")
+	if err := os.WriteFile(file, []byte(`{"q": "x", "p": ["a", "lost"], "n": ["b"], "d": ["c", "a", "b"]}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	entry := fmt.Sprintf("{name: NAME, path: %q, query: q, positive: p, ", file)
+	var entries []string
+	for name, rest := range []string{"negative: n}", "documents: d}", "documents: d, found: true}"} {
+		entries = append(entries, strings.Replace(entry, "NAME", fmt.Sprint("t", name), 1)+rest)
+	}
+	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "eval.candidates=[" + strings.Join(entries, ", ") + "]", "eval.metric=mrr@10"})
+	for i, want := range []struct{ texts, figures string }{
+		{"a lost b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 queries"},
+		{"a lost c b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 queries; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"}, // there at 2 and 4 of 4
+		{"c a b", "mrr@10 0.5000, ndcg@10 0.6309, map 0.5000, 1 queries; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"},
+	} {
+		task := x.tasks[i].scored
+		scores := make([]float64, len(task.B))
+		for k := range scores {
+			scores[k] = float64(-k)
+		}
+		result, _, err := task.Measure(scores)
+		if err != nil || strings.Join(task.B, " ") != want.texts || result.String() != want.figures {
+			t.Errorf("%d: %v, %q\n%s, want %q\n%s", i, err, task.B, result, want.texts, want.figures)
+		}
+	}
+}
+
+// Runs know the tasks that earlier versions of contraflow have measured them on: these names are those of commit 728b39a.
+func TestScoredNames(t *testing.T) {
+	j := newJob(t, 40)
+	file := filepath.Join(j.dir, "tiny.jsonl")
+	if err := os.WriteFile(file, []byte(`{"a": "x", "b": "y", "c": "z", "s": 0.5, "l": true}`+"\n"+`{"a": "u", "b": "v", "c": "w", "s": 2, "l": 0}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for set, want := range map[string]string{
+		"eval.sts={path: %q, a: a, b: b, score: s}":                                  "spearman on 13b35d91e9010b6d",
+		"eval.pair_classification={path: %q, a: a, b: b, label: l}":                  "ap on 47b5f993fcb5c9b1",
+		"eval.triplets={path: %q, query: a, positive: b, negative: c, margin: 0.25}": "accuracy on 2d7f232f265a3966",
+	} {
+		x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "save.best=true", fmt.Sprintf(set, file)})
+		if got, err := x.evaluation(); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", set, got, err, want)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 """The loss on held-out rows (eval.loss), and sentence-transformers' eval_loss of the same rows in the same batches, the last of which is not full: of
-models as they are, before the first step, and of what contraflow has trained from them. Likewise what its evaluators of pairs and triplets say, and what
-eval.sts, eval.pair_classification and eval.triplets do.
+models as they are, before the first step, and of what contraflow has trained from them. Likewise what its evaluators of pairs, triplets and candidates say, and
+what eval.sts, eval.pair_classification, eval.triplets and eval.candidates do.
 
     python testdata/peers/eval_loss.py CONTRAFLOW [--seed N] [LOSS ...]
 
@@ -55,6 +55,10 @@ def rows(name):
         {"q": text(), "p": text(), "n": text(), "grade": round(random.random(), 3), "binary": i * 7 % 5 % 2, "class": i % 4}
         for i in range(ROWS)
     ]  # fmt: skip
+    for i, r in enumerate(out):
+        r["good"] = [r["p"], r["n"]][: 1 + i % 2]
+        r["others"] = [t for t in (text() for _ in range(2 + i % 4)) if t not in r["good"]]  # whose scores are equal here, but for rounding there
+        r["ranked"] = r["others"][:2] + [r["p"]] * (i % 3 > 0) + r["others"][2:]
     (work / name).write_text("".join(json.dumps(r) + "\n" for r in out))
     return out
 
@@ -143,13 +147,16 @@ def evaluators(folder, kind):
         pairs = list(zip(a, b))
         scored, classified = CE.CrossEncoderCorrelationEvaluator(pairs, grades)(model), CE.CrossEncoderClassificationEvaluator(pairs, labels)(model)
         classified, triplets = {k.replace("average_precision", "ap"): v for k, v in classified.items()}, {}
+        samples = [{"query": r["q"], "positive": r["good"], "documents": r["ranked"]} for r in dev]
+        ranked = CE.CrossEncoderRerankingEvaluator(samples, always_rerank_positives=False)(model)
     else:
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
         triplets = E.TripletEvaluator(a, b, [r["n"] for r in dev])(model)
+        ranked = E.RerankingEvaluator([{"query": r["q"], "positive": r["good"], "negative": r["others"]} for r in dev])(model)
         a, b = ([model.prompts["query"] + x for x in texts] for texts in (a, b))
         scored, classified = E.EmbeddingSimilarityEvaluator(a, b, grades)(model), E.BinaryClassificationEvaluator(a, b, labels)(model)
-    plain = [{k.replace("cosine_", "").replace("_cosine", ""): v for k, v in x.items()} for x in (scored, classified, triplets)]
-    return dict(zip(("sts", "classes", "triplets"), plain))
+    plain = [{k.replace("cosine_", "").replace("_cosine", ""): v for k, v in x.items()} for x in (scored, classified, triplets, ranked)]
+    return dict(zip(("sts", "classes", "triplets", "candidates"), plain))
 
 
 def compare(model, kind, loss):
@@ -166,6 +173,7 @@ eval:
   sts: {{name: sts, path: {work / "dev.jsonl"}, a: q, b: p, score: grade}}
   pair_classification: {{name: classes, path: {work / "dev.jsonl"}, a: q, b: p, label: binary}}
   triplets: {{name: triplets, path: {work / "dev.jsonl"}, query: q, positive: p, negative: n}}
+  candidates: {{name: candidates, path: {work / "dev.jsonl"}, query: q, positive: good, {"documents: ranked, found: true" if kind else "negative: others"}}}
 save: {{dir: {work / "run"}}}
 """)
     subprocess.run([args.contraflow, "train", "-c", work / "recipe.yaml", "--quiet"], check=True)
@@ -181,7 +189,7 @@ save: {{dir: {work / "run"}}}
                     print(f"{'reranker' if kind else 'embedder'} {which} | {task['name']} {name} | {v:.6f} | {abs(v - value):.0e}", flush=True)
                     if not abs(v - value) < 1e-5:
                         bad.append(f"{which} {task['name']} {name}")
-    if compared != (18 if kind else 22):
+    if compared != (30 if kind else 28):
         bad.append(f"{compared} figures")
 
 

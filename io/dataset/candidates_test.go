@@ -1,0 +1,50 @@
+package dataset
+
+import (
+	"context"
+	"path/filepath"
+	"reflect"
+	"testing"
+)
+
+// Of documents a text that is twice is a candidate as often; how many positives have been missed never falls below 0. Files are the held-out ones of a dataset.
+func TestLoadCandidates(t *testing.T) {
+	dir := write(t, map[string]string{"c.jsonl": `{"q": "twice", "p": ["x"], "n": ["y"], "d": ["x", "y", "y", "x"]}
+{"q": "missed", "p": ["x", "z"], "n": ["y"], "d": ["y", "x"]}
+{"q": "none", "p": ["x"], "n": null, "d": ["y"]}
+{"q": "all", "p": ["x"], "n": [], "d": ["x"]}
+{"q": "empty", "p": [], "n": ["y"], "d": ["y"]}
+`})
+	var splits []Splits
+	RegisterScheme("candidates", func(_ context.Context, _ string, s Splits) ([]string, error) {
+		splits = append(splits, s)
+		return []string{filepath.Join(dir, "c.jsonl")}, nil
+	})
+	const yes, no = true, false
+	for name, c := range map[string]struct {
+		columns CandidateColumns
+		want    Candidates
+		note    string
+	}{
+		"negatives": {CandidateColumns{Query: "q", Positive: "p", Negative: "n", Found: true}, Candidates{ // which is of documents alone
+			Queries: []string{"twice", "missed"}, Texts: [][]string{{"x", "y"}, {"x", "z", "y"}}, Relevant: [][]bool{{yes, no}, {yes, yes, no}}, Without: 1, Alone: 2,
+		}, "of 5 queries 1 have no positive and 2 have no other candidate: they are left out, for they tell nothing of a model"},
+		"documents": {CandidateColumns{Query: "q", Positive: "p", Documents: "d"}, Candidates{
+			Queries: []string{"twice", "missed", "none"}, Texts: [][]string{{"x", "y", "y"}, {"x", "z", "y"}, {"x", "y"}}, Relevant: [][]bool{{yes, no, no}, {yes, yes, no}, {yes, no}},
+			Given: [][]bool{{yes, no, no, yes}, {no, yes, yes}, {no}}, Without: 1, Alone: 1,
+		}, "of 5 queries 1 have no positive and 1 have no other candidate: they are left out, for they tell nothing of a model"},
+		"found": {CandidateColumns{Query: "q", Positive: "p", Documents: "d", Found: true}, Candidates{
+			Queries: []string{"twice", "missed", "none", "all"}, Texts: [][]string{{"x", "y", "y", "x"}, {"y", "x"}, {"y"}, {"x"}}, Relevant: [][]bool{{yes, no, no, yes}, {no, yes}, {no}, {yes}},
+			Given: [][]bool{{yes, no, no, yes}, {no, yes, yes}, {no}, {yes}}, Missed: []int{0, 1, 1, 0}, Without: 1,
+		}, "of 5 queries 1 have no positive: they are left out, for they tell nothing of a model"},
+	} {
+		note, url := "", "candidates://x"
+		got, err := LoadCandidates(WithNote(t.Context(), func(m string) { note += m }), url, c.columns)
+		if err != nil || !reflect.DeepEqual(*got, c.want) || note != url+": "+c.note {
+			t.Errorf("%s: %v, %q\n%+v, want\n%+v", name, err, note, got, c.want)
+		}
+	}
+	if !reflect.DeepEqual(splits, []Splits{HeldOut, HeldOut, HeldOut}) {
+		t.Errorf("splits %v, want those that are held out", splits)
+	}
+}
