@@ -130,7 +130,8 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 paths), as numpy.load reads them: float32, [rows, dimensions].
 
 embed does not know whether its texts are queries or documents. As sentence-transformers' encode does, it puts the model's default prompt before them,
-which most models do not have; a multi_vector's texts are read as documents without it. --prompt query and --prompt document are what eval, mine and
+which most models do not have; a multi_vector's texts, and those of a sparse encoder whose queries are weights of tokens, are read as documents without
+it. --prompt query and --prompt document are what eval, mine and
 distill put before texts of themselves. They are what encode_query and encode_document put, but for --prompt document of a model with no prompt
 "document": it is the one called passage, or corpus, before which sentence-transformers 6.2 finds an empty "document" of its own.
 

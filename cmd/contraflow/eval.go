@@ -92,6 +92,9 @@ commands have it: what is measured on fewer rows is another task, which no other
 					if kind.asked {
 						return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
 					}
+					if e.WeighsQueries() { // both are documents
+						return e.Similarity(cmd.Context(), docPrompt, a, b)
+					}
 					return e.Similarity(cmd.Context(), queryPrompt, a, b)
 				})
 			}

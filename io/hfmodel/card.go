@@ -89,6 +89,9 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	switch m := s.MultiVector; {
 	case s.Splade != nil:
 		line("- Sparse embeddings: SPLADE, the largest logits of a text's tokens%s", length)
+		if s.Queries != nil {
+			line("- A query's embedding: weights of its tokens, without the model (inference-free)")
+		}
 	case s.static():
 		line("- Static embeddings: a text is the mean of its tokens' vectors%s", length)
 	case m != nil:
@@ -124,6 +127,9 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		text, ok := s.Prompts[key]
 		return ok && (text != "" || s.DefaultPromptName != "")
 	}
+	if s.Queries != nil {
+		queryFlags, documentFlags = " --prompt query", " --prompt document"
+	}
 	if named("query") {
 		query, queryFlags = `, prompt_name="query"`, " --prompt query"
 	}
@@ -133,7 +139,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 			break
 		}
 	}
-	if s.MultiVector != nil {
+	if s.MultiVector != nil || s.Queries != nil {
 		line(`query = model.encode_query("how are gradients accumulated?")`)
 		line(`documents = model.encode_document(["a first text", "a second text"])`)
 	} else {

@@ -135,6 +135,9 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 	if err == nil {
 		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength, e.queryLength))
 	}
+	if err == nil && e.WeighsQueries() {
+		err = CheckWeights(f, e.tok, e.model.Config)
+	}
 	if err != nil {
 		e.Close()
 		return nil, err
@@ -337,6 +340,9 @@ func ConfigOf(f *hfmodel.Folder, change func(*transformer.Config)) (transformer.
 			return c, fmt.Errorf("%s: %w", f.Dir, err)
 		}
 	}
+	if c.Queries, err = queriesOf(f, c); err != nil {
+		return c, err
+	}
 	if change != nil {
 		change(&c)
 	}
@@ -387,6 +393,10 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		return nil, err
 	}
 	err = m.Load(s, func(p transformer.Param, dst []float32) error {
+		if p.Name == transformer.QueryWeight && c.Queries.First != nil {
+			copy(dst, c.Queries.First)
+			return nil
+		}
 		t, err := f.Tensor(p.Name, c.Prefixes()...)
 		if p.Head && (c.Scorer.New || c.Tokens.New) && errors.Is(err, safetensors.ErrNoTensor) {
 			m.InitParam(p, dst, c.Scorer.Seed+c.Tokens.Seed)
@@ -480,7 +490,8 @@ func (e *Embedder) Embed(ctx context.Context, texts []string) ([][]float32, erro
 }
 
 // EmbedPrompt is Embed with one of the model's prompts put before each text; "" means none. "query" and "document" are what belongs before queries
-// and documents ([Embedder.Prompt]), which of a model without prompts is nothing.
+// and documents ([Embedder.Prompt]), which of a model without prompts is nothing. Where queries are weights of tokens, "query" has texts read as queries, and
+// with any other they are documents.
 func (e *Embedder) EmbedPrompt(ctx context.Context, prompt string, texts []string) ([][]float32, error) {
 	vecs := make([][]float32, len(texts))
 	flat := make([]float32, len(texts)*e.Size())
@@ -508,11 +519,14 @@ func finite(numbers []float32) bool {
 // EmbedInto is EmbedPrompt into memory of the caller's: [len(texts), Size], row-major. It returns how many texts were cut. With a
 // [*NotFiniteError] out holds the others' embeddings all the same.
 func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string, out []float32) (cut int, err error) {
-	return e.embedTo(ctx, prompt, texts, out, e.maxLength)
+	if prompt == "query" && e.WeighsQueries() {
+		return e.embedTo(ctx, prompt, texts, out, true)
+	}
+	return e.embedTo(ctx, prompt, texts, out, false)
 }
 
-// embedTo is EmbedInto of texts that are cut at a length.
-func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, out []float32, length int) (cut int, err error) {
+// embedTo is EmbedInto of queries or of documents, which are cut at their lengths.
+func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, out []float32, query bool) (cut int, err error) {
 	size := e.Size()
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
@@ -520,11 +534,15 @@ func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, o
 	if e.VectorsAlone() {
 		return 0, errVectorsAlone
 	}
-	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length)
+	length, embed := e.maxLength, e.engine.Embed
+	if query {
+		length, embed = e.queryLength, e.engine.EmbedQueries
+	}
+	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length, query && e.WeighsQueries())
 	if err != nil {
 		return 0, err
 	}
-	if err := e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
+	if err := embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
 		return cut, err
 	}
 	for i := range texts {
@@ -535,8 +553,18 @@ func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, o
 	return cut, nil
 }
 
-// tokenizeTo puts a prompt before texts and says how many had to be cut to a length. After Close it is an error.
-func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string, length int) (ids [][]int32, cut int, err error) {
+// tokenizeTo puts a prompt before texts and says how many had to be cut to a length. weighed is of queries that are weights of tokens. After Close it is
+// an error.
+func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string, length int, weighed bool) (ids [][]int32, cut int, err error) {
+	tok := e.tok
+	if weighed {
+		tok = tok.Bare()
+		defer func() {
+			for i := range ids {
+				ids[i] = transformer.Distinct(ids[i], 0)
+			}
+		}()
+	}
 	if err := e.engine.Turns.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -547,17 +575,17 @@ func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string
 		texts = prompted(e.Prompt(prompt), texts)
 	}
 	if length == 0 {
-		ids, err = e.tok.EncodeAll(ctx, texts, 0, 0)
+		ids, err = tok.EncodeAll(ctx, texts, 0, 0)
 		return ids, 0, err
 	}
 	// One token more than fits tells a text that is cut from one that fits exactly.
-	ids, err = e.tok.EncodeAll(ctx, texts, length+1, 0)
+	ids, err = tok.EncodeAll(ctx, texts, length+1, 0)
 	if err != nil {
 		return nil, 0, err
 	}
 	for i := range ids {
 		if len(ids[i]) > length {
-			ids[i] = e.tok.Encode(texts[i], length)
+			ids[i] = tok.Encode(texts[i], length)
 			cut++
 		}
 	}

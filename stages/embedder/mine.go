@@ -46,11 +46,11 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 	if m.Weights != nil {
 		return e.mineParts(ctx, p, m)
 	}
-	queries, err := e.mined(ctx, "queries", m, m.Prompts[0], p.Queries, e.queryLength)
+	queries, err := e.mined(ctx, "queries", m, m.Prompts[0], p.Queries)
 	if err != nil {
 		return nil, 0, err
 	}
-	corpus, err := e.mined(ctx, "documents", m, m.Prompts[1], p.Corpus, e.maxLength)
+	corpus, err := e.mined(ctx, "documents", m, m.Prompts[1], p.Corpus)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -73,12 +73,12 @@ func (m Mining) check() error {
 
 func (m Mining) searched(done, total int64) { m.Progress("searched", done, total) }
 
-// mined are embeddings of length 1, [len(texts), Size], of texts that are cut at so many tokens.
-func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt string, texts []string, length int) ([]float32, error) {
+// mined are embeddings of length 1, [len(texts), Size], of queries or documents.
+func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt string, texts []string) ([]float32, error) {
 	out, from := make([]float32, len(texts)*e.Size()), 0
 	for some := range slices.Chunk(texts, mineRows) {
 		to := from + len(some)
-		if _, err := e.embedTo(ctx, "", prompted(prompt, some), out[from*e.Size():to*e.Size()], length); err != nil {
+		if _, err := e.embedTo(ctx, "", prompted(prompt, some), out[from*e.Size():to*e.Size()], what == "queries"); err != nil {
 			return nil, lost(what, texts, from, err)
 		}
 		m.Progress(what, int64(to), int64(len(texts)))

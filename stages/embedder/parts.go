@@ -102,7 +102,7 @@ func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int)
 			p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
 		}
 	}
-	err := e.embed(ctx, texts, nil, shown, seen, parts, func(i int, of [][]float32) {
+	err := e.embed(ctx, reading{texts: texts, shown: shown, seen: seen}, parts, func(i int, of [][]float32) {
 		copy(p.Dense[i*p.Size:], of[0])
 		copy(p.Weights[p.Cu[i]:], of[1])
 		if parts == 3 {
@@ -125,7 +125,7 @@ func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, seen 
 	if e.first() {
 		p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
 	}
-	return e.embed(ctx, texts, nil, shown, seen, 1, func(i int, of [][]float32) { copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[0]) })
+	return e.embed(ctx, reading{texts: texts, shown: shown, seen: seen}, 1, func(i int, of [][]float32) { copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[0]) })
 }
 
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
@@ -139,7 +139,7 @@ func (e *Embedder) embedParts(ctx context.Context, prompt string, query bool, te
 	if h.Alone && query {
 		length = e.queryLength
 	}
-	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length)
+	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length, false)
 	if err != nil {
 		return nil, 0, err
 	}

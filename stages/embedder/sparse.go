@@ -84,7 +84,11 @@ func (t *Task) rankSparse(ctx context.Context, e *Engine, k int) (evaluate.Run, 
 func (t *Task) embedSome(ctx context.Context, e *Engine, what string, texts [][]int32, done, total int) ([]float32, error) {
 	size := e.Size()
 	out := make([]float32, len(texts)*size)
-	err := e.Embed(ctx, texts, func(i int, vec []float32) {
+	embed := e.Embed
+	if what == "queries" {
+		embed = e.EmbedQueries
+	}
+	err := embed(ctx, texts, func(i int, vec []float32) {
 		copy(out[i*size:], vec)
 		done++
 		t.tell(e, what, done, total)

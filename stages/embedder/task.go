@@ -25,6 +25,17 @@ type Text struct {
 	DocumentLength int
 	QueryPrompt    string
 	DocumentPrompt string
+
+	// Weighed tells that the model's queries are weights of tokens (its Config.Queries).
+	Weighed bool
+}
+
+// queries are the tokens of queries.
+func (t Text) queries(ctx context.Context, texts []string) ([][]int32, error) {
+	if t.Weighed {
+		return QueryIDs(ctx, t.Tokenizer, prompted(t.QueryPrompt, texts), t.QueryLength)
+	}
+	return tokens(ctx, t.Tokenizer, t.QueryPrompt, texts, t.QueryLength)
 }
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
@@ -81,7 +92,7 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	if x.Tokenizer == nil {
 		return t, nil
 	}
-	if t.queries, err = tokens(ctx, x.Tokenizer, x.QueryPrompt, r.Queries, x.QueryLength); err != nil {
+	if t.queries, err = x.queries(ctx, r.Queries); err != nil {
 		return nil, err
 	}
 	t.docs, err = tokens(ctx, x.Tokenizer, x.DocumentPrompt, r.Docs, x.DocumentLength)
@@ -279,7 +290,7 @@ func (t *Task) Docs() int    { return len(t.docs) }
 
 // NewTask tokenizes a retrieval task for this model.
 func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
-	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
+	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Weighed: e.WeighsQueries()})
 }
 
 // Rank is the first k documents of each query of a task that NewTask made.
@@ -302,14 +313,19 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 	return t.Evaluate(ctx, &e.engine, measures...)
 }
 
-// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product.
+// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product. Where queries are weights of
+// tokens both texts are documents.
 func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
-	return Text{Tokenizer: e.tok, QueryLength: e.queryLength, QueryPrompt: prompt}.Similarity(ctx, &e.engine, a, b)
+	t := Text{Tokenizer: e.tok, QueryLength: e.queryLength, QueryPrompt: prompt, Weighed: e.WeighsQueries()}
+	if t.Weighed {
+		t.DocumentPrompt, t.DocumentLength = prompt, e.maxLength
+	}
+	return t.Similarity(ctx, &e.engine, a, b)
 }
 
 // Relevance is likewise of each query and document.
 func (e *Embedder) Relevance(ctx context.Context, queryPrompt, documentPrompt string, queries, documents []string) ([]float64, error) {
-	t := Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt}
+	t := Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Weighed: e.WeighsQueries()}
 	return t.Relevance(ctx, &e.engine, queries, documents)
 }
 
@@ -317,8 +333,12 @@ func (e *Embedder) Relevance(ctx context.Context, queryPrompt, documentPrompt st
 func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
 
 // Similarity is the cosine of each pair of texts, of sparse embeddings their product; with ranks that embed together, on rank 0. Both texts are read
-// as queries are.
+// as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router takes texts for documents if nobody says
+// what they are.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
+	if t.Weighed {
+		t.QueryPrompt, t.QueryLength, t.Weighed = t.DocumentPrompt, t.DocumentLength, false
+	}
 	return t.compare(ctx, e, a, b, t.QueryPrompt, t.QueryLength)
 }
 
@@ -335,35 +355,46 @@ func (t Text) compare(ctx context.Context, e *Engine, a, b []string, prompt stri
 	type asked struct {
 		text, prompt string
 		length       int
+		weighed      bool
 	}
 	places := map[asked]int{}
 	var ids [][]int32
-	find := func(texts []string, prompt string, length int) ([]int, error) {
+	find := func(texts []string, x Text) ([]int, error) {
 		var fresh []string
 		at := make([]int, len(texts))
-		for i, x := range texts {
-			k, ok := places[asked{x, prompt, length}]
+		for i, text := range texts {
+			key := asked{text, x.QueryPrompt, x.QueryLength, x.Weighed}
+			k, ok := places[key]
 			if !ok {
 				k = len(places)
-				places[asked{x, prompt, length}], fresh = k, append(fresh, x)
+				places[key], fresh = k, append(fresh, text)
 			}
 			at[i] = k
 		}
-		more, err := tokens(ctx, t.Tokenizer, prompt, fresh, length)
+		more, err := x.queries(ctx, fresh)
 		ids = append(ids, more...)
 		return at, err
 	}
-	left, err := find(a, t.QueryPrompt, t.QueryLength)
+	left, err := find(a, t)
 	if err != nil {
 		return nil, err
 	}
-	right, err := find(b, prompt, length)
+	weighed := 0 // the first so many are
+	if t.Weighed {
+		weighed = len(ids)
+	}
+	right, err := find(b, Text{Tokenizer: t.Tokenizer, QueryPrompt: prompt, QueryLength: length})
 	if err != nil {
 		return nil, err
 	}
 	size := e.Size()
 	vecs := make([]float32, len(ids)*size)
-	if err := e.Embed(ctx, ids, func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
+	if weighed > 0 {
+		if err := e.EmbedQueries(ctx, ids[:weighed], func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil {
+			return nil, err
+		}
+	}
+	if err := e.Embed(ctx, ids[weighed:], func(k int, vec []float32) { copy(vecs[(weighed+k)*size:], vec) }); err != nil || !e.first() {
 		return nil, err
 	}
 	out, compare := make([]float64, len(a)), cosine

@@ -55,6 +55,7 @@ func (c *checker) checkSparse(m *Model) {
 	sparse := m.Kind == "sparse"
 	c.words("model.activation_function", "relu", "log1p_relu")
 	c.require(sparse || m.ActivationFunction == "", "model.activation_function", "is for model.kind: sparse")
+	c.require(sparse || m.Queries == nil, "model.queries", "is for model.kind: sparse: queries of weights of tokens alone")
 	c.require(!sparse || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
 }
 
@@ -97,7 +98,7 @@ func (c *checker) checkFlops(r *Recipe, l *Loss, at string) {
 
 // openSparse finds the head for masked language modelling.
 func (x *Run) openSparse() error {
-	x.mlm = transformer.MLMHead{}
+	x.mlm, x.queries = transformer.MLMHead{}, transformer.QueryWeights{}
 	m, f := x.Recipe.Model, x.folder
 	if m.Kind != "sparse" {
 		if f.Splade != nil {
@@ -129,6 +130,9 @@ func (x *Run) openSparse() error {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	c.MLMHead = x.mlm
+	if err := x.openQueries(c); err != nil {
+		return err
+	}
 	if mesh := x.Recipe.Mesh; c.TiedDecoder() && mesh.Shard > 1 {
 		const why = "is not for sparse embeddings whose decoder is the word embeddings, all of which have a gradient in every sub-batch"
 		if mesh.Parameters == "streamed" {
@@ -165,6 +169,9 @@ func (x *Run) noteSparse() {
 		if k := slices.IndexFunc(terms, func(l stated) bool { return l.Flops != nil }); k >= 0 {
 			at, why = terms[k], fmt.Sprintf(", as the weights of %s.flops are 0", terms[k].key)
 		}
+		if x.queries.There {
+			weights = "{document: 3e-5}"
+		}
 		if at.Flops != nil && at.Flops.DocumentOnly || r.singleTexts(&at.Loss) {
 			weights = "{document: 3e-5, document_only: true}"
 		}
@@ -187,7 +194,11 @@ func (r *Recipe) singleTexts(l *Loss) bool {
 // pooled says how a model makes an embedding of hidden states.
 func pooled(m *transformer.Model) string {
 	if !m.Config.MLMHead.None() {
-		return fmt.Sprintf("sparse embeddings of %d features", m.Config.Vocab)
+		of := ""
+		if q := m.Config.Queries; q.There {
+			of = ", queries' by weights of tokens alone" + map[bool]string{true: ", which are frozen"}[q.Frozen]
+		}
+		return fmt.Sprintf("sparse embeddings of %d features%s", m.Config.Vocab, of)
 	}
 	return m.Head.Pooling.String()
 }
