@@ -575,7 +575,7 @@ func (f *Folder) Settings() map[string]string {
 	}
 	if q := f.Queries; q != nil {
 		dir := filepath.Join(f.Dir, filepath.FromSlash(q.path))
-		add(f.Dir, routerFile)
+		add(f.Dir, filepath.FromSlash(q.router))
 		add(dir, append([]string{"config.json", weightsFile, torchWeightsFile}, tokenizerFiles...)...)
 		if q.idf != "" {
 			add(filepath.Dir(q.idf), filepath.Base(q.idf))

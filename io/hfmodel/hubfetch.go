@@ -153,7 +153,7 @@ func (f *Folder) needed(has func(name string) bool) (files []string, err error) 
 		}
 	}
 	if q := f.Queries; q != nil {
-		add("", routerFile)
+		add("", q.router)
 		add(q.path, append([]string{"config.json", weightsFile, torchWeightsFile}, tokenizerFiles...)...)
 		for _, dir := range []string{q.path, ""} { // a file of token to weight in their place is called so
 			add(dir, "idf.json")

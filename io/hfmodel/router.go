@@ -29,9 +29,10 @@ type Queries struct {
 	Frozen    bool
 	MaxLength int // tokens at which sentence-transformers cuts queries, its tokenizer's model_max_length; 0: none is given
 
-	path string // of the module
-	file *safetensors.File
-	idf  string // the file in its place; "": there is none
+	router string // the file that says what a Router's modules are, in the folder
+	path   string // of the module
+	file   *safetensors.File
+	idf    string // the file in its place; "": there is none
 }
 
 // QueryTensor is the name under which Folder.Tensor finds the weights of queries, and Spec.Tensors has them.
@@ -100,7 +101,7 @@ func (f *Folder) readRouter() error {
 	if document[len(document)-1].Kind() != "SpladePooling" || len(document) != 2 {
 		return fmt.Errorf("%s: the modules %s of documents are not supported: with SparseStaticEmbedding of queries, a transformer with SpladePooling is", file, kindsOf(document))
 	}
-	f.Queries = &Queries{path: query[0].Path}
+	f.Queries = &Queries{path: query[0].Path, router: path.Join(router.Path, filepath.Base(file))}
 	f.Modules = append(document, f.Modules[1:]...)
 	return nil
 }
