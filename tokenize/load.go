@@ -36,7 +36,7 @@ const (
 func Load(dir string) (*Tokenizer, error) {
 	files := map[string][]byte{}
 	for _, name := range []string{fileTokenizer, fileVocab, fileConfig, fileSpecials, fileAdded} {
-		data, err := os.ReadFile(filepath.Join(dir, name))
+		data, err := readPlain(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -56,6 +56,14 @@ func Load(dir string) (*Tokenizer, error) {
 		return nil, fmt.Errorf("tokenizer: %s%c%w", dir, filepath.Separator, err)
 	}
 	return t, nil
+}
+
+// readPlain refuses a pipe that has a name, which would be waited for, and a device.
+func readPlain(path string) ([]byte, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return nil, fmt.Errorf("%s is not a plain file", path)
+	}
+	return os.ReadFile(path)
 }
 
 // LoadFile reads a tokenizer.json that stands alone.

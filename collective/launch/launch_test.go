@@ -44,6 +44,14 @@ func TestFromEnvironment(t *testing.T) {
 		{"PMI_RANK=1 PMI_SIZE=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0", Job{"mpirun", 1, 2, 0, 0, "", false, ""}},
 		{"PMI_RANK=1 PMI_SIZE=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0", Job{"mpirun", 1, 2, 0, 0, "", false, ""}}, // ranks of which are others
 		{ompi + " " + batch, Job{"mpirun", 3, 4, 3, 4, "127.0.0.1:24824", false, "12345"}},                                                                       // mpirun within sbatch
+		// MPICH's mpirun within sbatch, one rank on each machine: the numbers are those of its srun.
+		{"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_LOCALID=0", Job{"mpirun", 1, 2, 0, 1, "", false, ""}},
+		// The first and only rank, however it is started.
+		{"RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1", Job{"torchrun", 0, 1, 0, 1, "a:1", false, ""}},
+		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1", Job{"mpirun", 0, 1, 0, 1, "", false, ""}},
+		{"PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 MASTER_PORT=5", Job{"mpirun", 0, 1, 0, 1, "127.0.0.1:5", false, ""}},
+		{"SLURM_JOB_ID=7 SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NODELIST=r[1-2]n[1-4] MASTER_PORT=5", Job{"Slurm", 0, 1, 0, 0, "", false, "7.1"}},
+		{hydra + " MASTER_ADDR=a", Job{"mpirun", 1, 2, 0, 1, "", false, ""}}, // no port
 		{torch + " " + srun, Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", true, "none.2"}},
 	} {
 		if got, err := FromEnvironment(env(c.env)); err != nil || got != c.want {
@@ -63,6 +71,11 @@ func TestFromEnvironment(t *testing.T) {
 		{"RANK=5 WORLD_SIZE=8 LOCAL_RANK=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=65535", "rank 5 of 8, and 4 of 4 on its machine"},
 		{"OMPI_COMM_WORLD_SIZE=2", "mpirun: OMPI_COMM_WORLD_RANK is not set"},
 		{"PMI_RANK=0 PMI_SIZE=0", `PMI_SIZE is "0"`},
+		{"OMPI_COMM_WORLD_RANK=0", "mpirun: OMPI_COMM_WORLD_SIZE is not set"},
+		{"PMI_SIZE=2", "mpirun: PMI_RANK is not set"},
+		{"PMI_RANK=0", "mpirun: PMI_SIZE is not set"},
+		{"RANK=-1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1", `RANK is "-1"; want a number from 0`},
+		{"SLURM_STEP_NUM_TASKS=0 SLURM_PROCID=0 SLURM_LOCALID=0", `SLURM_STEP_NUM_TASKS is "0"`},
 		{"SLURM_STEP_NUM_TASKS=4", "Slurm: SLURM_PROCID is not set"},
 	} {
 		if j, err := FromEnvironment(env(c.env)); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -108,7 +121,7 @@ func TestBackend(t *testing.T) {
 		if err != nil {
 			got = err.Error()
 		}
-		if got != c.want && (err == nil || !strings.Contains(got, c.want)) {
+		if wantErr := strings.Contains(c.want, " "); (err != nil) != wantErr || !wantErr && got != c.want || !strings.Contains(got, c.want) {
 			t.Errorf("%s on %s: %q, want %q", j.Launcher, c.device, got, c.want)
 		}
 	}
@@ -122,7 +135,16 @@ func TestCheck(t *testing.T) {
 	if err := j.Check("MPI", 2); err != nil {
 		t.Error(err)
 	}
-	if err := j.Check("MPI", 1); err == nil || !strings.Contains(err.Error(), "mpirun has started 2 processes, but MPI sees 1") {
+	if err := j.Check("MPI", 1); err == nil || !strings.Contains(err.Error(), "mpirun has started 2 processes, but MPI sees 1: is it another MPI's mpirun?") {
+		t.Error(err)
+	}
+	if j, err = FromEnvironment(env(srun)); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Check("MPI", 1); err == nil || !strings.Contains(err.Error(), "Slurm has started 16 processes, but MPI sees 1: try srun --mpi=pmix") {
+		t.Error(err)
+	}
+	if err := (Job{Size: 1}).Check("MPI", 2); err != nil { // started alone, by what says nothing
 		t.Error(err)
 	}
 }

@@ -26,8 +26,13 @@ import (
 	"contraflow/io/internal/filelock"
 )
 
-// swap is a variable so that tests can take the way of systems without it.
-var swap = exchange
+// Variables, so that tests can take the way of systems without swap, see the order of what is done, and let each of it fail.
+var (
+	swap    = exchange
+	rename  = os.Rename
+	fsync   = (*os.File).Sync
+	tryLock = filelock.TryLock
+)
 
 // ErrBusy is wrapped by the error of a writer that finds another one at work on the same path.
 var ErrBusy = errors.New("another process is writing it")
@@ -100,13 +105,14 @@ func Replace(path string) (*File, error) {
 	return Create(path)
 }
 
-// Commit brings the file to disk and gives it its name. After an error, which is as Write's, the previous one is still there.
+// Commit brings the file to disk and gives it its name. After an error, which is as Write's, the previous one is still there; but after one
+// of the last step, which brings the name to disk, the new one is in its place.
 func (f *File) Commit() error {
 	if f.asIs {
 		f.done = true
 		return f.Close()
 	}
-	if err := f.Sync(); err != nil {
+	if err := fsync(f.File); err != nil {
 		return f.Abort(err)
 	}
 	if closeBeforeRename {
@@ -114,12 +120,15 @@ func (f *File) Commit() error {
 			return f.Abort(err)
 		}
 	}
-	if err := os.Rename(f.Name(), f.path); err != nil {
+	if err := rename(f.Name(), f.path); err != nil {
 		return f.Abort(err)
 	}
 	f.done = true
 	f.Close() // it is synced and in its place: a late error of close can't undo that
-	return SyncDir(filepath.Dir(f.path))
+	if err := SyncDir(filepath.Dir(f.path)); err != nil {
+		return fmt.Errorf("write %s: it is in its place, but a power cut may undo that: %w", f.path, err)
+	}
+	return nil
 }
 
 // Abort removes what was written, because of cause (nil if there is none): it returns that as Write does. It does nothing after Commit or
@@ -199,7 +208,7 @@ func replaceDir(tmp, dir string) error {
 	info, err := os.Lstat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if err := os.Rename(tmp, dir); err != nil {
+		if err := rename(tmp, dir); err != nil {
 			return err
 		}
 		return SyncDir(parent)
@@ -216,20 +225,22 @@ func replaceDir(tmp, dir string) error {
 			return err
 		}
 		defer old.Close()
-		filelock.TryLock(old)
+		tryLock(old)
 	}
 	previous := tmp
+	back := func() error { return swap(tmp, dir) }
 	if swap(tmp, dir) != nil {
 		previous = sibling(dir, "previous")
-		if err := os.Rename(dir, previous); err != nil {
+		if err := rename(dir, previous); err != nil {
 			return err
 		}
-		if err := os.Rename(tmp, dir); err != nil {
-			return errors.Join(err, os.Rename(previous, dir))
+		if err := rename(tmp, dir); err != nil {
+			return errors.Join(err, rename(previous, dir))
 		}
+		back = func() error { return errors.Join(rename(dir, tmp), rename(previous, dir)) }
 	}
 	if err := SyncDir(parent); err != nil {
-		return err
+		return errors.Join(err, back()) // which of the two the disk has is not known: neither may go before it is the one
 	}
 	if err := os.RemoveAll(previous); err != nil {
 		return fmt.Errorf("%s is saved, but the previous one, now at %s, can't be removed: %w", dir, previous, err)
@@ -244,7 +255,7 @@ func recoverPrevious(dir string) error {
 		return nil
 	}
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		return os.Rename(previous, dir)
+		return rename(previous, dir)
 	}
 	return os.RemoveAll(previous)
 }
@@ -299,7 +310,7 @@ func openLocked(tmp string, open func() (*os.File, error), empty func(*os.File) 
 		if err != nil {
 			return nil, err
 		}
-		if !filelock.TryLock(f) {
+		if !tryLock(f) {
 			f.Close()
 			return nil, ErrBusy
 		}
@@ -331,7 +342,7 @@ func SyncDir(dir string) error {
 	}
 	defer d.Close()
 	// Some network file systems refuse to sync a folder. The rename has happened; there is no more to be done.
-	if err := d.Sync(); err != nil && !notSyncable(err) {
+	if err := fsync(d); err != nil && !notSyncable(err) {
 		return fmt.Errorf("sync folder %s: %w", dir, err)
 	}
 	return nil
@@ -351,7 +362,7 @@ func syncTree(root string) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(f.Sync(), f.Close())
+		return errors.Join(fsync(f), f.Close())
 	})
 }
 

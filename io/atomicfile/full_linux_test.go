@@ -43,6 +43,9 @@ func onFullDisk(t *testing.T, root string) {
 			}
 		}
 	}
+	if err := WriteFile(file, []byte(big)); err == nil || !IsFull(err) {
+		t.Errorf("bytes: %v, want a full disk", err)
+	}
 	if got := read(t, file) + read(t, filepath.Join(dir, "x")) + names(t, root) + names(t, dir); got != "oldoldd fx" {
 		t.Errorf("afterwards: %s", got)
 	}

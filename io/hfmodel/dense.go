@@ -178,6 +178,9 @@ func (s Spec) splitDense() (rest []safetensors.Tensor, dense [][]safetensors.Ten
 	}
 	for i, d := range s.Dense {
 		if len(dense[i]) > 0 {
+			if err := d.fits(dense[i]); err != nil {
+				return nil, nil, err
+			}
 			continue
 		}
 		if d.file == nil {
@@ -188,6 +191,22 @@ func (s Spec) splitDense() (rest []safetensors.Tensor, dense [][]safetensors.Ten
 		}
 	}
 	return rest, dense, nil
+}
+
+// fits tells why tensors are not the module's, of whose settings they would be beside.
+func (d Dense) fits(tensors []safetensors.Tensor) error {
+	shapes := map[string][]int{"linear.weight": {d.Out, d.In}, "linear.bias": {d.Out}}
+	var names []string
+	for _, t := range tensors {
+		names = append(names, t.Name)
+		if want := shapes[t.Name]; want != nil && !slices.Equal(t.Shape, want) {
+			return fmt.Errorf("tensor %s%s has shape %v, want %v", d.Prefix(), t.Name, t.Shape, want)
+		}
+	}
+	if slices.Sort(names); !slices.Equal(names, d.names()) {
+		return fmt.Errorf("the module %s has the tensors %q, where it should have %q", d.Path, names, d.names())
+	}
+	return nil
 }
 
 // denseFolder is where Save puts the i-th: behind a transformer and its pooling, or static embeddings, or a transformer that nothing pools.

@@ -50,6 +50,7 @@ import (
 	"slices"
 	"strings"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 )
 
@@ -214,7 +215,7 @@ func (f *Folder) Close() error {
 // readModules reads modules.json, if there is one, and refuses modules that this package would have to ignore.
 func (f *Folder) readModules() error {
 	file := filepath.Join(f.Dir, "modules.json")
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return f.readModel2vec()
 	}
@@ -366,7 +367,7 @@ func checkNormalize(file, vectors string) error {
 
 func (f *Folder) readConfig() error {
 	file := filepath.Join(f.TransformerDir, "config.json")
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		// A run's folder has the model beside its metrics. Static models have no config.json, adapters their own.
 		for _, name := range []string{"config.json", "modules.json", adapterConfigFile} {
@@ -593,7 +594,7 @@ func (f *Folder) Settings() map[string]string {
 func (f *Folder) CopyTokenizer(dir string) error {
 	found := false
 	for _, name := range tokenizerFiles {
-		data, err := os.ReadFile(filepath.Join(f.TokenizerDir, name))
+		data, err := plainfile.Read(filepath.Join(f.TokenizerDir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
+	"contraflow/io/internal/plainfile"
 )
 
 var (
@@ -260,7 +261,7 @@ var commitHash = regexp.MustCompile(`^[0-9a-f]{40}$`)
 func (h *hub) cached() (string, error) {
 	commit := h.revision
 	if !commitHash.MatchString(commit) {
-		ref, err := os.ReadFile(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
+		ref, err := plainfile.Read(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
 		if err != nil {
 			return "", fmt.Errorf("model %s@%s is not in the cache %s", h.id, h.revision, h.cache)
 		}
@@ -310,7 +311,7 @@ func complete(snapshot string) error {
 	case !isIndex(name):
 		return nil
 	}
-	index, err := os.ReadFile(filepath.Join(f.TransformerDir, name))
+	index, err := plainfile.Read(filepath.Join(f.TransformerDir, name))
 	if err != nil {
 		return err
 	}
@@ -392,7 +393,7 @@ func (h *hub) writeRef(commit string) error {
 		return nil
 	}
 	file := filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision))
-	if old, err := os.ReadFile(file); err == nil && string(old) == commit {
+	if old, err := plainfile.Read(file); err == nil && string(old) == commit {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {

@@ -20,6 +20,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"contraflow/io/atomicfile"
 )
 
 const (
@@ -360,6 +362,39 @@ func TestUnknownSize(t *testing.T) {
 		dir := mustResolve(t, "org/name", Options{Endpoint: h.URL, CacheDir: cache})
 		if data, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(data) != h.files["tokenizer.json"] || gets != 2 {
 			t.Errorf("etag %q: %d bytes of %d, %v, %d requests", etag, len(data), len(h.files["tokenizer.json"]), err, gets)
+		}
+	}
+}
+
+// What the disk has no room for is not begun, of a file that has begun the rest counts, and where nobody knows how much room there is it is tried.
+func TestFreeSpace(t *testing.T) {
+	noEnvironment(t)
+	defer func() { freeSpace = atomicfile.FreeSpace }()
+	h := newFakeHub(t)
+	h.files["model.safetensors"] = strings.Repeat("x", 50000)
+	name := h.etag("model.safetensors")
+	for _, c := range []struct {
+		free  int64
+		known bool
+		have  int
+		want  string
+	}{
+		{0, false, 0, ""}, {50000, true, 0, ""}, {49999, true, 0, "it needs 50.0 kB"}, {30000, true, 20000, ""}, {29999, true, 20000, "it needs 30.0 kB"},
+	} {
+		cache := t.TempDir()
+		blobs := filepath.Join(cache, "models--org--name", "blobs")
+		if err := errors.Join(os.MkdirAll(blobs, 0o700), os.WriteFile(filepath.Join(blobs, name+".incomplete"), []byte(h.files["model.safetensors"][:c.have]), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		freeSpace = func(dir string) (int64, bool) {
+			if !strings.HasPrefix(dir, cache) {
+				t.Errorf("asked for the room of %s", dir)
+			}
+			return c.free, c.known
+		}
+		_, err := resolve(t.Context(), "org/name", Options{Endpoint: h.URL, CacheDir: cache})
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "are free: free some space or set HF_HUB_CACHE")) {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"contraflow/io/dataset"
+	"contraflow/io/internal/plainfile"
 )
 
 func init() {
@@ -163,7 +164,7 @@ func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (p
 		if unread = d.fetch(ctx, cardName); unread != nil {
 			return nil, unread
 		}
-		return os.ReadFile(filepath.Join(d.snapshot, cardName))
+		return plainfile.Read(filepath.Join(d.snapshot, cardName))
 	})
 	if unread != nil {
 		return nil, wrap(unread)
@@ -207,7 +208,7 @@ var errNotCached = errors.New("not in the cache")
 func (h *hub) cachedData(m meant) (paths []string, err error) {
 	commit := h.revision
 	if !commitHash.MatchString(commit) {
-		ref, err := os.ReadFile(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
+		ref, err := plainfile.Read(filepath.Join(h.storage, "refs", filepath.FromSlash(h.revision)))
 		if err != nil {
 			return nil, fmt.Errorf("%v@%s is %w %s", h, h.revision, errNotCached, h.cache)
 		}
@@ -229,7 +230,7 @@ func (h *hub) cachedData(m meant) (paths []string, err error) {
 	m.cached = true
 	var card []byte
 	if slices.Contains(names, cardName) {
-		if card, err = os.ReadFile(filepath.Join(snapshot, cardName)); err != nil {
+		if card, err = plainfile.Read(filepath.Join(snapshot, cardName)); err != nil {
 			return nil, err
 		}
 	} else {

@@ -21,6 +21,7 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/internal/filelock"
+	"contraflow/io/internal/plainfile"
 )
 
 // fetchAll brings what Open needs of the repository into its snapshot folder, and returns that.
@@ -187,7 +188,7 @@ func (f *Folder) needed(has func(name string) bool) (files []string, err error) 
 
 // shardFiles reads the index in the snapshot and lists its shards as the repository names them.
 func shardFiles(snapshot, index string, listed []string) (files []string, err error) {
-	data, err := os.ReadFile(filepath.Join(snapshot, filepath.FromSlash(index)))
+	data, err := plainfile.Read(filepath.Join(snapshot, filepath.FromSlash(index)))
 	if err != nil {
 		return nil, err
 	}
@@ -316,6 +317,9 @@ func (d *download) link(blob, pointer string) error {
 	})
 }
 
+// freeSpace is a variable so that tests can have a disk of another size, or of an unknown one.
+var freeSpace = atomicfile.FreeSpace
+
 // blob downloads into blob+".incomplete", continuing what an earlier attempt left there, and renames it when its
 // content is what the etag says.
 func (d *download) blob(ctx context.Context, f remoteFile, blob string) error {
@@ -372,7 +376,7 @@ func (d *download) body(ctx context.Context, f remoteFile, file *os.File) error 
 		if have == f.size {
 			return false, nil
 		}
-		if free, ok := atomicfile.FreeSpace(d.storage); ok && f.size >= 0 && free < f.size-have {
+		if free, ok := freeSpace(d.storage); ok && f.size >= 0 && free < f.size-have {
 			return false, refused(fmt.Errorf("it needs %s in %s, where %s are free: free some space or set HF_HUB_CACHE",
 				atomicfile.Bytes(f.size-have), d.cache, atomicfile.Bytes(free)))
 		}

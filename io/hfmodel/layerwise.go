@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"contraflow/io/internal/plainfile"
 )
 
 // LayerWise tells that the model is one of FlagEmbedding's layer-wise rerankers, of which any layer but the lowest gives a score.
@@ -68,7 +69,7 @@ func codeModules(config *object) (modules []string, ok bool, err error) {
 // layerWiseCode are the listed files of code that belong to the layer-wise reranker in a folder, which what is trained of it takes along; none of any
 // other model.
 func layerWiseCode(dir string, listed []string) (files []string, err error) {
-	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	raw, err := plainfile.Read(filepath.Join(dir, "config.json"))
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func (s RerankerSpec) autoMapped(config *object) (map[string][]byte, error) {
 			ok = false
 			break
 		}
-		data, err := os.ReadFile(filepath.Join(s.Base.Dir, module+".py"))
+		data, err := plainfile.Read(filepath.Join(s.Base.Dir, module+".py"))
 		if errors.Is(err, fs.ErrNotExist) {
 			ok = false
 			break

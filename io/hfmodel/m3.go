@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 	"contraflow/io/torchfile"
 )
@@ -134,7 +134,7 @@ func (f *Folder) FillTokens() (tokens []string, err error) {
 func (f *Folder) tokensOf(roles ...string) (tokens []string, err error) {
 	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json"} {
 		file := filepath.Join(f.TokenizerDir, name)
-		data, err := os.ReadFile(file)
+		data, err := plainfile.Read(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

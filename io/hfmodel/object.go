@@ -5,9 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
+
+	"contraflow/io/internal/plainfile"
 )
 
 // object is a JSON object that keeps its keys' order and the values nobody asked for, so that a file can be read,
@@ -20,7 +21,7 @@ type object struct {
 func newObject() *object { return &object{values: map[string]json.RawMessage{}} }
 
 func readObject(file string) (*object, error) {
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if err != nil {
 		return nil, err
 	}

@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"contraflow/io/internal/plainfile"
 )
 
 // leftClasses are the classes of tokenizers that in transformers 5 pad on the left where no file says on which side: they don't save it.
@@ -30,7 +31,7 @@ func (f *Folder) PadsLeft() (bool, error) {
 	}
 	read := func(name string, into any) (data []byte, err error) {
 		path := filepath.Join(f.TokenizerDir, name)
-		if data, err = os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
+		if data, err = plainfile.Read(path); errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		} else if err != nil {
 			return nil, err

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 	"contraflow/tokenize"
 )
@@ -62,7 +62,7 @@ func (f *Folder) readReranker() error {
 		f.reranks()
 	}
 	file := filepath.Join(f.Dir, rerankerFile)
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -96,6 +96,12 @@ var classes = map[string]string{
 	"ernie": "Ernie", "data2vec-text": "Data2VecText", "jina_embeddings_v3": "JinaEmbeddingsV3", "gemma": "Gemma",
 	"modernbert": "ModernBert", "gte": "Gte", "new": "New", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
 	"gemma3_text": "Gemma3Text",
+}
+
+// causalClasses are transformers' classes of language models, by the model_type of decoders. Those have none for masked language modelling.
+var causalClasses = map[string]string{
+	"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
+	"ministral": "MinistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
 }
 
 // CheckReranker finds a model that SaveReranker can't write: there is no class for a reranker of its model_type.
@@ -174,7 +180,13 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	task, out, output := "sequence-classification", "scores", "logits"
 	if tokens {
 		task, out = "text-generation", "causal_logits"
-		config.set("architectures", []string{class + "ForCausalLM"})
+		var modelType string
+		config.get("model_type", &modelType) // rerankerClass has looked for its error
+		causal, ok := causalClasses[modelType]
+		if !ok {
+			return nil, fmt.Errorf("a reranker of model_type %q by the logits of tokens is not supported: it is no language model", modelType)
+		}
+		config.set("architectures", []string{causal})
 	} else {
 		config.set("architectures", []string{class + "ForSequenceClassification"})
 		config.set("id2label", map[string]string{"0": "LABEL_0"})

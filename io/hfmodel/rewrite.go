@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"contraflow/io/atomicfile"
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 	"contraflow/io/torchfile"
 )
@@ -80,7 +81,7 @@ func (f *Folder) Rewrite(dir string, tensors []safetensors.Tensor, card []byte, 
 			}
 		}
 		for _, name := range files {
-			data, err := os.ReadFile(filepath.Join(f.Dir, filepath.FromSlash(name)))
+			data, err := plainfile.Read(filepath.Join(f.Dir, filepath.FromSlash(name)))
 			if err != nil {
 				return err
 			}
@@ -117,7 +118,7 @@ func typed(data []byte, tensors []safetensors.Tensor) ([]byte, error) {
 func (f *Folder) others() (files []string, err error) {
 	has := func(name string) bool {
 		info, err := os.Stat(filepath.Join(f.Dir, filepath.FromSlash(name)))
-		return err == nil && info.Mode().IsRegular()
+		return err == nil && !info.IsDir() // what is neither is an error when it is read
 	}
 	all, err := f.needed(has)
 	if err != nil {

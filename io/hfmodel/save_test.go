@@ -164,7 +164,7 @@ func TestConfigDType(t *testing.T) {
 // Families that do not call it hidden_size have a dimension all the same.
 func TestPoolingDimension(t *testing.T) {
 	f := open(t, golden+"st6")
-	for _, key := range []string{"hidden_size", "dim", "n_embd"} {
+	for _, key := range []string{"hidden_size", "dim", "n_embd", "d_model"} {
 		s := specOf(t, f)
 		s.Config, s.Pooling.Dimension = []byte(`{"model_type": "x", "`+key+`": 16}`), 0
 		dir := filepath.Join(t.TempDir(), "m")
@@ -173,6 +173,20 @@ func TestPoolingDimension(t *testing.T) {
 		}
 		if got := open(t, dir).Pooling.Dimension; got != 16 {
 			t.Errorf("%s: dimension %d", key, got)
+		}
+	}
+}
+
+// addDense adds a module from 16 dimensions to 3, and tensors of it.
+func (s *Spec) addDense(bias bool, shapes ...[]int) {
+	s.Dense = append(s.Dense, Dense{Path: "2_Dense", In: 16, Out: 3, Bias: bias, Activation: "tanh"})
+	for i, name := range []string{"2_Dense.linear.weight", "2_Dense.linear.bias"} {
+		if shapes[i] != nil {
+			n := 4
+			for _, d := range shapes[i] {
+				n *= d
+			}
+			s.Tensors = append(s.Tensors, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shapes[i], Data: make([]byte, n)})
 		}
 	}
 }
@@ -191,6 +205,11 @@ func TestSaveErrors(t *testing.T) {
 		"tokenizer: boom":                           func(s *Spec) { s.Tokenizer = func(string) error { return boom } },
 		"the tokenizer wrote none of its files":     func(s *Spec) { s.Tokenizer = func(string) error { return nil } },
 		`tensor "embeddings.LayerNorm.bias" occurs`: func(s *Spec) { s.Tensors = append(s.Tensors, s.Tensors...) },
+		`the module 2_Dense has the tensors ["linear.weight"], where it should have ["linear.bias" "linear.weight"]`: func(s *Spec) { s.addDense(true, []int{3, 16}, nil) },
+		`the module 2_Dense has the tensors ["linear.bias" "linear.weight"], where it should have ["linear.weight"]`: func(s *Spec) { s.addDense(false, []int{3, 16}, []int{3}) },
+		"tensor 2_Dense.linear.weight has shape [16 3], want [3 16]":                                                 func(s *Spec) { s.addDense(false, []int{16, 3}, nil) },
+		"tensor 2_Dense.linear.bias has shape [16], want [3]":                                                        func(s *Spec) { s.addDense(true, []int{3, 16}, []int{16}) },
+		"no tensors of the module 2_Dense":                                                                           func(s *Spec) { s.addDense(true, nil, nil) },
 		"the pooling's dimension is not given": func(s *Spec) {
 			s.Config, s.Pooling.Dimension = []byte(`{"model_type": "x"}`), 0
 		},

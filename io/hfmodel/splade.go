@@ -73,7 +73,7 @@ func maskedClass(config *object) (string, error) {
 		return "", fmt.Errorf("config.json: %w", err)
 	}
 	class, ok := classes[modelType]
-	if !ok {
+	if _, decoder := causalClasses[modelType]; !ok || decoder {
 		return "", fmt.Errorf("sparse embeddings of model_type %q are not supported", modelType)
 	}
 	return class + "ForMaskedLM", nil

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 	"contraflow/io/torchfile"
 )
@@ -113,7 +114,7 @@ func shardMap(index []byte) (map[string]string, error) {
 
 func (w *weights) openShards(name string) error {
 	indexPath := filepath.Join(w.dir, name)
-	index, err := os.ReadFile(indexPath)
+	index, err := plainfile.Read(indexPath)
 	if err != nil {
 		return err
 	}

@@ -90,12 +90,21 @@ func cacheDir() (string, error) {
 
 // client connects to a store.
 func client(ctx context.Context, scheme string) (*minio.Client, error) {
-	transport, err := minio.DefaultTransport(true)
+	host, o, err := server(ctx, scheme)
 	if err != nil {
 		return nil, err
 	}
-	o := &minio.Options{Secure: true, Transport: transport, Region: os.Getenv("AWS_REGION")}
-	host := "s3.amazonaws.com"
+	return minio.New(host, o)
+}
+
+// server is where a store is, and how it is asked.
+func server(ctx context.Context, scheme string) (host string, o *minio.Options, err error) {
+	transport, err := minio.DefaultTransport(true)
+	if err != nil {
+		return "", nil, err
+	}
+	o = &minio.Options{Secure: true, Transport: transport, Region: os.Getenv("AWS_REGION")}
+	host = "s3.amazonaws.com"
 	endpoint := os.Getenv("AWS_ENDPOINT_URL_S3")
 	if endpoint == "" {
 		endpoint = os.Getenv("AWS_ENDPOINT_URL")
@@ -121,14 +130,14 @@ func client(ctx context.Context, scheme string) (*minio.Client, error) {
 		}
 		u, err := url.Parse(endpoint)
 		if err != nil || u.Host == "" {
-			return nil, fmt.Errorf("the endpoint %q is not the address of a server", endpoint)
+			return "", nil, fmt.Errorf("the endpoint %q is not the address of a server", endpoint)
 		}
 		host, o.Secure, o.BucketLookup = u.Host, u.Scheme == "https", minio.BucketLookupPath
 	}
 	if o.Secure && transport.TLSClientConfig == nil {
 		transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
-	return minio.New(host, o)
+	return host, o, nil
 }
 
 // list finds the objects that a key, folder or glob means.
@@ -145,7 +154,9 @@ func list(ctx context.Context, c *minio.Client, bucket, glob string) (found []mi
 		if o.Err != nil {
 			return nil, o.Err
 		}
-		objects[o.Key], keys = o, append(keys, o.Key)
+		if !strings.HasSuffix(o.Key, "/") { // by which consoles remember a folder
+			objects[o.Key], keys = o, append(keys, o.Key)
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ type store struct {
 	gets    int
 	cut     bool // ends answers early
 	slow    bool
-	deny    bool
+	deny    int // the status that it answers all with
 }
 
 func newStore(t *testing.T) *store {
@@ -45,9 +45,9 @@ func newStore(t *testing.T) *store {
 func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key, ok := strings.CutPrefix(r.URL.Path, "/bucket/")
 	switch {
-	case s.deny:
-		w.WriteHeader(http.StatusForbidden)
-		fmt.Fprint(w, "<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+	case s.deny > 0:
+		w.WriteHeader(s.deny)
+		fmt.Fprintf(w, "<Error><Code>%s</Code><Message>no</Message></Error>", map[int]string{401: "AuthenticationRequired", 403: "SignatureDoesNotMatch", 400: "AccessDenied"}[s.deny])
 	case !ok && r.URL.Path != "/bucket":
 		w.WriteHeader(http.StatusNotFound)
 		fmt.Fprint(w, "<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>")
@@ -126,6 +126,18 @@ func TestFolder(t *testing.T) {
 	paths, err := Fetch(t.Context(), "s3://bucket/data/")
 	if err != nil || len(paths) != 2 || filepath.Base(paths[0]) != "a.parquet" || filepath.Base(paths[1]) != "b.parquet" {
 		t.Errorf("%q, %v", paths, err)
+	}
+}
+
+// The object by which a store's console remembers a folder is not a file, whatever matches it.
+func TestFolderObject(t *testing.T) {
+	s := newStore(t)
+	s.objects["data/"], s.objects["data/a.jsonl"] = "", "{}"
+	for _, ref := range []string{"s3://bucket/data/*", "s3://bucket/data/"} {
+		paths, err := Fetch(t.Context(), ref)
+		if err != nil || len(paths) != 1 || filepath.Base(paths[0]) != "a.jsonl" {
+			t.Errorf("%s: %q, %v", ref, paths, err)
+		}
 	}
 }
 
@@ -209,8 +221,88 @@ func TestFetchErrors(t *testing.T) {
 	if found, _ := filepath.Glob(filepath.Join(os.Getenv("CONTRAFLOW_CACHE"), "s3", "bucket", "*")); len(found) > 0 {
 		t.Errorf("left %q", found)
 	}
-	s.cut, s.deny = false, true
-	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), "AWS_ACCESS_KEY_ID") {
-		t.Errorf("denied: %v", err)
+	s.cut = false
+	for _, s.deny = range []int{401, 403, 400} {
+		for _, path := range []string{"s3://bucket/a.jsonl", "gs://bucket/a.jsonl"} {
+			err := open(path)
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "AWS_ACCESS_KEY_ID") || !strings.Contains(err.Error(), "gcloud auth") {
+				t.Errorf("denied by %d: %v", s.deny, err)
+			}
+		}
+	}
+}
+
+// Where a store is, and how it is asked, comes from the variables of the stores' own tools.
+func TestServer(t *testing.T) {
+	for _, v := range []string{"AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"} {
+		t.Setenv(v, "")
+	}
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", filepath.Join(t.TempDir(), "none"))
+	for _, c := range []struct {
+		scheme string
+		env    map[string]string
+		host   string
+		secure bool
+	}{
+		{"s3", nil, "s3.amazonaws.com", true},
+		{"gs", nil, "storage.googleapis.com", true},
+		{"s3", map[string]string{"AWS_ENDPOINT_URL": "https://minio.example:9000"}, "minio.example:9000", true},
+		{"s3", map[string]string{"AWS_ENDPOINT_URL": "https://a", "AWS_ENDPOINT_URL_S3": "http://b"}, "b", false},
+		{"s3", map[string]string{"STORAGE_EMULATOR_HOST": "a:1"}, "s3.amazonaws.com", true},
+		{"gs", map[string]string{"AWS_ENDPOINT_URL": "https://a", "STORAGE_EMULATOR_HOST": "localhost:1"}, "localhost:1", false},
+		{"s3", map[string]string{"AWS_ENDPOINT_URL": "https://"}, "", false},
+	} {
+		t.Run("", func(t *testing.T) {
+			for k, v := range c.env {
+				t.Setenv(k, v)
+			}
+			host, o, err := server(t.Context(), c.scheme)
+			if c.host == "" {
+				if err == nil || !strings.Contains(err.Error(), "not the address of a server") {
+					t.Error(err)
+				}
+			} else if err != nil || host != c.host || o.Secure != c.secure {
+				t.Errorf("%v: %s, %v, %v", c.env, host, o, err)
+			}
+		})
+	}
+}
+
+// Cloud Storage is asked with the token of the application default credentials; an emulator, and a machine without any, with none.
+func TestGoogleCredentials(t *testing.T) {
+	var asked string
+	google := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/token" {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"access_token": "of %s", "token_type": "Bearer", "expires_in": 3600}`, r.FormValue("refresh_token"))
+			return
+		}
+		asked = r.Header.Get("Authorization")
+	}))
+	defer google.Close()
+	file := filepath.Join(t.TempDir(), "adc.json")
+	adc := fmt.Sprintf(`{"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "mine", "token_uri": "%s/token"}`, google.URL)
+	if err := os.WriteFile(file, []byte(adc), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ credentials, emulator, want string }{{file, "", "Bearer of mine"}, {file, google.URL, ""}, {file + ".none", "", ""}} {
+		t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", c.credentials)
+		t.Setenv("STORAGE_EMULATOR_HOST", c.emulator)
+		_, o, err := server(t.Context(), "gs")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, google.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := o.Transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if asked != c.want {
+			t.Errorf("%+v: asked with %q", c, asked)
+		}
 	}
 }

@@ -24,7 +24,7 @@ func TestUseless(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	c := Config{Mix: Mix{Kind: "sideways", Repeat: 0.5}, Filter: Filter{Unit: "tokens", Query: Range{5, 2}, Script: Script{"Elvish", 2}, Reject: []string{"("}}, Decontaminate: Decontaminate{Words: -1}, Split: Split{Dev: 1}}
+	c := Config{Mix: Mix{Kind: "sideways", Repeat: 0.5}, Filter: Filter{Unit: "tokens", Query: Range{5, 2}, Script: Script{"Elvish", 2}, Reject: []string{"("}}, Decontaminate: Decontaminate{Words: -1}, Split: Split{Dev: 1}, Normalize: Normalize{Unicode: "nfx"}}
 	c.Input = []Input{{Query: "q"}, {Name: "input", Path: []string{"x"}, Query: "q", Positive: "p"}}
 	c.Dedupe = Dedupe{Exact: "positive", Near: Near{Column: "query", Threshold: 2, Shingle: -1}}
 	var keys []string
@@ -32,7 +32,7 @@ func TestCheck(t *testing.T) {
 		keys = append(keys, p.Key)
 	}
 	for _, want := range []string{"input[0].path", "input[1].name", "input[1]", "output.dir", "filter.unit", "filter.query", "filter.script.name", "filter.script.share", "filter.reject[0]", "dedupe.exact", "dedupe.near.threshold",
-		"dedupe.near", "decontaminate.words", "split.dev", "mix.kind", "mix.repeat"} {
+		"dedupe.near", "normalize.unicode", "decontaminate.words", "split.dev", "mix.kind", "mix.repeat"} {
 		if !slices.Contains(keys, want) {
 			t.Errorf("no problem with %s in %v", want, keys)
 		}

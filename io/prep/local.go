@@ -53,7 +53,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 	whole := false
 	defer func() {
 		if !whole { // all that writes has ended
-			err = errors.Join(err, claim.abandon())
+			err = errors.Join(err, claim.Abandon())
 		}
 	}()
 	if o.Threads <= 0 {

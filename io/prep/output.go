@@ -45,7 +45,7 @@ var ErrBusy = errors.New("another run of prep is writing it")
 // ErrNothingLeft is wrapped when every row has been dropped.
 var ErrNothingLeft = errors.New("no row is left")
 
-// Claim is a run's hold on the output folder, from [Begin] to Finish.
+// Claim is a run's hold on the output folder, from [Begin] to Finish or Abandon.
 type Claim struct {
 	out  Output
 	lock *os.File
@@ -93,7 +93,7 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 	x.half = !slices.Contains(names, Success) && len(names) > 1 // beside Temporary, without which nothing is ours
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, x.abandon())
+			err = errors.Join(err, x.Abandon())
 		}
 	}()
 	left, err := os.ReadDir(tmp)
@@ -160,7 +160,7 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	dir, tmp := x.out.Dir, x.out.temporary()
 	names, err := x.cards(ctx, r, s)
 	if err != nil {
-		return errors.Join(err, x.abandon())
+		return errors.Join(err, x.Abandon())
 	}
 	if err := os.Remove(filepath.Join(dir, Success)); err != nil && !errors.Is(err, fs.ErrNotExist) { // from here on the folder is neither output
 		return err
@@ -190,8 +190,8 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	return x.clean()
 }
 
-// abandon takes back what a run has written that comes to nothing.
-func (x *Claim) abandon() error {
+// Abandon takes back what a run has written that comes to nothing, where Finish is not called: an earlier output is as it was.
+func (x *Claim) Abandon() error {
 	switch {
 	case !x.half:
 		return x.clean()

@@ -2,11 +2,11 @@
 
 package safetensors
 
-import "os"
+import "contraflow/io/internal/plainfile"
 
 // mapFile reads the file: this system's way to map it would keep it from being replaced while it is open.
 func mapFile(path string) ([]byte, func() error, error) {
-	data, err := os.ReadFile(path)
+	data, err := plainfile.Read(path)
 	return data, func() error { return nil }, err
 }
 

@@ -8,10 +8,15 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"contraflow/io/internal/plainfile"
 )
 
 // mapFile gives the file's bytes and what releases them.
 func mapFile(path string) ([]byte, func() error, error) {
+	if err := plainfile.Check(path); err != nil {
+		return nil, nil, err
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, nil, err
@@ -22,8 +27,8 @@ func mapFile(path string) ([]byte, func() error, error) {
 		return nil, nil, err
 	}
 	switch size := info.Size(); {
-	case !info.Mode().IsRegular():
-		return nil, nil, fmt.Errorf("%s: not a plain file", path)
+	case info.IsDir():
+		return nil, nil, fmt.Errorf("%s is a folder, not a file", path)
 	case size == 0: // can't be mapped
 		return nil, func() error { return nil }, nil
 	case size > math.MaxInt:

@@ -488,3 +488,84 @@ func TestEncodeEach(t *testing.T) {
 		t.Error("half a byte")
 	}
 }
+
+// A part of a tensor is what its elements are, to the last one and no further; of elements smaller than a byte there is none.
+func TestElements(t *testing.T) {
+	x := Tensor{Name: "x", DType: BF16, Shape: []int{2, 3}, Data: []byte("aabbccddeeff")}
+	for from := -1; from <= 7; from++ {
+		for n := -1; n <= 7; n++ {
+			got, err := x.Elements(from, n)
+			if good := from >= 0 && n >= 0 && from+n <= 6; !good {
+				if err == nil || !strings.Contains(err.Error(), "x BF16 [2 3]") {
+					t.Errorf("%d from %d: %v, %v", n, from, got, err)
+				}
+			} else if err != nil || string(got.Data) != "aabbccddeeff"[2*from:2*(from+n)] || len(got.Shape) != 1 || got.Shape[0] != n || got.Name != "x" || got.DType != BF16 {
+				t.Errorf("%d from %d: %v, %q, %v", n, from, got, got.Data, err)
+			}
+		}
+	}
+	for _, bad := range []Tensor{
+		{Name: "half bytes", DType: F4, Shape: []int{4}, Data: make([]byte, 2)}, {Name: "12 bits of two", DType: F6E2M3, Shape: []int{4}, Data: make([]byte, 3)},
+		{Name: "unknown", DType: "X", Shape: []int{4}, Data: make([]byte, 4)}, {Name: "cut", DType: F32, Shape: []int{2}, Data: make([]byte, 7)},
+	} {
+		if got, err := bad.Elements(0, 1); err == nil {
+			t.Errorf("%v: %v", bad, got)
+		}
+	}
+}
+
+// Memory that is given back can still be read, and after Close there is none to give back.
+func TestForget(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.safetensors")
+	x, err := FromFloat32s("x", []int{2}, []float32{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(path, []Tensor{x}, nil); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Forget()
+	y, err := f.Tensor("x")
+	got := make([]float32, 2)
+	if err := errors.Join(err, y.Float32s(got)); err != nil || got[1] != 2 {
+		t.Errorf("%v, %v", got, err)
+	}
+	if err := errors.Join(f.Close(), f.Close()); err != nil {
+		t.Error(err)
+	}
+	f.Forget()
+}
+
+// WriteEach writes what Write does, and nothing if a tensor's bytes are not as many as they should be, or can't be had.
+func TestWriteEach(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	tensors := []Tensor{{Name: "x", DType: U8, Shape: []int{3}, Data: []byte("abc")}, {Name: "y", DType: F32, Shape: []int{1}, Data: []byte("defg")}}
+	boom := errors.New("boom")
+	each := func(cut int, fail error) error {
+		return WriteEach(b, tensors, map[string]string{"format": "pt"}, func(w io.Writer, t Tensor) error {
+			if t.Name == "x" && fail != nil {
+				return fail
+			}
+			_, err := w.Write(t.Data[:len(t.Data)-cut])
+			return err
+		})
+	}
+	if err := errors.Join(Write(a, tensors, map[string]string{"format": "pt"}), each(0, nil)); err != nil {
+		t.Fatal(err)
+	}
+	want, _ := os.ReadFile(a)
+	if err := each(1, nil); err == nil || !strings.Contains(err.Error(), `tensor "y": 3 bytes were written, but shape [1] of F32 takes 4`) {
+		t.Error(err)
+	}
+	if err := each(0, boom); !errors.Is(err, boom) || !strings.Contains(err.Error(), b) {
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(b); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+}

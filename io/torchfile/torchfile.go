@@ -24,12 +24,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 )
 
@@ -51,7 +51,7 @@ func Open(file string) (*safetensors.File, error) {
 
 // Read reads all tensors of a file, which is read whole.
 func Read(file string) ([]safetensors.Tensor, error) {
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -206,10 +207,30 @@ func TestInstructions(t *testing.T) {
 		"K\x01K\x02\x93":                 "a name that is 2",
 		"e":                              "a mark is missing",
 		storage[:len(storage)-4] + "NtQ": "a storage of", // of None elements
-		"(X\x05\x00\x00\x00otherNNNNtQ":  "is no storage",
-		rebuild("(K\x08t", ")"):          "a tensor of",
-		rebuild("(Nt", "(K\x01t"):        "a tensor of None along one dimension",
-		rebuild("(K\x08t", "(Nt"):        "along one dimension",
+		strings.Replace(storage, "ctorch\nByteStorage\n", "ccollections\nOrderedDict\n", 1): "a storage of",
+		strings.Replace(storage, "X\x01\x00\x00\x000", "K\x00", 1):                          "a storage of", // its key is a number
+		strings.Replace(storage, "K\x08", "", 1):                                            "is no storage",
+		"NQ":                                                                                "is no storage",
+		"ctorch._utils\n_rebuild_tensor_v2\n(tR":                                            "a call of",
+		"ctorch._utils\n_rebuild_parameter\n(K\x01\x88NtR":                                  "a call of",
+		"ccollections\nOrderedDict\nNR":                                                     "a call of",
+		"ccollections\nOrderedDict\n(NtR":                                                   "a call of",
+		"b":                                                                                 "a value is missing",
+		"K\x01b":                                                                            "attributes of something that is no dictionary",
+		"\x8a\x09123456789":                                                                 "a number of 9 bytes",
+		"\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80":                                          int64(math.MinInt64),
+		"\x8a\x04\x00\x00\x00\x80":                                                          int64(math.MinInt32),
+		"\x88":                                                                              true,
+		"\x89":                                                                              false,
+		"G?\xf8\x00\x00\x00\x00\x00\x00":                                                    1.5,
+		rebuild("(J\xff\xff\xff\x7ft", "(K\x01t"):                                           tensor{storage: storageOf(8), shape: []int{math.MaxInt32}, stride: []int64{1}},
+		rebuild("(\x8a\x05\x00\x00\x00\x80\x00t", "(K\x01t"):                                "along one dimension",
+		rebuild("("+strings.Repeat("K\x01", maxDims)+"t", "("+strings.Repeat("K\x01", maxDims)+"t"):     tensor{storage: storageOf(8), shape: slices.Repeat([]int{1}, maxDims), stride: slices.Repeat([]int64{1}, maxDims)},
+		rebuild("("+strings.Repeat("K\x01", maxDims+1)+"t", "("+strings.Repeat("K\x01", maxDims+1)+"t"): "a tensor of",
+		"(X\x05\x00\x00\x00otherNNNNtQ": "is no storage",
+		rebuild("(K\x08t", ")"):         "a tensor of",
+		rebuild("(Nt", "(K\x01t"):       "a tensor of None along one dimension",
+		rebuild("(K\x08t", "(Nt"):       "along one dimension",
 	} {
 		got, err := run([]byte(pickle + "."))
 		if wrong, ok := want.(string); ok {

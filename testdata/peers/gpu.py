@@ -370,8 +370,19 @@ def graphs(args, figures, name, model, rows):
 def sizes(args, figures, name, model, rows):
     """Larger sub-batches and the default ones, in turn. Both keep as much: of BERT-base's activations about what a whole batch keeps of its own at the
     default budget, of MiniLM's all."""
+    budget = both_keep(args)
     for what, tokens in zip(PARTS["sizes"], (32768, 65536)):
-        compare(args, figures, "sizes", name, what, *(ours(args, model, rows, args.pairs // 4, budget="30GiB", tokens=t) for t in (tokens, None)))
+        compare(args, figures, "sizes", name, what, *(ours(args, model, rows, args.pairs // 4, budget=budget, tokens=t) for t in (tokens, None)))
+
+
+def both_keep(args):
+    """A budget for each of two sides that are on a GPU at once, one with sub-batches of 65,536 tokens, of which BERT-base's passes take 14 GiB more: 30 GiB
+    of an H200, 17 of an H100."""
+    if args.device != "cuda":
+        return "4GiB"
+    import torch
+
+    return f"{max(1, round(0.215 * torch.cuda.get_device_properties(0).total_memory / 2**30))}GiB"
 
 
 def fusions(args, figures, name, model, rows):

@@ -271,6 +271,101 @@ func TestSilentMany(t *testing.T) {
 	}
 }
 
+// A rank that leaves while another waits for it, or before, is named with what is waited for, in exchanges and in data collectives.
+func TestLeftBehind(t *testing.T) {
+	for _, data := range []bool{false, true} {
+		for _, leavesFirst := range []bool{false, true} {
+			cs := star(t, 2, time.Minute)
+			for _, c := range cs {
+				if err := c.Register("both", []int{0, 1}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			came := func(what string) bool { // rank 0's server knows of it
+				s := cs[0].server
+				for range 1000 {
+					s.mu.Lock()
+					g := s.groups["both"]
+					there := what == "bye" && s.peers[1].left || what == "wait" && g != nil && len(g.exchanges)+len(g.calls) > 0
+					s.mu.Unlock()
+					if there {
+						return true
+					}
+					time.Sleep(time.Millisecond)
+				}
+				return false
+			}
+			wait := func() {
+				if data {
+					if err := cs[0].Issued("both", 1, "sum of 3", "a sum"); err != nil {
+						t.Error(err)
+					}
+				} else {
+					go cs[0].Exchange(t.Context(), "both", 1, nil)
+				}
+			}
+			leave := func() { go cs[1].Leave() }
+			first, then, sign := wait, leave, "wait"
+			if leavesFirst {
+				first, then, sign = leave, wait, "bye"
+			}
+			first()
+			if !came(sign) {
+				t.Fatalf("%s does not reach rank 0", sign)
+			}
+			then()
+			for r, c := range cs {
+				select {
+				case <-c.fate.Done():
+				case <-time.After(10 * time.Second):
+				}
+				var re *collective.RankError
+				if err := c.fate.Err(); !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, "it has left the job; ") || !strings.Contains(re.Reason, map[bool]string{false: "exchange", true: "a sum"}[data]) {
+					t.Errorf("data %v, it leaves first: %v: rank %d: %v", data, leavesFirst, r, err)
+				}
+			}
+			for _, c := range cs {
+				c.Close()
+			}
+		}
+	}
+}
+
+// Who comes when the job has ended is told so at once, and why: rank 0 as well, of a rank that came and went before it.
+func TestLatecomer(t *testing.T) {
+	for _, last := range []int{0, 2} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := serve(l, 3, "test")
+		join := func(rank int) (*Client, error) {
+			return Join(t.Context(), Config{Rank: rank, Size: 3, Token: "test", Start: time.Minute, Deadline: time.Minute, Addresses: []string{l.Addr().String()}})
+		}
+		first, err := join(2 - last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone, err := join(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone.wire.conn.Close()
+		select {
+		case <-first.fate.Done():
+		case <-time.After(10 * time.Second):
+			t.Error("nobody has told the other rank")
+		}
+		_, err = join(last)
+		if err == nil || !strings.Contains(err.Error(), "the job has ended: rank 1: its process has ended without saying why") {
+			t.Errorf("rank %d: %v", last, err)
+		}
+		first.Close()
+		gone.Close()
+		s.close()
+	}
+}
+
 func TestStrangers(t *testing.T) {
 	cs := star(t, 2, time.Minute)
 	defer func() {

@@ -24,7 +24,7 @@ type server struct {
 	peers  []*peer // by rank; nil before it has come
 	groups map[string]*gathering
 	left   int
-	failed bool
+	failed string // why the job has ended
 }
 
 // peer is one rank's connection.
@@ -150,6 +150,8 @@ func (s *server) admit(w *wire) (int, *peer, error) {
 		return 0, nil, fmt.Errorf("rank 0 has been started as one of %d ranks, rank %d as one of %d", len(s.peers), rank, size)
 	case rank < 0 || rank >= size:
 		return 0, nil, fmt.Errorf("rank %d of %d", rank, size)
+	case s.failed != "": // before it came: nobody would answer it
+		return 0, nil, fmt.Errorf("the job has ended: %s", s.failed)
 	case s.peers[rank] != nil:
 		return 0, nil, fmt.Errorf("rank %d has been started twice", rank)
 	}
@@ -379,11 +381,11 @@ func (s *server) leave(rank int) {
 // fail tells everybody how the job ended, rank 0 last: when it knows, its process may end, and with it this server.
 func (s *server) fail(culprit int, reason string) {
 	s.mu.Lock()
-	if s.failed {
+	if s.failed != "" {
 		s.mu.Unlock()
 		return
 	}
-	s.failed = true
+	s.failed = fmt.Sprintf("rank %d: %s", culprit, reason)
 	first := s.peers[0]
 	s.mu.Unlock()
 	var told []*peer

@@ -110,7 +110,13 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	if err != nil {
 		return nil, err
 	}
-	defer claim.Release()
+	whole := false
+	defer func() {
+		if !whole { // what a worker still writes finds its folder gone
+			err = errors.Join(err, claim.Abandon())
+		}
+		claim.Release()
+	}()
 	config, err := c.JSON()
 	if err != nil {
 		return nil, err
@@ -142,6 +148,7 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 		return nil, err
 	}
 	rules.Config = asGiven // for the card
+	whole = true           // or Finish sees to it
 	return total, claim.Finish(ctx, rules, total)
 }
 

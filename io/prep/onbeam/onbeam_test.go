@@ -149,9 +149,16 @@ func TestPrismEqualsLocal(t *testing.T) {
 	}
 }
 
-// TestErrorNamesRow: what is wrong with a file comes through the runner, and nothing looks complete.
+// TestErrorNamesRow: what is wrong with a file comes through the runner, nothing looks complete, and an earlier output is as it was.
 func TestErrorNamesRow(t *testing.T) {
 	c := raw(t)
+	if _, err := prep.Run(t.Context(), c, prep.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	earlier := filepath.Join(t.TempDir(), "earlier")
+	if err := os.CopyFS(earlier, os.DirFS(c.Output.Dir)); err != nil {
+		t.Fatal(err)
+	}
 	path := filepath.Join(t.TempDir(), "damaged.parquet")
 	w, err := dataset.NewParquetWriter(path, dataset.OutColumn{Name: "query"}, dataset.OutColumn{Name: "positive"})
 	if err != nil {
@@ -176,6 +183,8 @@ func TestErrorNamesRow(t *testing.T) {
 	}
 	c.Input = c.Input[:1]
 	c.Input[0].Path, c.Mix.Kind = []string{path}, "proportional"
+	over := c
+	c.Output.Dir = filepath.Join(t.TempDir(), "out")
 	_, err = Run(t.Context(), c, Options{Runner: "prism"})
 	if err == nil || !strings.Contains(err.Error(), "damaged.parquet: row group 0, column") {
 		t.Errorf("got %v", err)
@@ -183,4 +192,14 @@ func TestErrorNamesRow(t *testing.T) {
 	if _, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"}); err == nil {
 		t.Error("half-written output was read")
 	}
+	_, err = Run(t.Context(), over, Options{Runner: "prism", Overwrite: true})
+	if err == nil || !strings.Contains(err.Error(), "damaged.parquet: row group 0, column") {
+		t.Errorf("over an earlier output: %v", err)
+	}
+	sameFiles(t, over.Output.Dir, earlier)
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(over.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"})
+	if err != nil {
+		t.Fatalf("the earlier output is no longer one: %v", err)
+	}
+	d.Close()
 }
