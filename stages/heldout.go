@@ -200,7 +200,7 @@ func embedBatch(ctx context.Context, e *embedder.Engine, b *Batch) (parts [][]fl
 	}
 	if b.Weighed {
 		n := len(b.Rows)
-		err := e.EmbedQueries(ctx, texts[:n], put(0))
+		err := e.EmbedAs(ctx, embedder.Query, texts[:n], put(0))
 		if err == nil {
 			err = e.Embed(ctx, texts[n:], put(n))
 		}

@@ -182,7 +182,7 @@ weights.`,
 			} else if err := in.bad.apart(in.output, in.files, "the embeddings"); err != nil {
 				return err
 			}
-			if prompts.name == "query" { // which only models that give vectors of tokens alone cut apart
+			if prompts.role() == embedder.Query {
 				f.queries = f.maxLength
 			}
 			f.options = prompts.options(cmd)
@@ -217,7 +217,7 @@ weights.`,
 				lines := embeddingLines(cmd.Context(), e, prompt)
 				switch {
 				case e.Sparse():
-					lines = sparseLines(cmd.Context(), e, prompt, most)
+					lines = sparseLines(cmd.Context(), e, prompts.role(), prompt, most)
 				case parts:
 					lines = partLines(cmd.Context(), e, prompt)
 				}
@@ -227,7 +227,7 @@ weights.`,
 				return embedLines(cmd, e, prompt, &in, lines)
 			}
 			if e.Sparse() {
-				return embedSparse(cmd, e, prompt, &in, most)
+				return embedSparse(cmd, e, prompts.role(), prompt, &in, most)
 			}
 			if npy {
 				return embedNPY(cmd, e, prompt, &in)

@@ -63,8 +63,6 @@ commands have it: what is measured on fewer rows is another task, which no other
 				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --sts, --pair-classification or --triplets"))
 			case ok && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
-			case ok && docPrompt != "" && !kind.asked:
-				return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of --%s are read as queries are", kind.flag)}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}
@@ -86,6 +84,11 @@ commands have it: what is measured on fewer rows is another task, which no other
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
+			if ok && !kind.asked {
+				if err := checkPairTexts(cmd, f.path, e.WeighsQueries(), kind.flag); err != nil {
+					return err
+				}
+			}
 			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
 			if ok {
 				return kind.run(cmd, file, scored.columns, asJSON, func(a, b []string) ([]float64, error) {
@@ -136,7 +139,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 	cmd.Flags().StringVar(&corpus, "corpus", "", "the `FILE` with the documents")
 	cmd.Flags().StringVar(&qrels, "qrels", "", "the `FILE` with the judgements")
 	scored.add(cmd.Flags())
-	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair", "queries"))
+	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair that is read as queries are", "queries"))
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
 	cmd.Flags().StringVar(&runFile, "run", "", "write the ranking to this `FILE`, in TREC's format")
@@ -144,8 +147,24 @@ commands have it: what is measured on fewer rows is another task, which no other
 	parts.add(cmd)
 	f.add(cmd, "texts")
 	f.addCut(cmd)
-	f.addQueryLength(cmd, "", "queries, and both texts of a pair,")
+	f.addQueryLength(cmd, "", "queries, and both texts of a pair that is read as queries are,")
 	return cmd
+}
+
+// checkPairTexts refuses flags of the texts that pairs have none of: both are read as queries are, or where these are weights of tokens as documents.
+func checkPairTexts(cmd *cobra.Command, model string, weighed bool, kind string) error {
+	if !weighed {
+		if cmd.Flags().Changed("document-prompt") {
+			return usageError{fmt.Errorf("--document-prompt is for --queries and --triplets: both texts of --%s are read as queries are", kind)}
+		}
+		return nil
+	}
+	for flag, instead := range map[string]string{"query-prompt": "document-prompt", "query-max-length": "max-length"} {
+		if cmd.Flags().Changed(flag) {
+			return usageError{fmt.Errorf("--%s is for --queries and --triplets: queries of %s are weights of tokens, and both texts of --%s are read as documents, which --%s is of", flag, model, kind, instead)}
+		}
+	}
+	return nil
 }
 
 // taskResult is what eval has found of a task.

@@ -24,7 +24,7 @@ var scoredKinds = [...]scoredKind{
 type scoredKind struct {
 	flag, what string
 	columns    []string
-	asked      bool // the first text is a query, the others are documents; otherwise all are read as queries are
+	asked      bool // the first text is a query, the others are documents; otherwise all are read as queries are, or where these are weights of tokens as documents
 	measure    func(ctx context.Context, file string, columns []string, similar similar) (result any, text string, err error)
 }
 

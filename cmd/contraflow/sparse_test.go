@@ -101,3 +101,50 @@ save: {dir: %q}
 		}
 	}
 }
+
+// Where queries are weights of tokens, and so both texts of a pair are documents, flags of queries are refused beside pairs, and those of documents count.
+func TestPairsOfWeighed(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	data := `{"query": "a cat sleeps", "positive": "the cat is here", "sentence1": "a cat", "sentence2": "the cat sleeps", "score": 0.5}
+{"query": "what is a dog", "positive": "a dog is there", "sentence1": "a dog is here", "sentence2": "is it a cat", "score": 0.1}
+{"query": "who sleeps", "positive": "the dog sleeps", "sentence1": "it is there", "sentence2": "the dog and the cat", "score": 0.9}
+`
+	recipe := fmt.Sprintf(`model: {path: %q, kind: sparse, queries: ones, max_length: {query: 2, document: 40}}
+data: {train: [{path: %q, query: query, positive: positive}]}
+batch: {global_size: 2}
+loss: {name: mnrl, flops: {document: 0.01}}
+train: {max_steps: 1, device: cpu, precision: f32}
+save: {dir: %q}
+`, goldens.Path(t, "splade/encoder"), at("data.jsonl"), at("run"))
+	for name, text := range map[string]string{"data.jsonl": data, "r.yaml": recipe} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := succeed(t, "train", "-c", at("r.yaml")); strings.Contains(r.stderr+r.stdout, "max_seq_length") {
+		t.Errorf("the saved folder has a length for queries of their own, and the run says %s%s", r.stdout, r.stderr)
+	}
+	model := at("run/model")
+	eval := func(flags ...string) string {
+		return succeed(t, append([]string{"eval", "--model", model, "--sts", at("data.jsonl")}, flags...)...).stdout
+	}
+	if eval() == eval("--document-prompt", "dog there who ") {
+		t.Error("a prompt of documents changes nothing")
+	}
+	for flag, want := range map[string]string{"--query-prompt": "--document-prompt is of", "--query-max-length": "--max-length is of"} {
+		r := contraflow(t, "", "eval", "--model", model, "--sts", at("data.jsonl"), flag, "3")
+		if r.code != 2 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, flag+" is for --queries and --triplets") {
+			t.Errorf("%s: %d, %s", flag, r.code, r.stderr)
+		}
+	}
+	// With a text for a prompt, too, --prompt says what texts are.
+	embed := func(flags ...string) string {
+		return succeed(t, append([]string{"embed", "--model", model}, flags...)...).stdout
+	}
+	query := embed("--prompt", "query", "--text", "the cat")
+	if document := embed("--prompt", "document", "--text", "the cat"); query == document || embed("--prompt", "query", "--prompt-text", "the ", "--text", "cat") != query ||
+		embed("--prompt-text", "the ", "--text", "cat") != document {
+		t.Errorf("the query %s, the document %s", query, document)
+	}
+}

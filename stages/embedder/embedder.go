@@ -484,21 +484,41 @@ func (e *Embedder) DefaultPrompt() string { return e.prompt }
 // ErrNoPrompt is wrapped when a model has no prompt of the given name.
 var ErrNoPrompt = errors.New("no such prompt")
 
-// Embed returns one embedding per text, in order. It uses the model's default prompt, if it has one.
+// Embed returns one embedding per text, in order. It uses the model's default prompt, if it has one. Where queries are weights of tokens the texts are
+// documents, whatever the prompt is called.
 func (e *Embedder) Embed(ctx context.Context, texts []string) ([][]float32, error) {
-	return e.EmbedPrompt(ctx, e.prompt, texts)
+	return e.rows(ctx, Document, e.prompt, texts)
 }
 
 // EmbedPrompt is Embed with one of the model's prompts put before each text; "" means none. "query" and "document" are what belongs before queries
 // and documents ([Embedder.Prompt]), which of a model without prompts is nothing. Where queries are weights of tokens, "query" has texts read as queries, and
 // with any other they are documents.
 func (e *Embedder) EmbedPrompt(ctx context.Context, prompt string, texts []string) ([][]float32, error) {
+	return e.rows(ctx, e.roleBy(prompt), prompt, texts)
+}
+
+// roleBy is the role in which texts are read that a prompt of a name is put before: where queries are not read otherwise they are cut as documents too.
+func (e *Embedder) roleBy(prompt string) Role {
+	if e.WeighsQueries() {
+		return roleOf(prompt)
+	}
+	return Document
+}
+
+func roleOf(prompt string) Role {
+	if prompt == "query" {
+		return Query
+	}
+	return Document
+}
+
+func (e *Embedder) rows(ctx context.Context, role Role, prompt string, texts []string) ([][]float32, error) {
 	vecs := make([][]float32, len(texts))
 	flat := make([]float32, len(texts)*e.Size())
 	for i := range vecs {
 		vecs[i] = flat[i*e.Size() : (i+1)*e.Size() : (i+1)*e.Size()]
 	}
-	_, err := e.EmbedInto(ctx, prompt, texts, flat)
+	_, err := e.EmbedAs(ctx, role, prompt, texts, flat)
 	return vecs, err
 }
 
@@ -519,14 +539,11 @@ func finite(numbers []float32) bool {
 // EmbedInto is EmbedPrompt into memory of the caller's: [len(texts), Size], row-major. It returns how many texts were cut. With a
 // [*NotFiniteError] out holds the others' embeddings all the same.
 func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string, out []float32) (cut int, err error) {
-	if prompt == "query" && e.WeighsQueries() {
-		return e.embedTo(ctx, prompt, texts, out, true)
-	}
-	return e.embedTo(ctx, prompt, texts, out, false)
+	return e.EmbedAs(ctx, e.roleBy(prompt), prompt, texts, out)
 }
 
-// embedTo is EmbedInto of queries or of documents, which are cut at their lengths.
-func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, out []float32, query bool) (cut int, err error) {
+// EmbedAs is EmbedInto of queries or of documents, which are cut at their lengths, whatever the prompt is called.
+func (e *Embedder) EmbedAs(ctx context.Context, role Role, prompt string, texts []string, out []float32) (cut int, err error) {
 	size := e.Size()
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
@@ -534,15 +551,15 @@ func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, o
 	if e.VectorsAlone() {
 		return 0, errVectorsAlone
 	}
-	length, embed := e.maxLength, e.engine.Embed
-	if query {
-		length, embed = e.queryLength, e.engine.EmbedQueries
+	length := e.maxLength
+	if role == Query {
+		length = e.queryLength
 	}
-	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length, query && e.WeighsQueries())
+	ids, cut, err := e.tokenizeTo(ctx, role, prompt, texts, length)
 	if err != nil {
 		return 0, err
 	}
-	if err := embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
+	if err := e.engine.EmbedAs(ctx, role, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
 		return cut, err
 	}
 	for i := range texts {
@@ -553,18 +570,8 @@ func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, o
 	return cut, nil
 }
 
-// tokenizeTo puts a prompt before texts and says how many had to be cut to a length. weighed is of queries that are weights of tokens. After Close it is
-// an error.
-func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string, length int, weighed bool) (ids [][]int32, cut int, err error) {
-	tok := e.tok
-	if weighed {
-		tok = tok.Bare()
-		defer func() {
-			for i := range ids {
-				ids[i] = transformer.Distinct(ids[i], 0)
-			}
-		}()
-	}
+// tokenizeTo puts a prompt before texts of a role and says how many had to be cut to a length. After Close it is an error.
+func (e *Embedder) tokenizeTo(ctx context.Context, role Role, prompt string, texts []string, length int) (ids [][]int32, cut int, err error) {
 	if err := e.engine.Turns.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -574,20 +581,27 @@ func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string
 		}
 		texts = prompted(e.Prompt(prompt), texts)
 	}
-	if length == 0 {
-		ids, err = tok.EncodeAll(ctx, texts, 0, 0)
-		return ids, 0, err
+	tok := e.tok
+	if weighs(e.model, role) {
+		tok = tok.Bare()
+	}
+	limit := 0
+	if length > 0 {
+		limit = length + 1
 	}
 	// One token more than fits tells a text that is cut from one that fits exactly.
-	ids, err = tok.EncodeAll(ctx, texts, length+1, 0)
+	ids, err = tok.EncodeAll(ctx, texts, limit, 0)
 	if err != nil {
 		return nil, 0, err
 	}
 	for i := range ids {
-		if len(ids[i]) > length {
+		if length > 0 && len(ids[i]) > length {
 			ids[i] = tok.Encode(texts[i], length)
 			cut++
 		}
+	}
+	if weighs(e.model, role) {
+		distinct(ids)
 	}
 	return ids, cut, nil
 }

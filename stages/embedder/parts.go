@@ -131,20 +131,20 @@ func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, seen 
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
 // were cut. Of a model that gives vectors of tokens alone the texts with the prompt "query" are queries, others documents.
 func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
-	return e.embedParts(ctx, prompt, prompt == "query", texts, weights)
+	return e.embedParts(ctx, roleOf(prompt), prompt, texts, weights)
 }
 
-func (e *Embedder) embedParts(ctx context.Context, prompt string, query bool, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
+func (e *Embedder) embedParts(ctx context.Context, role Role, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
 	h, length := e.model.Config.Tokens, e.maxLength
-	if h.Alone && query {
+	if h.Alone && role == Query {
 		length = e.queryLength
 	}
-	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length, false)
+	ids, cut, err := e.tokenizeTo(ctx, role, prompt, texts, length)
 	if err != nil {
 		return nil, 0, err
 	}
 	parts := e.engine.Parts
-	if query {
+	if role == Query {
 		parts = e.engine.QueryParts
 	}
 	if p, err = parts(ctx, ids, weights); err != nil {

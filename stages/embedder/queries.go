@@ -14,25 +14,42 @@ import (
 // WeighsQueries tells whether the model's queries are weights of their tokens.
 func (e *Embedder) WeighsQueries() bool { return e.model.Config.Queries.There }
 
-// EmbedQueries is Embed of queries, which differ where a model's are weights of tokens: they are given as [QueryIDs] has them.
-func (e *Engine) EmbedQueries(ctx context.Context, texts [][]int32, yield func(i int, vec []float32)) error {
-	if !e.Model.Config.Queries.There {
+// A Role is what a text is to a model. Where queries are weights of tokens they are read otherwise than documents.
+type Role uint8
+
+const (
+	Document Role = iota // as a text of which nobody says what it is
+	Query
+)
+
+// String names texts of the role.
+func (r Role) String() string {
+	if r == Query {
+		return "queries"
+	}
+	return "documents"
+}
+
+// weighs tells whether a model's texts of a role are weights of tokens.
+func weighs(m *transformer.Model, role Role) bool { return role == Query && m.Config.Queries.There }
+
+// EmbedAs is Embed of texts of a role. Queries that are weights of tokens have each token once, in ascending order, and no special ones, as a [Text] has them.
+func (e *Engine) EmbedAs(ctx context.Context, role Role, texts [][]int32, yield func(i int, vec []float32)) error {
+	if !weighs(e.Model, role) {
 		return e.Embed(ctx, texts, yield)
 	}
 	return e.embed(ctx, reading{texts: texts, weighed: true}, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
 }
 
-// QueryIDs are the tokens of queries that are weights of tokens: without special ones, each once.
-func QueryIDs(ctx context.Context, tok *tokenize.Tokenizer, texts []string, limit int) ([][]int32, error) {
-	ids, err := tok.Bare().EncodeAll(ctx, texts, limit, 0)
+// distinct makes weights of tokens of what a tokenizer without special tokens gives.
+func distinct(ids [][]int32) {
 	for i := range ids {
 		ids[i] = transformer.Distinct(ids[i], 0)
 	}
-	return ids, err
 }
 
-// CheckWeights tells whether sentence-transformers could load weights of queries' tokens: it has as many as the tokenizer has tokens, and compares these
-// features with those of documents, as many as the model's vocabulary.
+// CheckWeights refuses weights of queries' tokens for a model whose vocabulary is not as large as its tokenizer's: sentence-transformers makes as many weights
+// as the tokenizer has tokens, and could not compare a query's features with a document's, which are as many as config.json's vocab_size.
 func CheckWeights(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config) error {
 	if n := tok.VocabSize(); n != c.Vocab {
 		return fmt.Errorf("%s: queries that are weights of tokens have %d features, as many as the tokenizer has tokens, and documents %d, config.json's vocab_size: their products would compare nothing; they must be as many",

@@ -30,12 +30,32 @@ type Text struct {
 	Weighed bool
 }
 
-// queries are the tokens of queries.
-func (t Text) queries(ctx context.Context, texts []string) ([][]int32, error) {
-	if t.Weighed {
-		return QueryIDs(ctx, t.Tokenizer, prompted(t.QueryPrompt, texts), t.QueryLength)
+// read is how a text becomes tokens.
+type read struct {
+	prompt  string
+	length  int
+	weighed bool
+}
+
+// as is how texts of a role do.
+func (t Text) as(role Role) read {
+	if role == Query {
+		return read{t.QueryPrompt, t.QueryLength, t.Weighed}
 	}
-	return tokens(ctx, t.Tokenizer, t.QueryPrompt, texts, t.QueryLength)
+	return read{t.DocumentPrompt, t.DocumentLength, false}
+}
+
+// tokens are those of texts of a role.
+func (t Text) tokens(ctx context.Context, role Role, texts []string) ([][]int32, error) {
+	how, tok := t.as(role), t.Tokenizer
+	if how.weighed {
+		tok = tok.Bare()
+	}
+	ids, err := tok.EncodeAll(ctx, prompted(how.prompt, texts), how.length, 0)
+	if how.weighed {
+		distinct(ids)
+	}
+	return ids, err
 }
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
@@ -92,15 +112,11 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	if x.Tokenizer == nil {
 		return t, nil
 	}
-	if t.queries, err = x.queries(ctx, r.Queries); err != nil {
+	if t.queries, err = x.tokens(ctx, Query, r.Queries); err != nil {
 		return nil, err
 	}
-	t.docs, err = tokens(ctx, x.Tokenizer, x.DocumentPrompt, r.Docs, x.DocumentLength)
+	t.docs, err = x.tokens(ctx, Document, r.Docs)
 	return t, err
-}
-
-func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts []string, limit int) ([][]int32, error) {
-	return tok.EncodeAll(ctx, prompted(prompt, texts), limit, 0)
 }
 
 // Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures; sparse embeddings are compared as
@@ -125,11 +141,11 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if e.Sparse() {
 		return t.rankSparse(ctx, e, k)
 	}
-	q, err := t.embed(ctx, e, "queries", t.queries)
+	q, err := t.embed(ctx, e, Query, t.queries)
 	if err != nil {
 		return nil, err
 	}
-	d, err := t.embed(ctx, e, "documents", t.docs)
+	d, err := t.embed(ctx, e, Document, t.docs)
 	if err != nil {
 		return nil, err
 	}
@@ -254,8 +270,8 @@ func (t *Task) tell(e *Engine, what string, done, total int) {
 }
 
 // embed computes unit vectors [n, E].
-func (t *Task) embed(ctx context.Context, e *Engine, what string, texts [][]int32) ([]float32, error) {
-	out, err := t.embedSome(ctx, e, what, texts, 0, len(texts))
+func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32) ([]float32, error) {
+	out, err := t.embedSome(ctx, e, role, texts, 0, len(texts))
 	if err == nil && e.first() && (!e.Model.Head.Normalize || e.Cut > 0) {
 		evaluate.Normalize(out, e.Size())
 	}
@@ -290,7 +306,7 @@ func (t *Task) Docs() int    { return len(t.docs) }
 
 // NewTask tokenizes a retrieval task for this model.
 func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
-	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Weighed: e.WeighsQueries()})
+	return NewTask(ctx, r, e.text(queryPrompt, documentPrompt))
 }
 
 // Rank is the first k documents of each query of a task that NewTask made.
@@ -316,17 +332,17 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 // Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product. Where queries are weights of
 // tokens both texts are documents.
 func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
-	t := Text{Tokenizer: e.tok, QueryLength: e.queryLength, QueryPrompt: prompt, Weighed: e.WeighsQueries()}
-	if t.Weighed {
-		t.DocumentPrompt, t.DocumentLength = prompt, e.maxLength
-	}
-	return t.Similarity(ctx, &e.engine, a, b)
+	return e.text(prompt, prompt).Similarity(ctx, &e.engine, a, b)
 }
 
 // Relevance is likewise of each query and document.
 func (e *Embedder) Relevance(ctx context.Context, queryPrompt, documentPrompt string, queries, documents []string) ([]float64, error) {
-	t := Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Weighed: e.WeighsQueries()}
-	return t.Relevance(ctx, &e.engine, queries, documents)
+	return e.text(queryPrompt, documentPrompt).Relevance(ctx, &e.engine, queries, documents)
+}
+
+// text says how the model reads texts, with these prompts before them.
+func (e *Embedder) text(queryPrompt, documentPrompt string) Text {
+	return Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Weighed: e.WeighsQueries()}
 }
 
 // first tells whether this rank is the one that gets embeddings.
@@ -336,65 +352,60 @@ func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
 // as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router takes texts for documents if nobody says
 // what they are.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
+	role := Query
 	if t.Weighed {
-		t.QueryPrompt, t.QueryLength, t.Weighed = t.DocumentPrompt, t.DocumentLength, false
+		role = Document
 	}
-	return t.compare(ctx, e, a, b, t.QueryPrompt, t.QueryLength)
+	return t.compare(ctx, e, [2]Role{role, role}, a, b)
 }
 
 // Relevance is likewise of each query and document, read as such.
 func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []string) ([]float64, error) {
-	return t.compare(ctx, e, queries, documents, t.DocumentPrompt, t.DocumentLength)
+	return t.compare(ctx, e, [2]Role{Query, Document}, queries, documents)
 }
 
 // compare embeds each text once, whose embedding so is the same wherever it stands: pairs that are alike have equal similarities.
-func (t Text) compare(ctx context.Context, e *Engine, a, b []string, prompt string, length int) ([]float64, error) {
+func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []string) ([]float64, error) {
 	if len(a) != len(b) {
 		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
 	}
 	type asked struct {
-		text, prompt string
-		length       int
-		weighed      bool
+		text string
+		read
 	}
 	places := map[asked]int{}
-	var ids [][]int32
-	find := func(texts []string, x Text) ([]int, error) {
+	var ids [2][][]int32 // of texts that are new on a side
+	var at [2][]int
+	for side, texts := range [2][]string{a, b} {
 		var fresh []string
-		at := make([]int, len(texts))
-		for i, text := range texts {
-			key := asked{text, x.QueryPrompt, x.QueryLength, x.Weighed}
+		for _, text := range texts {
+			key := asked{text, t.as(roles[side])}
 			k, ok := places[key]
 			if !ok {
 				k = len(places)
 				places[key], fresh = k, append(fresh, text)
 			}
-			at[i] = k
+			at[side] = append(at[side], k)
 		}
-		more, err := x.queries(ctx, fresh)
-		ids = append(ids, more...)
-		return at, err
-	}
-	left, err := find(a, t)
-	if err != nil {
-		return nil, err
-	}
-	weighed := 0 // the first so many are
-	if t.Weighed {
-		weighed = len(ids)
-	}
-	right, err := find(b, Text{Tokenizer: t.Tokenizer, QueryPrompt: prompt, QueryLength: length})
-	if err != nil {
-		return nil, err
-	}
-	size := e.Size()
-	vecs := make([]float32, len(ids)*size)
-	if weighed > 0 {
-		if err := e.EmbedQueries(ctx, ids[:weighed], func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil {
+		var err error
+		if ids[side], err = t.tokens(ctx, roles[side], fresh); err != nil {
 			return nil, err
 		}
 	}
-	if err := e.Embed(ctx, ids[weighed:], func(k int, vec []float32) { copy(vecs[(weighed+k)*size:], vec) }); err != nil || !e.first() {
+	size := e.Size()
+	vecs := make([]float32, len(places)*size)
+	put := func(from int) func(int, []float32) {
+		return func(k int, vec []float32) { copy(vecs[(from+k)*size:], vec) }
+	}
+	var err error
+	if t.Weighed && roles[0] == Query {
+		if err = e.EmbedAs(ctx, Query, ids[0], put(0)); err == nil {
+			err = e.Embed(ctx, ids[1], put(len(ids[0])))
+		}
+	} else { // all at once
+		err = e.Embed(ctx, slices.Concat(ids[0], ids[1]), put(0))
+	}
+	if err != nil || !e.first() {
 		return nil, err
 	}
 	out, compare := make([]float64, len(a)), cosine
@@ -402,7 +413,7 @@ func (t Text) compare(ctx context.Context, e *Engine, a, b []string, prompt stri
 		compare = product
 	}
 	for i := range out {
-		x, y := left[i]*size, right[i]*size
+		x, y := at[0][i]*size, at[1][i]*size
 		out[i] = compare(vecs[x:x+size], vecs[y:y+size])
 	}
 	return out, nil
