@@ -55,4 +55,9 @@ func TestWeighedText(t *testing.T) {
 			t.Errorf("sub-batches %+v", subs)
 		}
 	}
+	// Queries without tokens, whose embeddings take memory, are no more in a sub-batch than it may have tokens.
+	b := &Batch{Rows: make([]int64, 5), Cu: []int32{0, 0, 0, 0, 0, 0, 2}, Weighed: true}
+	if subs := (Size{Tokens: 3}).Cut(b); len(subs) != 3 || subs[0].Hi != 3 || subs[1].Hi != 5 {
+		t.Errorf("of five queries without tokens: %+v", subs)
+	}
 }

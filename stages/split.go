@@ -60,7 +60,8 @@ func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
 	return r
 }
 
-// Size bounds sub-batches: by tokens or by sequences. A sequence longer than Tokens is a sub-batch of its own.
+// Size bounds sub-batches: by tokens or by sequences. A sequence longer than Tokens is a sub-batch of its own. One without tokens, whose embedding takes memory
+// too, counts as one.
 type Size struct {
 	Tokens int // 0: no bound
 	Rows   int // 0: no bound
@@ -80,7 +81,7 @@ func (z Size) Cut(b *Batch) []SubBatch {
 	var subs []SubBatch
 	lo := b.first()
 	for n := lo; n < b.N(); n++ {
-		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && int(b.Cu[n+1]-b.Cu[lo]) > z.Tokens || (b.Seen != nil || b.Weighed) && n == len(b.Rows)
+		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && max(int(b.Cu[n+1]-b.Cu[lo]), n+1-lo) > z.Tokens || (b.Seen != nil || b.Weighed) && n == len(b.Rows)
 		if full && n > lo {
 			subs = append(subs, SubBatch{b, lo, n})
 			lo = n

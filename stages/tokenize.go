@@ -232,7 +232,7 @@ func (x Text) check() error {
 			return fmt.Errorf("Text.%s is %d tokens, and the model was trained with %d positions: at most that many can be read", l.name, l.limit, x.Positions)
 		}
 	}
-	return embedder.CheckLength(x.Tokenizer, x.QueryLength, x.DocumentLength)
+	return embedder.CheckLengths(x.Tokenizer, x.QueryLength, x.DocumentLength, x.Weighed)
 }
 
 // sees notes how many tokens a column's next text has before it is filled up.

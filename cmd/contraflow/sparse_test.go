@@ -142,9 +142,11 @@ save: {dir: %q}
 	embed := func(flags ...string) string {
 		return succeed(t, append([]string{"embed", "--model", model}, flags...)...).stdout
 	}
-	query := embed("--prompt", "query", "--text", "the cat")
-	if document := embed("--prompt", "document", "--text", "the cat"); query == document || embed("--prompt", "query", "--prompt-text", "the ", "--text", "cat") != query ||
-		embed("--prompt-text", "the ", "--text", "cat") != document {
-		t.Errorf("the query %s, the document %s", query, document)
+	query, document := embed("--prompt", "query", "--prompt-text", "", "--text", "the cat"), embed("--prompt", "", "--text", "the cat")
+	if q := embed("--prompt", "query", "--prompt-text", "the ", "--text", "cat"); q != query || q == document {
+		t.Errorf("the query is %s behind a text, and %s with it in front", q, query)
+	}
+	if d := embed("--prompt-text", "the ", "--text", "cat"); d != document {
+		t.Errorf("the document is %s behind a text, and %s with it in front", d, document)
 	}
 }

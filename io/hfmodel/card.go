@@ -106,7 +106,10 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		line("- Pooling: %s%s", p.Mode, length)
 	}
 	if s.MaxSeqLength > 0 {
-		line("- Maximum length: %d tokens", s.MaxSeqLength)
+		line("- Maximum length: %d tokens%s", s.MaxSeqLength, map[bool]string{true: " of a document"}[s.Queries != nil])
+	}
+	if s.Queries != nil && s.Queries.MaxLength > 0 {
+		line("- Maximum length of a query: %d tokens", s.Queries.MaxLength)
 	}
 	line("- Similarity: %s", s.similarity())
 	for _, key := range sortedKeys(s.Prompts) {

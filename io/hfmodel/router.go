@@ -73,7 +73,9 @@ func (f *Folder) readRouter() error {
 		err = fmt.Errorf("a Router with the routes %q is not supported; one with query and document is", routes)
 	case len(parameters.Mappings) > 0:
 		err = errors.New("route_mappings are not supported: the routes are named query and document without them")
-	case parameters.Route != nil && *parameters.Route != "document":
+	case parameters.Route == nil: // which with allow_empty_key is the first of structure, and without it an error for texts of no role
+		err = errors.New(`there is no default_route; with "document" texts of which nobody says what they are, are documents, as in Router.for_query_document: write that into parameters`)
+	case *parameters.Route != "document":
 		err = fmt.Errorf(`default_route %q is not supported; with "document" texts of which nobody says what they are, are documents, as in Router.for_query_document`, *parameters.Route)
 	}
 	if err != nil {
@@ -94,12 +96,9 @@ func (f *Folder) readRouter() error {
 		}
 	}
 	query, document := modules["query"], modules["document"]
-	if len(query) != 1 || query[0].Kind() != "SparseStaticEmbedding" || !strings.HasPrefix(query[0].Type, "sentence_transformers.") || len(document) == 0 {
+	if len(query) != 1 || query[0].Kind() != "SparseStaticEmbedding" || !strings.HasPrefix(query[0].Type, "sentence_transformers.") || len(document) != 2 || document[1].Kind() != "SpladePooling" {
 		return fmt.Errorf("%s: the modules %s of queries and %s of documents are not supported; SparseStaticEmbedding of queries, and a transformer with SpladePooling of documents are",
 			file, kindsOf(query), kindsOf(document))
-	}
-	if document[len(document)-1].Kind() != "SpladePooling" || len(document) != 2 {
-		return fmt.Errorf("%s: the modules %s of documents are not supported: with SparseStaticEmbedding of queries, a transformer with SpladePooling is", file, kindsOf(document))
 	}
 	f.Queries = &Queries{path: query[0].Path, router: path.Join(router.Path, filepath.Base(file))}
 	f.Modules = append(document, f.Modules[1:]...)
@@ -160,7 +159,7 @@ func (f *Folder) readQueries() error {
 }
 
 // sameTokenizer refuses a tokenizer of queries that is not the documents': features are ids of tokens, and products of embeddings compare them. What
-// transformers leaves in tokenizer.json of the last call, padding and truncation, may differ.
+// transformers leaves in tokenizer.json of the last call, padding and truncation, may differ, and so may where special tokens stand.
 func (f *Folder) sameTokenizer(dir string) error {
 	tokenizer := func(dir string) (*object, error) {
 		o, err := readObject(filepath.Join(dir, "tokenizer.json"))
@@ -170,6 +169,7 @@ func (f *Folder) sameTokenizer(dir string) error {
 		if err == nil {
 			o.remove("padding")
 			o.remove("truncation")
+			o.remove("post_processor") // of special tokens, without which queries are read
 		}
 		return o, err
 	}
@@ -226,7 +226,7 @@ func TokenWeights(file string, vocab int, id func(token string) (int32, bool)) (
 	if err != nil {
 		return nil, err
 	}
-	var weights map[string]float64
+	var weights map[string]*float64
 	if err := unmarshal(data, &weights); err != nil {
 		return nil, fmt.Errorf("%s: want an object of token to weight, such as {\"search\": 5.1}: %w", file, err)
 	}
@@ -239,9 +239,12 @@ func TokenWeights(file string, vocab int, id func(token string) (int32, bool)) (
 		if !ok || int(n) >= vocab {
 			return nil, fmt.Errorf("%s: %q is no token of the model's vocabulary: the weights are another model's", file, token)
 		}
-		w := float32(weights[token])
+		if weights[token] == nil {
+			return nil, fmt.Errorf("%s: the weight of %q is null: want a number", file, token)
+		}
+		w := float32(*weights[token])
 		if w-w != 0 {
-			return nil, fmt.Errorf("%s: the weight of %q, %v, is not a finite number of 32 bits", file, token, weights[token])
+			return nil, fmt.Errorf("%s: the weight of %q, %v, is not a finite number of 32 bits", file, token, *weights[token])
 		}
 		out[n] = w
 	}
@@ -290,6 +293,8 @@ func (s Spec) withQueries(dir string) error {
 	}
 	if s.Queries.MaxLength > 0 {
 		o.set("model_max_length", s.Queries.MaxLength)
+	} else {
+		o.remove("model_max_length") // documents'
 	}
 	if _, ok := o.values["tokenizer_class"]; !ok { // which transformers finds by config.json's model_type elsewhere
 		o.set("tokenizer_class", "PreTrainedTokenizerFast")

@@ -133,7 +133,7 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 		}
 	}
 	if err == nil {
-		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength, e.queryLength))
+		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLengths(e.tok, e.queryLength, e.maxLength, e.WeighsQueries()))
 	}
 	if err == nil && e.WeighsQueries() {
 		err = CheckWeights(f, e.tok, e.model.Config)
@@ -246,6 +246,14 @@ func CheckLength(tok *tokenize.Tokenizer, lengths ...int) error {
 		}
 	}
 	return nil
+}
+
+// CheckLengths is CheckLength of queries' and documents'. Queries that are weights of tokens are read without special ones.
+func CheckLengths(tok *tokenize.Tokenizer, query, document int, weighed bool) error {
+	if !weighed {
+		return CheckLength(tok, query, document)
+	}
+	return errors.Join(CheckLength(tok.Bare(), query), CheckLength(tok, document))
 }
 
 // HeadOf is the pooling and normalization of a folder, unless asked for otherwise. A folder that does not say gets mean

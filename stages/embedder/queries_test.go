@@ -175,7 +175,7 @@ func TestWeighed(t *testing.T) {
 		for name, want := range map[string]string{
 			"query_0_SparseStaticEmbedding/config.json": `"frozen": true`, "query_0_SparseStaticEmbedding/tokenizer_config.json": `"model_max_length": 7`,
 			"modules.json": "sentence_transformers.models.Router", "document_1_SpladePooling/config.json": `"max"`, "config.json": "BertForMaskedLM",
-			"README.md": "weights of its tokens, without the model",
+			"README.md": "weights of its tokens, without the model", "./README.md": "Maximum length of a query: 7 tokens",
 		} {
 			if data, err := os.ReadFile(filepath.Join(saved, name)); err != nil || !strings.Contains(string(data), want) {
 				t.Errorf("%s: %v\n%s\nwant %s", name, err, data, want)
@@ -219,6 +219,8 @@ func TestWeighedErrors(t *testing.T) {
 	}{
 		"another route":     {replace("router_config.json", `"query": [`, `"image": [`), []string{"router_config.json", `"document" "image"`}},
 		"another default":   {replace("router_config.json", `"default_route": "document"`, `"default_route": "query"`), []string{"default_route", "for_query_document"}},
+		"no default":        {replace("router_config.json", `"default_route": "document"`, `"default_route": null`), []string{"there is no default_route"}},
+		"none named":        {replace("router_config.json", `"default_route": "document", `, ``), []string{"there is no default_route"}},
 		"mappings":          {replace("router_config.json", `"route_mappings": {}`, `"route_mappings": {"('query', 'text')": "query"}`), []string{"route_mappings"}},
 		"outside":           {replace("router_config.json", `"query": ["query_0`, `"query": ["../query_0`), []string{"router_config.json", "query_0"}},
 		"no type":           {replace("router_config.json", `"document_1_SpladePooling": "`, `"document_2": "`), []string{"document_1_SpladePooling", "no type"}},
@@ -251,13 +253,53 @@ func TestWeighedErrors(t *testing.T) {
 	id := func(token string) (int32, bool) { return 1, token == "a" }
 	file := filepath.Join(t.TempDir(), "idf.json")
 	for text, want := range map[string]string{
-		`{"a": 1, "zz": 2}`: `"zz" is no token`, `[1]`: "token to weight", `{}`: "no weights", `{"a": 1e99}`: "finite",
+		`{"a": 1, "zz": 2}`: `"zz" is no token`, `[1]`: "token to weight", `{}`: "no weights", `{"a": 1e99}`: "finite", `{"a": null}`: `"a" is null`,
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := hfmodel.TokenWeights(file, 2, id); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Queries that nothing cuts are saved so, beside documents that are cut; their tokenizer may have no special tokens, which they are read without.
+func TestWeighedUncut(t *testing.T) {
+	dir, _ := weighedFolder(t, true)
+	const query = "query_0_SparseStaticEmbedding"
+	file := filepath.Join(dir, query, "tokenizer.json")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, to := strings.Index(string(data), `"post_processor"`), strings.Index(string(data), `"decoder"`)
+	if from < 0 || to < from {
+		t.Fatalf("no special tokens before a decoder in %s", data)
+	}
+	err = os.WriteFile(file, []byte(string(data[:from])+`"post_processor": null, `+string(data[to:])), 0o666)
+	for at, text := range map[string]string{query: `{}`, "": `{"model_max_length": 20}`} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, at, "tokenizer_config.json"), []byte(text), 0o666))
+	}
+	d, errOpen := cpu.New()
+	if err = errors.Join(err, errOpen); err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	saved := filepath.Join(t.TempDir(), "saved")
+	for _, dir := range []string{dir, saved} {
+		m, err := LoadTrainable(dir, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.QueryLength() != 0 || m.MaxLength() != 20 {
+			t.Errorf("%s: queries are cut at %d tokens, documents at %d", dir, m.QueryLength(), m.MaxLength())
+		}
+		if dir != saved {
+			err = m.Save(saved, Saving{})
+		}
+		if err = errors.Join(err, m.Close()); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -238,7 +238,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, c, m.MaxLength.Query, m.MaxLength.Document); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
-	if err := embedder.CheckLength(x.tok, x.text.QueryLength, x.text.DocumentLength); err != nil {
+	if err := embedder.CheckLengths(x.tok, x.text.QueryLength, x.text.DocumentLength, x.queries.There); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	// The recipe's prompts, or else the model's. The first dataset's are those of evaluation, and of the saved model.

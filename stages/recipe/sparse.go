@@ -154,7 +154,7 @@ func (x *Run) noteSparse() {
 	missing := map[string][]string{} // datasets, by their losses' keys
 	n := 0
 	for i := range r.Data.Train {
-		if !slices.ContainsFunc(r.termsOf(i), func(l stated) bool { return l.Flops.keeps() }) {
+		if !slices.ContainsFunc(r.termsOf(i), func(l stated) bool { return l.Flops.keeps(x.queries.There) }) {
 			missing[r.lossKey(i)] = append(missing[r.lossKey(i)], fmt.Sprintf("data.train[%d]", i))
 			n++
 		}
@@ -170,6 +170,9 @@ func (x *Run) noteSparse() {
 			at, why = terms[k], fmt.Sprintf(", as the weights of %s.flops are 0", terms[k].key)
 		}
 		if x.queries.There {
+			if at.Flops != nil {
+				why = fmt.Sprintf(", as %s.flops.document is 0", at.key)
+			}
 			weights = "{document: 3e-5}"
 		}
 		if at.Flops != nil && at.Flops.DocumentOnly || r.singleTexts(&at.Loss) {
@@ -182,8 +185,11 @@ func (x *Run) noteSparse() {
 	}
 }
 
-// keeps tells whether it adds anything to a loss.
-func (f *Flops) keeps() bool { return f != nil && (f.Query > 0 || f.Document > 0) }
+// keeps tells whether it keeps a model's embeddings sparse. Queries that are weights of tokens have no more features than tokens, and what is added for them
+// changes nothing of documents.
+func (f *Flops) keeps(weighed bool) bool {
+	return f != nil && (f.Document > 0 || f.Query > 0 && !weighed)
+}
 
 // singleTexts tells whether the rows of a loss are single texts, which are queries.
 func (r *Recipe) singleTexts(l *Loss) bool {
