@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -102,9 +103,10 @@ save: {dir: %q}
 	}
 }
 
-// Where queries are weights of tokens, and so both texts of a pair are documents, flags of queries are refused beside pairs, and those of documents count.
+// Where queries are weights of tokens, a run measures as eval does the model that it leaves, which cuts texts as the run has. Both texts of a pair are documents:
+// flags of queries are refused beside pairs, and those of documents count.
 func TestPairsOfWeighed(t *testing.T) {
-	dir := t.TempDir()
+	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	data := `{"query": "a cat sleeps", "positive": "the cat is here", "sentence1": "a cat", "sentence2": "the cat sleeps", "score": 0.5}
 {"query": "what is a dog", "positive": "a dog is there", "sentence1": "a dog is here", "sentence2": "is it a cat", "score": 0.1}
@@ -115,8 +117,9 @@ data: {train: [{path: %q, query: query, positive: positive}]}
 batch: {global_size: 2}
 loss: {name: mnrl, flops: {document: 0.01}}
 train: {max_steps: 1, device: cpu, precision: f32}
+eval: {every: 0, retrieval: {queries: %q, corpus: %q, qrels: %q}, sts: {path: %q, a: sentence1, b: sentence2, score: score}, triplets: {path: %q, query: query, positive: positive, negative: negative}}
 save: {dir: %q}
-`, goldens.Path(t, "splade/encoder"), at("data.jsonl"), at("run"))
+`, goldens.Path(t, "splade/encoder"), at("data.jsonl"), at("queries.parquet"), at("corpus.parquet"), at("qrels.tsv"), at("data.jsonl"), at("train.parquet"), at("run"))
 	for name, text := range map[string]string{"data.jsonl": data, "r.yaml": recipe} {
 		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -126,6 +129,20 @@ save: {dir: %q}
 		t.Errorf("the saved folder has a length for queries of their own, and the run says %s%s", r.stdout, r.stderr)
 	}
 	model := at("run/model")
+	lines := metricLines(t, at("run/metrics.jsonl"))
+	tasks, _ := lines[len(lines)-1]["tasks"].([]any)
+	for i, flags := range [][]string{
+		{"--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")},
+		{"--sts", at("data.jsonl")}, {"--triplets", at("train.parquet"), "--columns", "query,positive,negative"},
+	} {
+		var got map[string]any
+		if err := json.Unmarshal([]byte(succeed(t, append([]string{"eval", "--json", "--model", model}, flags...)...).stdout), &got); err != nil {
+			t.Fatal(err)
+		}
+		if len(tasks) != 3 || !reflect.DeepEqual(tasks[i].(map[string]any)["eval"], any(got)) {
+			t.Errorf("%s: %v in training, now %v", flags[0], tasks, got)
+		}
+	}
 	eval := func(flags ...string) string {
 		return succeed(t, append([]string{"eval", "--model", model, "--sts", at("data.jsonl")}, flags...)...).stdout
 	}
