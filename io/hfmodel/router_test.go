@@ -41,6 +41,12 @@ func TestHubRouter(t *testing.T) {
 		if f.Queries == nil || !f.Queries.Frozen || f.Splade == nil || (f.Queries.WeightsFile() != "") != idf || f.TransformerDir != f.Dir {
 			t.Errorf("idf.json %t: %+v", idf, f.Queries)
 		}
+		files := f.Settings()
+		for name, want := range map[string]bool{routerFile: true, query + "/config.json": true, query + "/tokenizer.json": true, "idf.json": idf} {
+			if _, ok := files[name]; ok != want {
+				t.Errorf("idf.json %t: the settings have %s: %t", idf, name, ok)
+			}
+		}
 		h.files[routerFile] = strings.ReplaceAll(h.files[routerFile], `"query":`, `"image":`)
 		if _, err := resolve(t.Context(), "org/name", Options{Endpoint: h.URL, CacheDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), `routes ["document" "image"]`) {
 			t.Errorf("another route: %v", err)

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -174,7 +175,7 @@ func TestWeighed(t *testing.T) {
 		check("saved", saved)
 		for name, want := range map[string]string{
 			"query_0_SparseStaticEmbedding/config.json": `"frozen": true`, "query_0_SparseStaticEmbedding/tokenizer_config.json": `"model_max_length": 7`,
-			"modules.json": "sentence_transformers.models.Router", "document_1_SpladePooling/config.json": `"max"`, "config.json": "BertForMaskedLM",
+			"query_0_SparseStaticEmbedding/../query_0_SparseStaticEmbedding/tokenizer_config.json": "tokenizer_class", "modules.json": "sentence_transformers.models.Router", "document_1_SpladePooling/config.json": `"max"`, "config.json": "BertForMaskedLM",
 			"README.md": "weights of its tokens, without the model", "./README.md": "Maximum length of a query: 7 tokens",
 		} {
 			if data, err := os.ReadFile(filepath.Join(saved, name)); err != nil || !strings.Contains(string(data), want) {
@@ -230,6 +231,24 @@ func TestWeighedErrors(t *testing.T) {
 		"no weights":        {func(dir string) error { return os.Remove(filepath.Join(dir, query, "model.safetensors")) }, []string{query[:len(query)-1], "model.safetensors"}},
 		"a file not there":  {replace(query+"config.json", `true`, `true, "path": "a/b/idf.json"`), []string{"a/b/idf.json", "put it there"}},
 		"another tokenizer": {replace(query+"tokenizer.json", `"##ing"`, `"##ign"`), []string{"tokenizer of queries", "documents"}},
+		"fewer tokens": {func(dir string) error { // of both tokenizers than the model has
+			for _, at := range []string{query, "document_0_Transformer/"} {
+				file := filepath.Join(dir, at, "tokenizer.json")
+				data, err := os.ReadFile(file)
+				if err != nil {
+					return err
+				}
+				less := regexp.MustCompile(`,\s*"[^"]+":\s*119\b`).ReplaceAll(data, nil)
+				if err := os.WriteFile(file, less, 0o666); err != nil || len(less) == len(data) {
+					return fmt.Errorf("%s has no token 119: %v", file, err)
+				}
+			}
+			return nil
+		}, []string{"have 119 features", "120"}},
+		"no tokenizer.json": {func(dir string) error {
+			err := os.Remove(filepath.Join(dir, query, "tokenizer.json"))
+			return errors.Join(err, os.WriteFile(filepath.Join(dir, query, "vocab.txt"), []byte("a"), 0o666), os.WriteFile(filepath.Join(dir, "document_0_Transformer", "vocab.txt"), []byte("b"), 0o666))
+		}, []string{"tokenizer of queries", "documents"}},
 		"other weights": {func(dir string) error {
 			x, err := safetensors.FromFloat32s("weight", []int{119}, make([]float32, 119))
 			if err != nil {

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -96,6 +97,21 @@ func TestTrainQueries(t *testing.T) {
 	again[1] = "model.path=" + filepath.Join(j.dir, "whole", "model")
 	if _, err := j.run(t, "frozen", checkpoint.Disk{}, 0, false, append(again, "model.queries.frozen=true", "model.lora={rank: 2, alpha: 4, targets: [query]}")...); err != nil {
 		t.Fatal(err)
+	}
+	// A file of frozen weights may not change before the run goes on.
+	sets = sparseSets(t, "model.queries={weights: "+file+", frozen: true}", "save.every=2")
+	if _, err = j.run(t, "idf", checkpoint.Disk{}, 2, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(`{"[CLS]": 2}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = j.run(t, "idf", checkpoint.Disk{}, 0, true, sets...); !errors.Is(err, ErrRecipeChanged) || !strings.Contains(err.Error(), "model.queries.weights: changed") {
+		t.Errorf("with another file of frozen weights: %v", err)
+	}
+	guided := fmt.Sprintf("loss={name: gist, guide: {path: %q}}", filepath.Join(j.dir, "whole", "model"))
+	if _, err = j.run(t, "guided", checkpoint.Disk{}, 0, false, sparseSets(t, guided)...); err == nil || !strings.Contains(err.Error(), "such a model is no guide") {
+		t.Errorf("as a guide: %v", err)
 	}
 	if !slices.Equal(savedWeights(t, filepath.Join(j.dir, "frozen")), after) {
 		t.Error("frozen weights have changed")
