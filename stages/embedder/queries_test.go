@@ -175,7 +175,7 @@ func TestWeighed(t *testing.T) {
 		check("saved", saved)
 		for name, want := range map[string]string{
 			"query_0_SparseStaticEmbedding/config.json": `"frozen": true`, "query_0_SparseStaticEmbedding/tokenizer_config.json": `"model_max_length": 7`,
-			"query_0_SparseStaticEmbedding/../query_0_SparseStaticEmbedding/tokenizer_config.json": "tokenizer_class", "modules.json": "sentence_transformers.models.Router", "document_1_SpladePooling/config.json": `"max"`, "config.json": "BertForMaskedLM",
+			"modules.json": "sentence_transformers.models.Router", "document_1_SpladePooling/config.json": `"max"`, "config.json": "BertForMaskedLM",
 			"README.md": "weights of its tokens, without the model", "./README.md": "Maximum length of a query: 7 tokens",
 		} {
 			if data, err := os.ReadFile(filepath.Join(saved, name)); err != nil || !strings.Contains(string(data), want) {
@@ -320,5 +320,9 @@ func TestWeighedUncut(t *testing.T) {
 		if err = errors.Join(err, m.Close()); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// There is no config.json beside the queries' tokenizer by which transformers would find its class.
+	if data, err = os.ReadFile(filepath.Join(saved, query, "tokenizer_config.json")); err != nil || !strings.Contains(string(data), `"tokenizer_class": "PreTrainedTokenizerFast"`) {
+		t.Errorf("tokenizer_config.json of queries: %v, %s", err, data)
 	}
 }
