@@ -314,8 +314,16 @@ func TestWeighedUncut(t *testing.T) {
 		if m.QueryLength() != 0 || m.MaxLength() != 20 {
 			t.Errorf("%s: queries are cut at %d tokens, documents at %d", dir, m.QueryLength(), m.MaxLength())
 		}
+		shorter := filepath.Join(t.TempDir(), "shorter") // both
+		if err = m.Save(shorter, Saving{MaxLength: 9}); err == nil {
+			short, errLoad := LoadTrainable(shorter, d)
+			if err = errLoad; err == nil && (short.QueryLength() != 9 || short.MaxLength() != 9) {
+				t.Errorf("saved to be cut at 9 tokens, queries are at %d, documents at %d", short.QueryLength(), short.MaxLength())
+			}
+			err = errors.Join(err, short.Close())
+		}
 		if dir != saved {
-			err = m.Save(saved, Saving{})
+			err = errors.Join(err, m.Save(saved, Saving{}))
 		}
 		if err = errors.Join(err, m.Close()); err != nil {
 			t.Fatal(err)
