@@ -19,7 +19,7 @@
 //
 // Open reads every form of this that sentence-transformers has written, from 2.0 (the transformer in its own
 // subfolder, pooling as one boolean per mode) to 6.2, and plain transformers folders, which say nothing about pooling.
-// What it does not understand (a Router but that of sparse queries without a model, a combination of pooling modes) is an error that names it: a model that
+// What it does not understand (a Router of other modules than those of Queries, a combination of pooling modes) is an error that names it: a model that
 // silently embeds differently is worse than one that doesn't load.
 //
 // Save writes the folder as a whole: a temporary sibling, synced, then exchanged with the previous one, so that a full
