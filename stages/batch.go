@@ -39,6 +39,9 @@ type Batch struct {
 	// them. nil: all but each sequence's first.
 	Shown, ShownCu []int32
 
+	// Weighed tells that queries are weights of their tokens, each of which a query has once and in ascending order: see transformer.QueryWeights.
+	Weighed bool
+
 	// Pairs tells that documents are sequences with their queries in front, for a model that scores. The queries, sequences 0 to B-1, are
 	// empty then and in no sub-batch: what is computed of them stays zero.
 	Pairs bool
@@ -204,7 +207,7 @@ func (b *Batch) check() error {
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
 	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, plan: end.plan, Source: end.Source, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
-	b.Pairs, b.Head = end.Pairs, end.Head
+	b.Pairs, b.Head, b.Weighed = end.Pairs, end.Head, end.Weighed
 	weighted := false
 	for _, c := range chunks {
 		b.Rows = append(b.Rows, c.Rows...)

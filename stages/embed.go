@@ -41,6 +41,9 @@ func Embed(g *pipeline.Graph, subs pipeline.Port[SubBatch], e *Encoder) pipeline
 		if e.Model.Config.Tokens.Unseen() != (sub.Batch.Seen != nil) {
 			return errors.New("the model's queries have tokens that the others do not attend to and the batch's have none, or the other way round: Text.Heads is the model's Config.Tokens, as stages.TextOf has it")
 		}
+		if e.Model.Config.Queries.There != sub.Batch.Weighed {
+			return errors.New("the model's queries are weights of tokens and the batch's are not, or the other way round: Text.Weighed is the model's Config.Queries.There, as stages.TextOf has it")
+		}
 		if t.Index.Sub == 0 {
 			if err := e.begin(sub.Batch); err != nil {
 				return err

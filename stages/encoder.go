@@ -147,6 +147,9 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if e.ranks.early() && m.Config.TiedDecoder() && e.tableTrains() {
 		return nil, errors.New("stages: early gradients (mesh.gradients) are not for sparse embeddings whose decoder is the word embeddings: of these the rows of a sub-batch's tokens alone would travel, and all have a gradient; late gradients are")
 	}
+	if e.ranks.early() && m.Config.Queries.There {
+		return nil, errors.New("stages: early gradients (mesh.gradients) are not for a model whose queries are weights of tokens, which have a gradient in sub-batches that go through no layer; late gradients are")
+	}
 	e.shares, e.frozen = e.ranks.shares(m.Layout, m.DType), e.ranks.frozen(m.Layout)
 	if m.Partial() != e.ranks.streams() {
 		return nil, errors.New("stages: with streamed parameters, and only then, a model must have been made with the option Own of its ranks")
@@ -255,7 +258,11 @@ func (e *Encoder) measure(b *Batch) {
 	for _, s := range b.Subs {
 		m := transformer.Memory{}
 		if s.Len() > 0 {
-			m = e.Model.Memory(s.lengths())
+			if s.weighed() {
+				m = e.Model.WeighedMemory(s.lengths())
+			} else {
+				m = e.Model.Memory(s.lengths())
+			}
 		}
 		b.memory = append(b.memory, m)
 	}

@@ -195,7 +195,18 @@ func embedBatch(ctx context.Context, e *embedder.Engine, b *Batch) (parts [][]fl
 	}
 	size := e.Model.EmbeddingSize()
 	x := make([]float32, b.N()*size) // queries that are read with their documents have none of their own
-	err = e.EmbedTyped(ctx, texts, kinds, func(i int, vec []float32) { copy(x[(first+i)*size:], vec) })
+	put := func(from int) func(i int, vec []float32) {
+		return func(i int, vec []float32) { copy(x[(from+i)*size:], vec) }
+	}
+	if b.Weighed {
+		n := len(b.Rows)
+		err := e.EmbedAs(ctx, embedder.Query, texts[:n], put(0))
+		if err == nil {
+			err = e.Embed(ctx, texts[n:], put(n))
+		}
+		return [][]float32{x}, err
+	}
+	err = e.EmbedTyped(ctx, texts, kinds, put(first))
 	return [][]float32{x}, err
 }
 

@@ -31,6 +31,7 @@ func TestSparseMetamorphic(t *testing.T) {
 		{negatives: true, loss: flops, dropout: 0.1, sparse: "tied"},
 		{loss: ragged, globalSize: 5, accumulate: 2, sparse: "tied"},
 		{negatives: true, loss: flops, globalSize: 7, accumulate: 2, sparse: "untied"},
+		{negatives: true, loss: flops, dropout: 0.1, globalSize: 7, accumulate: 2, sparse: "tied", weighed: true},
 	} {
 		base.maxSteps, base.optimizer = 1, optim.SGD{}
 		truth := base
@@ -51,11 +52,11 @@ func TestSparseMetamorphic(t *testing.T) {
 			c.budget = []int64{0, -1, 1 << 18, 1 << 20}[rng.IntN(4)]
 			c.every = rng.IntN(4)
 			c.exchange = stages.Exchanging{NoOverlap: rng.IntN(2) == 0}
-			if base.sparse == "untied" {
+			if base.sparse == "untied" && !base.weighed {
 				c.exchange.Early, c.exchange.Streamed = rng.IntN(2) == 0, rng.IntN(2) == 0
 			}
 			got := c.run(t)
-			how := fmt.Sprintf("%s: %d ranks, %+v, budget %d, activation checkpointing every %d, %+v", c.sparse, ranks, c.size, c.budget, c.every, c.exchange)
+			how := fmt.Sprintf("%s, weighed %t: %d ranks, %+v, budget %d, activation checkpointing every %d, %+v", c.sparse, c.weighed, ranks, c.size, c.budget, c.every, c.exchange)
 			if name, e := gradientError(want.model.Layout, got.grad, want.grad); !(e <= 2e-5) {
 				t.Errorf("%s: %s is off by %.3g", how, name, e)
 			}
@@ -77,6 +78,8 @@ func TestSparseBitEqual(t *testing.T) {
 	l := loss.Flops{Loss: loss.InfoNCE{Scale: 1, Dot: true}, Query: 0.02, Document: 0.01, Warmup: 2}
 	base := goldenRun{negatives: true, loss: l, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3, sparse: "tied"}
 	checkKept(t, "sparse", base)
+	base.weighed = true
+	checkKept(t, "queries of weights", base)
 }
 
 // Rows of the word embeddings do not travel alone where all of them have a gradient.

@@ -20,6 +20,9 @@ func (s SubBatch) Len() int { return s.Hi - s.Lo }
 // Tokens is the number of tokens.
 func (s SubBatch) Tokens() int { return int(s.Batch.Cu[s.Hi] - s.Batch.Cu[s.Lo]) }
 
+// weighed tells whether it is of queries that are weights of tokens, and so goes through no transformer.
+func (s SubBatch) weighed() bool { return s.Batch.Weighed && s.Hi <= len(s.Batch.Rows) && s.Len() > 0 }
+
 // padding is how many tokens it would have more if each sequence were as long as its longest.
 func (s SubBatch) padding() int {
 	longest := 0
@@ -40,7 +43,7 @@ func (s SubBatch) lengths() []int {
 
 // rows is the sub-batch as the model takes it. Dropout keys follow from the seed, the step and each sequence's origin.
 func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
-	r := transformer.Rows{IDs: s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]], Shown: s.shown()}
+	r := transformer.Rows{IDs: s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]], Shown: s.shown(), Weighed: s.weighed()}
 	if s.Batch.Kinds != nil {
 		r.Kinds = s.Batch.Kinds[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]
 	}
@@ -57,7 +60,8 @@ func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
 	return r
 }
 
-// Size bounds sub-batches: by tokens or by sequences. A sequence longer than Tokens is a sub-batch of its own.
+// Size bounds sub-batches: by tokens or by sequences. A sequence longer than Tokens is a sub-batch of its own. One without tokens, whose embedding takes memory
+// too, counts as one.
 type Size struct {
 	Tokens int // 0: no bound
 	Rows   int // 0: no bound
@@ -72,12 +76,12 @@ func (z Size) check() error {
 }
 
 // Cut divides a batch. It is a function of the sequences' lengths and the size alone; and where queries have tokens that nobody attends to (Seen), they
-// and documents are in no sub-batch together, as on a GPU what has such tokens goes through slower kernels.
+// and documents are in no sub-batch together, as on a GPU what has such tokens goes through slower kernels; nor where queries are weights of tokens (Weighed).
 func (z Size) Cut(b *Batch) []SubBatch {
 	var subs []SubBatch
 	lo := b.first()
 	for n := lo; n < b.N(); n++ {
-		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && int(b.Cu[n+1]-b.Cu[lo]) > z.Tokens || b.Seen != nil && n == len(b.Rows)
+		full := z.Rows > 0 && n-lo == z.Rows || z.Tokens > 0 && max(int(b.Cu[n+1]-b.Cu[lo]), n+1-lo) > z.Tokens || (b.Seen != nil || b.Weighed) && n == len(b.Rows)
 		if full && n > lo {
 			subs = append(subs, SubBatch{b, lo, n})
 			lo = n

@@ -64,6 +64,7 @@ type goldenRun struct {
 	colbert    bool    // vectors of tokens alone, with dense layers for a projection
 	unseen     bool    // of colbert's queries the tokens are not attended to that fill them up
 	sparse     string  // embeddings are: with a decoder that is "tied" to the word embeddings, or "untied"
+	weighed    bool    // queries are weights of tokens
 	adapted    string  // one of testdata/golden/lora/steps, in minilm-tiny's place
 
 	loraDropout float64
@@ -211,6 +212,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		if config.MLMHead, err = config.MLM([]byte(fmt.Sprintf(`{"tie_word_embeddings": %v}`, r.sparse == "tied")), false); err != nil {
 			t.Fatal(err)
 		}
+		config.Queries.There = r.weighed
 	}
 	model, err := transformer.New(r.device, config, head, transformer.Options{DType: r.dtype, BF16: r.bf16, CheckpointEvery: r.every, Tuning: tuning, Own: ranks.Own()})
 	if err != nil {
@@ -276,7 +278,7 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		t.Fatal(err)
 	}
 	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: r.accumulate, MaxSteps: r.maxSteps, Rank: ranks.Rank(), Ranks: ranks.Size()}
-	text := stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers}
+	text := stages.Text{Tokenizer: tok, QueryLength: 48, DocumentLength: 48, Threads: r.tokenizers, Weighed: r.weighed}
 	if r.colbert {
 		text.Heads = config.Tokens
 	}

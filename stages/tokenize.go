@@ -27,6 +27,9 @@ type Text struct {
 	Guide          *Text                  // how a guide reads the same texts; nil: there is none
 	Heads          transformer.TokenHeads // of the model, which say what its tokens' vectors are of: its Config.Tokens
 
+	// Weighed tells that the model's queries are weights of tokens (its Config.Queries): they are read without special tokens, and each token once.
+	Weighed bool
+
 	// Pairs, if not nil, are how each dataset's documents become tokens with their rows' queries in front, for models that score. The
 	// queries themselves have none then, and the rest of the settings does not count.
 	Pairs   []*tokenize.Pairs
@@ -62,6 +65,7 @@ type TokenChunk struct {
 	Guide   [][][]int32 // like IDs, for a guide; nil: there is none
 	Pairs   bool        // queries have no tokens; see Batch
 	Head    []int32
+	Weighed bool            // queries are weights of tokens; see Batch
 	Texts   [][]loss.TextID // by column, text
 	Counts  [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
 
@@ -178,6 +182,8 @@ func (x Text) Prepared(source int, negatives bool) (info dataset.TokenInfo, err 
 	switch other, _ := x.reading(source, dataset.Negative); {
 	case x.Guide != nil:
 		return info, errors.New("loss.guide reads the texts")
+	case x.Weighed:
+		return info, errors.New("queries that are weights of tokens (model.queries) are read without special tokens, and prep reads all texts with them")
 	case negatives && other != document:
 		return info, errors.New("positives and negatives have prompts of their own, and prep gives documents one")
 	}
@@ -219,11 +225,14 @@ func (x Text) check() error {
 		name  string
 		limit int
 	}{{"QueryLength", x.QueryLength}, {"DocumentLength", x.DocumentLength}, {"Heads.Query.Length", x.Heads.Query.Length}} {
+		if l.name == "QueryLength" && x.Weighed { // no positions bound them
+			continue
+		}
 		if x.Positions > 0 && l.limit > x.Positions {
 			return fmt.Errorf("Text.%s is %d tokens, and the model was trained with %d positions: at most that many can be read", l.name, l.limit, x.Positions)
 		}
 	}
-	return embedder.CheckLength(x.Tokenizer, x.QueryLength, x.DocumentLength)
+	return embedder.CheckLengths(x.Tokenizer, x.QueryLength, x.DocumentLength, x.Weighed)
 }
 
 // sees notes how many tokens a column's next text has before it is filled up.
@@ -246,7 +255,7 @@ func (x Text) reading(source int, role dataset.Role) (prompt string, limit int) 
 }
 
 func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
-	out := &TokenChunk{Chunk: *c, Pairs: x.Pairs != nil, Head: x.Head}
+	out := &TokenChunk{Chunk: *c, Pairs: x.Pairs != nil, Head: x.Head, Weighed: x.Weighed}
 	out.Examples = nil
 	if x.Heads.Alone {
 		out.Shown = func(role dataset.Role, ids []int32) []int32 { return x.Heads.Shown(role == dataset.Query, ids) }
@@ -283,6 +292,10 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 		out.IDs[col] = make([][]int32, 0, len(c.Examples))
 		prompt, limit := x.reading(c.Source, column.Role)
 		reading := x.Heads.Reading(column.Role == dataset.Query)
+		tok, weighed := x.Tokenizer, x.Weighed && column.Role == dataset.Query
+		if weighed {
+			tok = tok.Bare()
+		}
 		if x.Guide != nil {
 			prompt, limit := x.Guide.reading(c.Source, column.Role)
 			for i := range c.Examples {
@@ -315,7 +328,9 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				var cut bool
 				switch {
 				case x.Pairs == nil:
-					flat, cut = x.Tokenizer.Append(flat, prompt+e.Texts[k], limit)
+					if flat, cut = tok.Append(flat, prompt+e.Texts[k], limit); weighed {
+						flat = transformer.Distinct(flat, start)
+					}
 					out.sees(col, len(flat)-start)
 					flat = reading.Expand(flat, start)
 					if bare[column.Role] {

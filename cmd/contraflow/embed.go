@@ -130,7 +130,8 @@ To an --output that ends with .npy it writes the embeddings alone, row after row
 paths), as numpy.load reads them: float32, [rows, dimensions].
 
 embed does not know whether its texts are queries or documents. As sentence-transformers' encode does, it puts the model's default prompt before them,
-which most models do not have; a multi_vector's texts are read as documents without it. --prompt query and --prompt document are what eval, mine and
+which most models do not have; a multi_vector's texts, and those of a sparse encoder whose queries are weights of tokens, are read as documents without
+it. --prompt query and --prompt document are what eval, mine and
 distill put before texts of themselves. They are what encode_query and encode_document put, but for --prompt document of a model with no prompt
 "document": it is the one called passage, or corpus, before which sentence-transformers 6.2 finds an empty "document" of its own.
 
@@ -181,7 +182,7 @@ weights.`,
 			} else if err := in.bad.apart(in.output, in.files, "the embeddings"); err != nil {
 				return err
 			}
-			if prompts.name == "query" { // which only models that give vectors of tokens alone cut apart
+			if prompts.role() == embedder.Query {
 				f.queries = f.maxLength
 			}
 			f.options = prompts.options(cmd)
@@ -216,7 +217,7 @@ weights.`,
 				lines := embeddingLines(cmd.Context(), e, prompt)
 				switch {
 				case e.Sparse():
-					lines = sparseLines(cmd.Context(), e, prompt, most)
+					lines = sparseLines(cmd.Context(), e, prompts.role(), prompt, most)
 				case parts:
 					lines = partLines(cmd.Context(), e, prompt)
 				}
@@ -226,7 +227,7 @@ weights.`,
 				return embedLines(cmd, e, prompt, &in, lines)
 			}
 			if e.Sparse() {
-				return embedSparse(cmd, e, prompt, &in, most)
+				return embedSparse(cmd, e, prompts.role(), prompt, &in, most)
 			}
 			if npy {
 				return embedNPY(cmd, e, prompt, &in)

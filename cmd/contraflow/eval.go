@@ -67,8 +67,6 @@ commands have it: what is measured on fewer rows is another task, which no other
 				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), " + scoredFlagNames("or")))
 			case kind != nil && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
 				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
-			case kind != nil && docPrompt != "" && !kind.Asked:
-				return usageError{fmt.Errorf("--document-prompt is for --queries, --triplets and --candidates: both texts of %s are read as queries are", flagOf(kind))}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}
@@ -95,11 +93,19 @@ commands have it: what is measured on fewer rows is another task, which no other
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
+			if kind != nil && !kind.Asked {
+				if err := checkPairTexts(cmd, f.path, e.WeighsQueries(), flagOf(kind)); err != nil {
+					return err
+				}
+			}
 			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
 			if kind != nil {
 				return measureScored(cmd, kind, file, asJSON, func(a, b []string) ([]float64, error) {
 					if kind.Asked {
 						return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
+					}
+					if e.WeighsQueries() { // both are documents
+						return e.Similarity(cmd.Context(), docPrompt, a, b)
 					}
 					return e.Similarity(cmd.Context(), queryPrompt, a, b)
 				})
@@ -142,7 +148,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 	cmd.Flags().StringVar(&corpus, "corpus", "", "the `FILE` with the documents")
 	cmd.Flags().StringVar(&qrels, "qrels", "", "the `FILE` with the judgements")
 	scored.add(cmd.Flags())
-	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair", "queries"))
+	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair that is read as queries are", "queries"))
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
 	cmd.Flags().BoolVar(&quiet, "quiet", false, "print no progress")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
@@ -151,8 +157,24 @@ commands have it: what is measured on fewer rows is another task, which no other
 	parts.add(cmd)
 	f.add(cmd, "texts")
 	f.addCut(cmd)
-	f.addQueryLength(cmd, "", "queries, and both texts of a pair,")
+	f.addQueryLength(cmd, "", "queries, and both texts of a pair that is read as queries are,")
 	return cmd
+}
+
+// checkPairTexts refuses flags of the texts that pairs have none of: both are read as queries are, or where these are weights of tokens as documents.
+func checkPairTexts(cmd *cobra.Command, model string, weighed bool, kind string) error {
+	if !weighed {
+		if cmd.Flags().Changed("document-prompt") {
+			return usageError{fmt.Errorf("--document-prompt is for --queries, --triplets and --candidates: both texts of %s are read as queries are", kind)}
+		}
+		return nil
+	}
+	for flag, instead := range map[string]string{"query-prompt": "document-prompt", "query-max-length": "max-length"} {
+		if cmd.Flags().Changed(flag) {
+			return usageError{fmt.Errorf("--%s is for --queries, --triplets and --candidates: queries of %s are weights of tokens, and both texts of %s are read as documents, which --%s is of", flag, model, kind, instead)}
+		}
+	}
+	return nil
 }
 
 // taskResult is what eval has found of a task.

@@ -18,7 +18,7 @@ type promptFlags struct{ name, text string }
 
 func (p *promptFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&p.name, "prompt", "", "the `NAME` of one of the model's prompts, to put before each text: query and document are what eval and mine put before queries and documents (document is the model's passage or corpus where it has no other), \"\" is none (default: the model's default prompt, if it has one). A multi_vector reads texts as queries with query, as documents otherwise (default: document)")
+	fl.StringVar(&p.name, "prompt", "", "the `NAME` of one of the model's prompts, to put before each text: query and document are what eval and mine put before queries and documents (document is the model's passage or corpus where it has no other), \"\" is none (default: the model's default prompt, if it has one). A multi_vector reads texts as queries with query, as documents otherwise (default: document); so does a sparse encoder whose queries are weights of tokens")
 	fl.StringVar(&p.text, "prompt-text", "", "a `TEXT` to put before each text, instead of one of the model's prompts")
 }
 
@@ -35,6 +35,14 @@ func (p *promptFlags) options(cmd *cobra.Command) []embedder.Option {
 	return nil
 }
 
+// role is what texts are read as.
+func (p *promptFlags) role() embedder.Role {
+	if p.name == "query" {
+		return embedder.Query
+	}
+	return embedder.Document
+}
+
 func (p *promptFlags) textName() string { return cmp.Or(p.name, "--prompt-text") } // which is none of the model's, and no query's
 
 // settle finds the name of the prompt that the loaded model puts before texts, "" for none, and says what may not have been meant.
@@ -42,7 +50,7 @@ func (p *promptFlags) settle(cmd *cobra.Command, f *modelFlags, e *embedder.Embe
 	named, text := p.given(cmd)
 	role := p.name == "query" || p.name == "document"
 	switch {
-	case named && text && !(e.VectorsAlone() && role):
+	case named && text && !((e.VectorsAlone() || e.WeighsQueries()) && role):
 		return "", usageError{errors.New("--prompt is the name of one of the model's prompts, --prompt-text a text instead of it: give one or the other")}
 	case text:
 		sayNamed(cmd, e, "prompt-text", p.text)
@@ -72,7 +80,9 @@ func (p *promptFlags) settle(cmd *cobra.Command, f *modelFlags, e *embedder.Embe
 		}
 		return name, nil
 	}
-	if put, have := e.Prompt(name), promptList(e.Prompts()); name != "" && put != "" {
+	if put, have := e.Prompt(name), promptList(e.Prompts()); name == "query" && put != "" && e.WeighsQueries() {
+		notes(cmd)(fmt.Sprintf("%q is put before texts, the default of %s, and they are read as documents; --prompt query reads them as queries", put, f.path))
+	} else if name != "" && put != "" {
 		notes(cmd)(fmt.Sprintf("%q is put before texts, the default of the prompts that %s has: %s; --prompt NAME chooses one", put, f.path, have))
 	} else if have != "" {
 		query, document := e.RolePrompts()

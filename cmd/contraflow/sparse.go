@@ -24,10 +24,10 @@ func listsOf(vecs []float32, size, most int) (ids [][]int32, weights [][]float32
 }
 
 // sparseLines are an object a text, with the names of the parquet file's columns.
-func sparseLines(ctx context.Context, e *embedder.Embedder, prompt string, most int) lineValues {
+func sparseLines(ctx context.Context, e *embedder.Embedder, role embedder.Role, prompt string, most int) lineValues {
 	return lineValues{sparseAtOnce(e), func(texts []string) (values []any, cut int, err error) {
 		x := make([]float32, len(texts)*e.Size())
-		if cut, err = e.EmbedInto(ctx, prompt, texts, x); err != nil {
+		if cut, err = e.EmbedAs(ctx, role, prompt, texts, x); err != nil {
 			return nil, 0, err
 		}
 		ids, weights := listsOf(x, e.Size(), most)
@@ -45,12 +45,12 @@ func sparseLines(ctx context.Context, e *embedder.Embedder, prompt string, most 
 func sparseAtOnce(e *embedder.Embedder) int { return min(embedRows, max(1, sparseRows/e.Size())) }
 
 // embedSparse writes lists besides the input's columns.
-func embedSparse(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput, most int) error {
+func embedSparse(cmd *cobra.Command, e *embedder.Embedder, role embedder.Role, prompt string, in *embedInput, most int) error {
 	rows := sparseAtOnce(e)
 	vecs, active := make([]float32, rows*e.Size()), 0
 	done, err := embedTable(cmd, e, prompt, in, embedded{lexical, rows, func(texts []string) ([]any, int, error) {
 		out := vecs[:len(texts)*e.Size()]
-		n, err := e.EmbedInto(cmd.Context(), prompt, texts, out)
+		n, err := e.EmbedAs(cmd.Context(), role, prompt, texts, out)
 		if err != nil {
 			return nil, 0, err
 		}

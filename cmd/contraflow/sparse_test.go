@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -99,5 +100,70 @@ save: {dir: %q}
 		if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%q: exit %d, %s, want %q", args, r.code, r.stderr, want)
 		}
+	}
+}
+
+// Where queries are weights of tokens, a run measures as eval does the model that it leaves, which cuts texts as the run has. Both texts of a pair are documents:
+// flags of queries are refused beside pairs, and those of documents count.
+func TestPairsOfWeighed(t *testing.T) {
+	dir := workspace(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	data := `{"query": "a cat sleeps", "positive": "the cat is here", "sentence1": "a cat", "sentence2": "the cat sleeps", "score": 0.5}
+{"query": "what is a dog", "positive": "a dog is there", "sentence1": "a dog is here", "sentence2": "is it a cat", "score": 0.1}
+{"query": "who sleeps", "positive": "the dog sleeps", "sentence1": "it is there", "sentence2": "the dog and the cat", "score": 0.9}
+`
+	recipe := fmt.Sprintf(`model: {path: %q, kind: sparse, queries: ones, max_length: {query: 2, document: 40}}
+data: {train: [{path: %q, query: query, positive: positive}]}
+batch: {global_size: 2}
+loss: {name: mnrl, flops: {document: 0.01}}
+train: {max_steps: 1, device: cpu, precision: f32}
+eval: {every: 0, retrieval: {queries: %q, corpus: %q, qrels: %q}, sts: {path: %q, a: sentence1, b: sentence2, score: score}, triplets: {path: %q, query: query, positive: positive, negative: negative}}
+save: {dir: %q}
+`, goldens.Path(t, "splade/encoder"), at("data.jsonl"), at("queries.parquet"), at("corpus.parquet"), at("qrels.tsv"), at("data.jsonl"), at("train.parquet"), at("run"))
+	for name, text := range map[string]string{"data.jsonl": data, "r.yaml": recipe} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := succeed(t, "train", "-c", at("r.yaml")); strings.Contains(r.stderr+r.stdout, "max_seq_length") {
+		t.Errorf("the saved folder has a length for queries of their own, and the run says %s%s", r.stdout, r.stderr)
+	}
+	model := at("run/model")
+	lines := metricLines(t, at("run/metrics.jsonl"))
+	tasks, _ := lines[len(lines)-1]["tasks"].([]any)
+	for i, flags := range [][]string{
+		{"--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")},
+		{"--sts", at("data.jsonl")}, {"--triplets", at("train.parquet"), "--columns", "query,positive,negative"},
+	} {
+		var got map[string]any
+		if err := json.Unmarshal([]byte(succeed(t, append([]string{"eval", "--json", "--model", model}, flags...)...).stdout), &got); err != nil {
+			t.Fatal(err)
+		}
+		if len(tasks) != 3 || !reflect.DeepEqual(tasks[i].(map[string]any)["eval"], any(got)) {
+			t.Errorf("%s: %v in training, now %v", flags[0], tasks, got)
+		}
+	}
+	eval := func(flags ...string) string {
+		return succeed(t, append([]string{"eval", "--model", model, "--sts", at("data.jsonl")}, flags...)...).stdout
+	}
+	if eval() == eval("--document-prompt", "dog there who ") {
+		t.Error("a prompt of documents changes nothing")
+	}
+	for flag, want := range map[string]string{"--query-prompt": "--document-prompt is of", "--query-max-length": "--max-length is of"} {
+		r := contraflow(t, "", "eval", "--model", model, "--sts", at("data.jsonl"), flag, "3")
+		if r.code != 2 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, flag+" is for --queries and --triplets") {
+			t.Errorf("%s: %d, %s", flag, r.code, r.stderr)
+		}
+	}
+	// With a text for a prompt, too, --prompt says what texts are.
+	embed := func(flags ...string) string {
+		return succeed(t, append([]string{"embed", "--model", model}, flags...)...).stdout
+	}
+	query, document := embed("--prompt", "query", "--prompt-text", "", "--text", "the cat"), embed("--prompt", "", "--text", "the cat")
+	if q := embed("--prompt", "query", "--prompt-text", "the ", "--text", "cat"); q != query || q == document {
+		t.Errorf("the query is %s behind a text, and %s with it in front", q, query)
+	}
+	if d := embed("--prompt-text", "the ", "--text", "cat"); d != document {
+		t.Errorf("the document is %s behind a text, and %s with it in front", d, document)
 	}
 }

@@ -89,6 +89,9 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	switch m := s.MultiVector; {
 	case s.Splade != nil:
 		line("- Sparse embeddings: SPLADE, the largest logits of a text's tokens%s", length)
+		if s.Queries != nil {
+			line("- A query's embedding: weights of its tokens, without the model (inference-free)")
+		}
 	case s.static():
 		line("- Static embeddings: a text is the mean of its tokens' vectors%s", length)
 	case m != nil:
@@ -103,7 +106,10 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		line("- Pooling: %s%s", p.Mode, length)
 	}
 	if s.MaxSeqLength > 0 {
-		line("- Maximum length: %d tokens", s.MaxSeqLength)
+		line("- Maximum length: %d tokens%s", s.MaxSeqLength, map[bool]string{true: " of a document"}[s.Queries != nil])
+	}
+	if s.Queries != nil && s.Queries.MaxLength > 0 {
+		line("- Maximum length of a query: %d tokens", s.Queries.MaxLength)
 	}
 	line("- Similarity: %s", s.similarity())
 	for _, key := range sortedKeys(s.Prompts) {
@@ -124,6 +130,9 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 		text, ok := s.Prompts[key]
 		return ok && (text != "" || s.DefaultPromptName != "")
 	}
+	if s.Queries != nil {
+		queryFlags, documentFlags = " --prompt query", " --prompt document"
+	}
 	if named("query") {
 		query, queryFlags = `, prompt_name="query"`, " --prompt query"
 	}
@@ -133,7 +142,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 			break
 		}
 	}
-	if s.MultiVector != nil {
+	if s.MultiVector != nil || s.Queries != nil {
 		line(`query = model.encode_query("how are gradients accumulated?")`)
 		line(`documents = model.encode_document(["a first text", "a second text"])`)
 	} else {

@@ -11,6 +11,7 @@
 //	1_Pooling/config.json              its second: how token vectors become one
 //	colbert_linear.pt, ...             BGE-M3's heads of tokens, as torch.save keeps them: see package torchfile
 //	1_SpladePooling/config.json        in the place of 1_Pooling: embeddings are sparse (splade.go)
+//	router_config.json                 of a Router: queries without a model, see Queries (router.go)
 //	2_Dense/                           perhaps, with weights of its own: a linear layer and an activation behind it
 //	config_sentence_transformers.json  prompts, similarity function; the kind of model, of which MultiVectorEncoder pools nothing: see MultiVector
 //
@@ -18,7 +19,7 @@
 //
 // Open reads every form of this that sentence-transformers has written, from 2.0 (the transformer in its own
 // subfolder, pooling as one boolean per mode) to 6.2, and plain transformers folders, which say nothing about pooling.
-// What it does not understand (a Router, a combination of pooling modes) is an error that names it: a model that
+// What it does not understand (a Router of other modules than those of Queries, a combination of pooling modes) is an error that names it: a model that
 // silently embeds differently is worse than one that doesn't load.
 //
 // Save writes the folder as a whole: a temporary sibling, synced, then exchanged with the previous one, so that a full
@@ -90,6 +91,7 @@ type Folder struct {
 	Reranker *Reranker // how pairs of texts are scored; nil if the folder does not say
 	M3       *M3       // heads of tokens; nil if there are none
 	Splade   *Splade   // how sparse embeddings are made; nil of other models, whose Pooling says how theirs are
+	Queries  *Queries  // weights that queries' are made of; nil: they are made as documents' are
 
 	MultiVector *MultiVector // of a model that gives tokens' vectors alone; nil for others
 
@@ -191,6 +193,9 @@ func openOn(dir, base string, bare bool) (_ *Folder, err error) {
 			return nil, err
 		}
 	}
+	if err := f.readQueries(); err != nil {
+		return nil, err
+	}
 	return f, f.readStanfordHead()
 }
 
@@ -201,6 +206,9 @@ func (f *Folder) Close() error {
 		if d.file != nil {
 			errs = append(errs, d.file.Close())
 		}
+	}
+	if f.Queries != nil && f.Queries.file != nil {
+		errs = append(errs, f.Queries.file.Close())
 	}
 	if f.Adapter == nil {
 		return errors.Join(append(errs, f.weights.close())...)
@@ -224,6 +232,11 @@ func (f *Folder) readModules() error {
 	}
 	if f.Modules, err = parseModules(data); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
+	}
+	if len(f.Modules) > 0 && f.Modules[0].Kind() == "Router" && strings.HasPrefix(f.Modules[0].Type, "sentence_transformers.") {
+		if err := f.readRouter(); err != nil {
+			return err
+		}
 	}
 	if err := f.findMultiVector(); err != nil {
 		return err
@@ -451,24 +464,38 @@ func (f *Folder) readTransformerJSON() error {
 		return nil
 	}
 	f.MaxSeqLength = f.configInt("max_position_embeddings")
-	file := filepath.Join(f.TransformerDir, "tokenizer_config.json")
-	o, err := readObject(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	limit, err := modelMaxLength(f.TransformerDir)
 	if err != nil {
 		return err
+	}
+	if limit > 0 && (f.MaxSeqLength <= 0 || limit < f.MaxSeqLength) {
+		f.MaxSeqLength = limit
+	}
+	f.MaxSeqLength = max(f.MaxSeqLength, 0) // XLNet writes -1 for no limit
+	return nil
+}
+
+const tokenizerConfig = "tokenizer_config.json"
+
+// modelMaxLength is what the tokenizer in a folder says of its model; 0: nothing.
+func modelMaxLength(dir string) (int, error) {
+	file := filepath.Join(dir, tokenizerConfig)
+	o, err := readObject(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
 	}
 	// A float, because tokenizers without a limit write 1000000000000000019884624838656.
 	var limit float64
 	if _, err := o.get("model_max_length", &limit); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+		return 0, fmt.Errorf("%s: %w", file, err)
 	}
-	if limit >= 1 && limit < math.MaxInt32 && (f.MaxSeqLength <= 0 || int(limit) < f.MaxSeqLength) {
-		f.MaxSeqLength = int(limit)
+	if limit >= 1 && limit < math.MaxInt32 {
+		return int(limit), nil
 	}
-	f.MaxSeqLength = max(f.MaxSeqLength, 0) // XLNet writes -1 for no limit
-	return nil
+	return 0, nil
 }
 
 // readModelJSON reads config_sentence_transformers.json, if there is one.
@@ -553,6 +580,14 @@ func (f *Folder) Settings() map[string]string {
 			if m.Kind() == "Dense" {
 				add(dir, weightsFile)
 			}
+		}
+	}
+	if q := f.Queries; q != nil {
+		dir := filepath.Join(f.Dir, filepath.FromSlash(q.path))
+		add(f.Dir, filepath.FromSlash(q.router))
+		add(dir, append([]string{"config.json", weightsFile, torchWeightsFile}, tokenizerFiles...)...)
+		if q.idf != "" {
+			add(filepath.Dir(q.idf), filepath.Base(q.idf))
 		}
 	}
 	if f.Base != nil {

@@ -56,7 +56,7 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 		}
 	}
 	if slices.Contains(repo.files, "modules.json") {
-		for _, name := range []string{"modules.json", modelFile} { // the second says what kinds of modules there may be
+		for _, name := range []string{"modules.json", modelFile, routerFile} { // the others say what kinds of modules there may be, and where a Router's are
 			if !slices.Contains(repo.files, name) {
 				continue
 			}
@@ -156,6 +156,13 @@ func (f *Folder) needed(has func(name string) bool, bare bool) (files []string, 
 		add(m.Path, "config.json")
 		if m.Kind() == "Dense" && add(m.Path, weightsFile) == 0 {
 			return nil, fmt.Errorf("the repository has no %s, the weights of a Dense module", path.Join(m.Path, weightsFile))
+		}
+	}
+	if q := f.Queries; q != nil {
+		add("", q.router)
+		add(q.path, append([]string{"config.json", weightsFile, torchWeightsFile}, tokenizerFiles...)...)
+		for _, dir := range []string{q.path, ""} { // a file of token to weight in their place is called so
+			add(dir, "idf.json")
 		}
 	}
 	adapter := has(path.Join(transformer, adapterConfigFile)) && !has(path.Join(transformer, weightsFile)) && !has(path.Join(transformer, indexFile))

@@ -26,6 +26,7 @@ type Spec struct {
 	Pooling      Pooling      // Dimension 0: config.json's hidden_size, or what the family calls it
 	MultiVector  *MultiVector // of a model that gives tokens' vectors alone, which nothing pools; nil for others
 	Splade       *Splade      // makes it a SparseEncoder: tensors are then under the names of transformers' model for masked language modelling; Pooling is not looked at
+	Queries      *Queries     // beside Splade: the weights of queries' tokens are among Tensors (QueryTensor), and get a folder of their own
 	M3           bool         // tensors of M3's heads are among Tensors, and get files of their own
 	Dense        []Dense      // modules behind the pooling, a Folder's or new ones; without tensors of theirs those of their folder are written
 	Normalize    bool
@@ -63,6 +64,13 @@ func Save(dir string, s Spec) error {
 		return fmt.Errorf("save model to %s: %w", dir, err)
 	}
 	weights := map[string][]safetensors.Tensor{weightsFile: tensors}
+	tokenizer := s.Tokenizer
+	if s.Queries != nil {
+		if weights[weightsFile], weights[queryFolder+"/"+weightsFile], err = s.splitQueries(tensors); err != nil {
+			return fmt.Errorf("save model to %s: %w", dir, err)
+		}
+		tokenizer = s.withQueries
+	}
 	if s.M3 {
 		if err := s.splitM3(files, weights); err != nil {
 			return fmt.Errorf("save model to %s: %w", dir, err)
@@ -77,7 +85,7 @@ func Save(dir string, s Spec) error {
 	if s.static() {
 		return writeModel(dir, s.cuttingTokenizer, files, weights)
 	}
-	return writeModel(dir, s.Tokenizer, files, weights)
+	return writeModel(dir, tokenizer, files, weights)
 }
 
 // writeModel replaces a folder by the tokenizer's files, files by name (nil stands for an empty folder) and tensors by the name of their file.
@@ -245,6 +253,9 @@ func (s Spec) files(dir string) (map[string][]byte, error) {
 		delete(files, "1_Pooling/config.json")
 		if modules, err = s.spladeFiles(config, base.poolingJSON, files); err != nil {
 			return nil, err
+		}
+		if s.Queries != nil {
+			modules = s.routerFiles(modules, files)
 		}
 	}
 	if s.Adapter != nil {

@@ -200,6 +200,9 @@ func (f *Folder) Tensor(name string, prefixes ...string) (safetensors.Tensor, er
 			return t, nil
 		}
 	}
+	if f.Queries != nil && f.Queries.file != nil && name == QueryTensor {
+		return f.Queries.tensor()
+	}
 	if f.table != nil && name == staticTensor {
 		return *f.table, nil
 	}

@@ -133,7 +133,10 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 		}
 	}
 	if err == nil {
-		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLength(e.tok, e.maxLength, e.queryLength))
+		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLengths(e.tok, e.queryLength, e.maxLength, e.WeighsQueries()))
+	}
+	if err == nil && e.WeighsQueries() {
+		err = CheckWeights(f, e.tok, e.model.Config)
 	}
 	if err != nil {
 		e.Close()
@@ -245,6 +248,14 @@ func CheckLength(tok *tokenize.Tokenizer, lengths ...int) error {
 	return nil
 }
 
+// CheckLengths is CheckLength of queries' and documents'. Queries that are weights of tokens are read without special ones.
+func CheckLengths(tok *tokenize.Tokenizer, query, document int, weighed bool) error {
+	if !weighed {
+		return CheckLength(tok, query, document)
+	}
+	return errors.Join(CheckLength(tok.Bare(), query), CheckLength(tok, document))
+}
+
 // HeadOf is the pooling and normalization of a folder, unless asked for otherwise. A folder that does not say gets mean
 // pooling and no normalization, as sentence-transformers has it.
 func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
@@ -337,6 +348,9 @@ func ConfigOf(f *hfmodel.Folder, change func(*transformer.Config)) (transformer.
 			return c, fmt.Errorf("%s: %w", f.Dir, err)
 		}
 	}
+	if c.Queries, err = queriesOf(f, c); err != nil {
+		return c, err
+	}
 	if change != nil {
 		change(&c)
 	}
@@ -387,6 +401,10 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		return nil, err
 	}
 	err = m.Load(s, func(p transformer.Param, dst []float32) error {
+		if p.Name == transformer.QueryWeight && c.Queries.First != nil {
+			copy(dst, c.Queries.First)
+			return nil
+		}
 		t, err := f.Tensor(p.Name, c.Prefixes()...)
 		if p.Head && (c.Scorer.New || c.Tokens.New) && errors.Is(err, safetensors.ErrNoTensor) {
 			m.InitParam(p, dst, c.Scorer.Seed+c.Tokens.Seed)
@@ -474,20 +492,41 @@ func (e *Embedder) DefaultPrompt() string { return e.prompt }
 // ErrNoPrompt is wrapped when a model has no prompt of the given name.
 var ErrNoPrompt = errors.New("no such prompt")
 
-// Embed returns one embedding per text, in order. It uses the model's default prompt, if it has one.
+// Embed returns one embedding per text, in order. It uses the model's default prompt, if it has one. Where queries are weights of tokens the texts are
+// documents, whatever the prompt is called.
 func (e *Embedder) Embed(ctx context.Context, texts []string) ([][]float32, error) {
-	return e.EmbedPrompt(ctx, e.prompt, texts)
+	return e.rows(ctx, Document, e.prompt, texts)
 }
 
 // EmbedPrompt is Embed with one of the model's prompts put before each text; "" means none. "query" and "document" are what belongs before queries
-// and documents ([Embedder.Prompt]), which of a model without prompts is nothing.
+// and documents ([Embedder.Prompt]), which of a model without prompts is nothing. Where queries are weights of tokens, "query" has texts read as queries, and
+// with any other they are documents.
 func (e *Embedder) EmbedPrompt(ctx context.Context, prompt string, texts []string) ([][]float32, error) {
+	return e.rows(ctx, e.roleBy(prompt), prompt, texts)
+}
+
+// roleBy is the role in which texts are read that a prompt of a name is put before: where queries are not read otherwise they are cut as documents too.
+func (e *Embedder) roleBy(prompt string) Role {
+	if e.WeighsQueries() {
+		return roleOf(prompt)
+	}
+	return Document
+}
+
+func roleOf(prompt string) Role {
+	if prompt == "query" {
+		return Query
+	}
+	return Document
+}
+
+func (e *Embedder) rows(ctx context.Context, role Role, prompt string, texts []string) ([][]float32, error) {
 	vecs := make([][]float32, len(texts))
 	flat := make([]float32, len(texts)*e.Size())
 	for i := range vecs {
 		vecs[i] = flat[i*e.Size() : (i+1)*e.Size() : (i+1)*e.Size()]
 	}
-	_, err := e.EmbedInto(ctx, prompt, texts, flat)
+	_, err := e.EmbedAs(ctx, role, prompt, texts, flat)
 	return vecs, err
 }
 
@@ -508,11 +547,11 @@ func finite(numbers []float32) bool {
 // EmbedInto is EmbedPrompt into memory of the caller's: [len(texts), Size], row-major. It returns how many texts were cut. With a
 // [*NotFiniteError] out holds the others' embeddings all the same.
 func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string, out []float32) (cut int, err error) {
-	return e.embedTo(ctx, prompt, texts, out, e.maxLength)
+	return e.EmbedAs(ctx, e.roleBy(prompt), prompt, texts, out)
 }
 
-// embedTo is EmbedInto of texts that are cut at a length.
-func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, out []float32, length int) (cut int, err error) {
+// EmbedAs is EmbedInto of queries or of documents, which are cut at their lengths, whatever the prompt is called.
+func (e *Embedder) EmbedAs(ctx context.Context, role Role, prompt string, texts []string, out []float32) (cut int, err error) {
 	size := e.Size()
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
@@ -520,11 +559,15 @@ func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, o
 	if e.VectorsAlone() {
 		return 0, errVectorsAlone
 	}
-	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length)
+	length := e.maxLength
+	if role == Query {
+		length = e.queryLength
+	}
+	ids, cut, err := e.tokenizeTo(ctx, role, prompt, texts, length)
 	if err != nil {
 		return 0, err
 	}
-	if err := e.engine.Embed(ctx, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
+	if err := e.engine.EmbedAs(ctx, role, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
 		return cut, err
 	}
 	for i := range texts {
@@ -535,8 +578,8 @@ func (e *Embedder) embedTo(ctx context.Context, prompt string, texts []string, o
 	return cut, nil
 }
 
-// tokenizeTo puts a prompt before texts and says how many had to be cut to a length. After Close it is an error.
-func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string, length int) (ids [][]int32, cut int, err error) {
+// tokenizeTo puts a prompt before texts of a role and says how many had to be cut to a length. After Close it is an error.
+func (e *Embedder) tokenizeTo(ctx context.Context, role Role, prompt string, texts []string, length int) (ids [][]int32, cut int, err error) {
 	if err := e.engine.Turns.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -546,20 +589,27 @@ func (e *Embedder) tokenizeTo(ctx context.Context, prompt string, texts []string
 		}
 		texts = prompted(e.Prompt(prompt), texts)
 	}
-	if length == 0 {
-		ids, err = e.tok.EncodeAll(ctx, texts, 0, 0)
-		return ids, 0, err
+	tok := e.tok
+	if weighs(e.model, role) {
+		tok = tok.Bare()
+	}
+	limit := 0
+	if length > 0 {
+		limit = length + 1
 	}
 	// One token more than fits tells a text that is cut from one that fits exactly.
-	ids, err = e.tok.EncodeAll(ctx, texts, length+1, 0)
+	ids, err = tok.EncodeAll(ctx, texts, limit, 0)
 	if err != nil {
 		return nil, 0, err
 	}
 	for i := range ids {
-		if len(ids[i]) > length {
-			ids[i] = e.tok.Encode(texts[i], length)
+		if length > 0 && len(ids[i]) > length {
+			ids[i] = tok.Encode(texts[i], length)
 			cut++
 		}
+	}
+	if weighs(e.model, role) {
+		distinct(ids)
 	}
 	return ids, cut, nil
 }

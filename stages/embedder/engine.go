@@ -52,15 +52,31 @@ func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield f
 	if vectorsOnly(e.Model) {
 		return errVectorsAlone
 	}
-	return e.embed(ctx, texts, kinds, nil, nil, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
+	return e.embed(ctx, reading{texts: texts, kinds: kinds}, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
+}
+
+// reading is texts as they go through the model.
+type reading struct {
+	texts, kinds [][]int32
+	shown        [][]int32 // the places of each text's tokens that have rows; nil: all but the first
+	seen         []int32   // how many of each text's tokens the others attend to; nil: all
+	weighed      bool      // they are queries that are weights of tokens
+}
+
+// cost is what text i counts in a pass: its tokens, and of queries that are weights, where the embedding is what takes memory, some at least.
+func (r reading) cost(i int) int {
+	if r.weighed {
+		return max(len(r.texts[i]), 4)
+	}
+	return len(r.texts[i])
 }
 
 // Size is the number of dimensions that Embed yields.
 func (e *Engine) Size() int { return cmp.Or(e.Cut, e.Model.EmbeddingSize()) }
 
-// embed yields the first so many parts of each text. shown are the places of each text's tokens that have rows; nil: all but the first.
-// seen is how many of its tokens the others attend to; nil: all.
-func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, seen []int32, parts int, yield func(i int, parts [][]float32)) error {
+// embed yields the first so many parts of each text.
+func (e *Engine) embed(ctx context.Context, r reading, parts int, yield func(i int, parts [][]float32)) error {
+	texts := r.texts
 	order := make([]int, len(texts))
 	for i := range order {
 		order[i] = i
@@ -73,11 +89,11 @@ func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, seen 
 	var passes [][]int // places among texts
 	tokens := 0
 	for _, i := range order {
-		if n := len(passes); n == 0 || tokens+len(texts[i]) > limit {
+		if n := len(passes); n == 0 || tokens+r.cost(i) > limit {
 			passes, tokens = append(passes, nil), 0
 		}
 		n := len(passes) - 1
-		passes[n], tokens = append(passes[n], i), tokens+len(texts[i])
+		passes[n], tokens = append(passes[n], i), tokens+r.cost(i)
 	}
 	ranks := 1
 	if e.Ranks != nil {
@@ -92,7 +108,7 @@ func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, seen 
 			return err
 		}
 		n := min(ranks, len(passes))
-		err = e.round(passes[:n], texts, kinds, shown, seen, parts, yield)
+		err = e.round(passes[:n], r, parts, yield)
 		give()
 		if err != nil {
 			return err
@@ -103,14 +119,14 @@ func (e *Engine) embed(ctx context.Context, texts, kinds, shown [][]int32, seen 
 }
 
 // round embeds a pass on each rank.
-func (e *Engine) round(passes [][]int, texts, kinds, shown [][]int32, seen []int32, parts int, yield func(i int, parts [][]float32)) error {
+func (e *Engine) round(passes [][]int, r reading, parts int, yield func(i int, parts [][]float32)) error {
 	own := 0
 	if e.Ranks != nil {
 		own = e.Ranks.Rank()
 		ids := make([][]int32, e.Ranks.Size())
-		for r, pass := range passes {
+		for rank, pass := range passes {
 			for _, i := range pass {
-				ids[r] = append(ids[r], texts[i]...)
+				ids[rank] = append(ids[rank], r.texts[i]...)
 			}
 		}
 		if err := e.Ranks.Begin(e.Stream, ids); err != nil {
@@ -119,7 +135,7 @@ func (e *Engine) round(passes [][]int, texts, kinds, shown [][]int32, seen []int
 	}
 	outs := make([]gpustage.Tensor, parts)
 	if own < len(passes) {
-		p, err := e.pass(passes[own], texts, kinds, shown, seen)
+		p, err := e.pass(passes[own], r)
 		if err != nil {
 			return err
 		}
@@ -132,19 +148,19 @@ func (e *Engine) round(passes [][]int, texts, kinds, shown [][]int32, seen []int
 	kindsOf := e.Model.Parts()[:parts]
 	rowsOf := func(k, i int) int { // of a part, that a text has
 		switch {
-		case kindsOf[k].Tokens && shown != nil:
-			return len(shown[i])
+		case kindsOf[k].Tokens && r.shown != nil:
+			return len(r.shown[i])
 		case kindsOf[k].Tokens:
-			return len(texts[i]) - 1
+			return len(r.texts[i]) - 1
 		}
 		return 1
 	}
 	for k := range outs {
 		if e.Ranks != nil {
 			rows := make([]int, e.Ranks.Size())
-			for r, pass := range passes {
+			for rank, pass := range passes {
 				for _, i := range pass {
-					rows[r] += rowsOf(k, i)
+					rows[rank] += rowsOf(k, i)
 				}
 			}
 			all, err := e.gather(k, outs[k], rows, kindsOf[k].Size)
@@ -208,8 +224,9 @@ func (e *Engine) gather(k int, own gpustage.Tensor, rows []int, size int) (gpust
 }
 
 // pass embeds some texts.
-func (e *Engine) pass(places []int, texts, kinds, shown [][]int32, seen []int32) (*transformer.Pass, error) {
-	rows := transformer.Rows{Cu: []int32{0}}
+func (e *Engine) pass(places []int, r reading) (*transformer.Pass, error) {
+	texts, kinds, shown, seen := r.texts, r.kinds, r.shown, r.seen
+	rows := transformer.Rows{Cu: []int32{0}, Weighed: r.weighed}
 	if shown != nil {
 		rows.Shown = []int32{}
 	}
@@ -233,7 +250,11 @@ func (e *Engine) pass(places []int, texts, kinds, shown [][]int32, seen []int32)
 	if err := e.Model.Check(rows); err != nil {
 		return nil, err
 	}
-	if err := e.reserve(e.Model.Memory(lengths).Forward); err != nil {
+	memory := e.Model.Memory
+	if r.weighed {
+		memory = e.Model.WeighedMemory
+	}
+	if err := e.reserve(memory(lengths).Forward); err != nil {
 		return nil, err
 	}
 	return e.Model.Forward(e.Stream, e.arena, rows, false, false), nil

@@ -90,8 +90,15 @@ func SpecOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tenso
 		splade = &hfmodel.Splade{Twice: h.Twice}
 		tensors = hfmodel.Renamed(tensors, maskedNames(m))
 	}
+	var queries *hfmodel.Queries
+	if q := m.Config.Queries; q.There {
+		queries = &hfmodel.Queries{Frozen: q.Frozen}
+		if f.Queries != nil {
+			queries.MaxLength = f.Queries.MaxLength
+		}
+	}
 	spec := hfmodel.Spec{
-		Splade: splade, Config: f.Config, Tensors: tensors,
+		Splade: splade, Queries: queries, Config: f.Config, Tensors: tensors,
 		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !h.None() && !h.Alone, Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
 	}

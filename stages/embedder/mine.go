@@ -46,11 +46,11 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 	if m.Weights != nil {
 		return e.mineParts(ctx, p, m)
 	}
-	queries, err := e.mined(ctx, "queries", m, m.Prompts[0], p.Queries, e.queryLength)
+	queries, err := e.mined(ctx, Query, m, m.Prompts[0], p.Queries)
 	if err != nil {
 		return nil, 0, err
 	}
-	corpus, err := e.mined(ctx, "documents", m, m.Prompts[1], p.Corpus, e.maxLength)
+	corpus, err := e.mined(ctx, Document, m, m.Prompts[1], p.Corpus)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -73,15 +73,15 @@ func (m Mining) check() error {
 
 func (m Mining) searched(done, total int64) { m.Progress("searched", done, total) }
 
-// mined are embeddings of length 1, [len(texts), Size], of texts that are cut at so many tokens.
-func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt string, texts []string, length int) ([]float32, error) {
+// mined are embeddings of length 1, [len(texts), Size], of queries or documents.
+func (e *Embedder) mined(ctx context.Context, role Role, m Mining, prompt string, texts []string) ([]float32, error) {
 	out, from := make([]float32, len(texts)*e.Size()), 0
 	for some := range slices.Chunk(texts, mineRows) {
 		to := from + len(some)
-		if _, err := e.embedTo(ctx, "", prompted(prompt, some), out[from*e.Size():to*e.Size()], length); err != nil {
-			return nil, lost(what, texts, from, err)
+		if _, err := e.EmbedAs(ctx, role, "", prompted(prompt, some), out[from*e.Size():to*e.Size()]); err != nil {
+			return nil, lost(role, texts, from, err)
 		}
-		m.Progress(what, int64(to), int64(len(texts)))
+		m.Progress(role.String(), int64(to), int64(len(texts)))
 		from = to
 	}
 	evaluate.Normalize(out, e.Size())
@@ -89,10 +89,10 @@ func (e *Embedder) mined(ctx context.Context, what string, m Mining, prompt stri
 }
 
 // lost names the text, of some that begin at a place, whose embedding an error is of.
-func lost(what string, texts []string, from int, err error) error {
+func lost(role Role, texts []string, from int, err error) error {
 	var e *NotFiniteError
 	if errors.As(err, &e) {
-		return fmt.Errorf("%s: %.60q: %w", what, texts[from+e.Text], ErrNotFinite)
+		return fmt.Errorf("%s: %.60q: %w", role, texts[from+e.Text], ErrNotFinite)
 	}
 	return err
 }
@@ -116,11 +116,11 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 		return nil, 0, err
 	}
 	defer give()
-	embed := func(what, prompt string, texts []string) (*Parts, error) {
-		parts, _, err := e.embedParts(ctx, "", what == "queries", prompted(prompt, texts), m.Weights)
-		return parts, lost(what, texts, 0, err)
+	embed := func(role Role, prompt string, texts []string) (*Parts, error) {
+		parts, _, err := e.embedParts(ctx, role, "", prompted(prompt, texts), m.Weights)
+		return parts, lost(role, texts, 0, err)
 	}
-	queries, err := embed("queries", m.Prompts[0], p.Queries)
+	queries, err := embed(Query, m.Prompts[0], p.Queries)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -137,7 +137,7 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 	pairs := slices.SortedFunc(slices.Values(p.Rows), func(a, b [2]int) int { return a[1] - b[1] }) // by document
 	of := map[[2]int]float32{}
 	for from := 0; from < len(p.Corpus); from += minePartRows {
-		docs, err := embed("documents", m.Prompts[1], p.Corpus[from:min(len(p.Corpus), from+minePartRows)])
+		docs, err := embed(Document, m.Prompts[1], p.Corpus[from:min(len(p.Corpus), from+minePartRows)])
 		if err != nil {
 			return nil, 0, err
 		}

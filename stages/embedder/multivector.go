@@ -117,7 +117,7 @@ func ExpansionNote(m *hfmodel.MultiVector, asked int) string {
 }
 
 // LengthsOf are [MaxLengthOf] of queries and of documents, by what is asked for, or else by what a folder says of each role. Of queries that are
-// all filled up to one length, that is it.
+// all filled up to one length, that is it. Of queries that are weights of tokens it is what their own tokenizer says.
 func LengthsOf(f *hfmodel.Folder, m *hfmodel.MultiVector, c transformer.Config, query, document int) (int, int, error) {
 	if m != nil {
 		document = cmp.Or(document, m.DocumentLength)
@@ -129,6 +129,15 @@ func LengthsOf(f *hfmodel.Folder, m *hfmodel.MultiVector, c transformer.Config, 
 		case e.Strategy == "fixed":
 			query = e.Length
 		}
+	}
+	if c.Queries.There { // which no positions bound
+		if f.Queries != nil {
+			query = cmp.Or(query, f.Queries.MaxLength)
+		} else if query == 0 {
+			query, _ = MaxLengthOf(f, c, 0)
+		}
+		document, err := MaxLengthOf(f, c, document)
+		return query, document, err
 	}
 	query, err := MaxLengthOf(f, c, query)
 	if err != nil {

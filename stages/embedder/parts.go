@@ -102,7 +102,7 @@ func (e *Engine) PartsOf(ctx context.Context, texts [][]int32, query func(i int)
 			p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
 		}
 	}
-	err := e.embed(ctx, texts, nil, shown, seen, parts, func(i int, of [][]float32) {
+	err := e.embed(ctx, reading{texts: texts, shown: shown, seen: seen}, parts, func(i int, of [][]float32) {
 		copy(p.Dense[i*p.Size:], of[0])
 		copy(p.Weights[p.Cu[i]:], of[1])
 		if parts == 3 {
@@ -125,26 +125,26 @@ func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, seen 
 	if e.first() {
 		p.Vectors = make([]float32, len(p.IDs)*p.VectorSize)
 	}
-	return e.embed(ctx, texts, nil, shown, seen, 1, func(i int, of [][]float32) { copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[0]) })
+	return e.embed(ctx, reading{texts: texts, shown: shown, seen: seen}, 1, func(i int, of [][]float32) { copy(p.Vectors[int(p.Cu[i])*p.VectorSize:], of[0]) })
 }
 
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
 // were cut. Of a model that gives vectors of tokens alone the texts with the prompt "query" are queries, others documents.
 func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
-	return e.embedParts(ctx, prompt, prompt == "query", texts, weights)
+	return e.embedParts(ctx, roleOf(prompt), prompt, texts, weights)
 }
 
-func (e *Embedder) embedParts(ctx context.Context, prompt string, query bool, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
+func (e *Embedder) embedParts(ctx context.Context, role Role, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
 	h, length := e.model.Config.Tokens, e.maxLength
-	if h.Alone && query {
+	if h.Alone && role == Query {
 		length = e.queryLength
 	}
-	ids, cut, err := e.tokenizeTo(ctx, prompt, texts, length)
+	ids, cut, err := e.tokenizeTo(ctx, role, prompt, texts, length)
 	if err != nil {
 		return nil, 0, err
 	}
 	parts := e.engine.Parts
-	if query {
+	if role == Query {
 		parts = e.engine.QueryParts
 	}
 	if p, err = parts(ctx, ids, weights); err != nil {

@@ -249,7 +249,7 @@ func TestSparseErrors(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"base.modules.router.Router", "sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding", "sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder"} {
+	for _, kind := range []string{"sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding", "sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder"} {
 		other := change(pooling, func(map[string]any) {})
 		list := fmt.Sprintf(`[{"path": "", "type": "sentence_transformers.%s"}, {"path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.modules.SpladePooling"}]`, kind)
 		if err := os.WriteFile(filepath.Join(other, "modules.json"), []byte(list), 0o666); err != nil {

@@ -25,6 +25,37 @@ type Text struct {
 	DocumentLength int
 	QueryPrompt    string
 	DocumentPrompt string
+
+	// Weighed tells that the model's queries are weights of tokens (its Config.Queries).
+	Weighed bool
+}
+
+// read is how a text becomes tokens.
+type read struct {
+	prompt  string
+	length  int
+	weighed bool
+}
+
+// as is how texts of a role do.
+func (t Text) as(role Role) read {
+	if role == Query {
+		return read{t.QueryPrompt, t.QueryLength, t.Weighed}
+	}
+	return read{t.DocumentPrompt, t.DocumentLength, false}
+}
+
+// tokens are those of texts of a role.
+func (t Text) tokens(ctx context.Context, role Role, texts []string) ([][]int32, error) {
+	how, tok := t.as(role), t.Tokenizer
+	if how.weighed {
+		tok = tok.Bare()
+	}
+	ids, err := tok.EncodeAll(ctx, prompted(how.prompt, texts), how.length, 0)
+	if how.weighed {
+		distinct(ids)
+	}
+	return ids, err
 }
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
@@ -81,15 +112,11 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	if x.Tokenizer == nil {
 		return t, nil
 	}
-	if t.queries, err = tokens(ctx, x.Tokenizer, x.QueryPrompt, r.Queries, x.QueryLength); err != nil {
+	if t.queries, err = x.tokens(ctx, Query, r.Queries); err != nil {
 		return nil, err
 	}
-	t.docs, err = tokens(ctx, x.Tokenizer, x.DocumentPrompt, r.Docs, x.DocumentLength)
+	t.docs, err = x.tokens(ctx, Document, r.Docs)
 	return t, err
-}
-
-func tokens(ctx context.Context, tok *tokenize.Tokenizer, prompt string, texts []string, limit int) ([][]int32, error) {
-	return tok.EncodeAll(ctx, prompted(prompt, texts), limit, 0)
 }
 
 // Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures; sparse embeddings are compared as
@@ -114,11 +141,11 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if e.Sparse() {
 		return t.rankSparse(ctx, e, k)
 	}
-	q, err := t.embed(ctx, e, "queries", t.queries)
+	q, err := t.embed(ctx, e, Query, t.queries)
 	if err != nil {
 		return nil, err
 	}
-	d, err := t.embed(ctx, e, "documents", t.docs)
+	d, err := t.embed(ctx, e, Document, t.docs)
 	if err != nil {
 		return nil, err
 	}
@@ -243,8 +270,8 @@ func (t *Task) tell(e *Engine, what string, done, total int) {
 }
 
 // embed computes unit vectors [n, E].
-func (t *Task) embed(ctx context.Context, e *Engine, what string, texts [][]int32) ([]float32, error) {
-	out, err := t.embedSome(ctx, e, what, texts, 0, len(texts))
+func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32) ([]float32, error) {
+	out, err := t.embedSome(ctx, e, role, texts, 0, len(texts))
 	if err == nil && e.first() && (!e.Model.Head.Normalize || e.Cut > 0) {
 		evaluate.Normalize(out, e.Size())
 	}
@@ -279,7 +306,7 @@ func (t *Task) Docs() int    { return len(t.docs) }
 
 // NewTask tokenizes a retrieval task for this model.
 func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPrompt, documentPrompt string) (*Task, error) {
-	return NewTask(ctx, r, Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt})
+	return NewTask(ctx, r, e.text(queryPrompt, documentPrompt))
 }
 
 // Rank is the first k documents of each query of a task that NewTask made.
@@ -302,83 +329,96 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 	return t.Evaluate(ctx, &e.engine, measures...)
 }
 
-// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product.
+// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product. Where queries are weights of
+// tokens both texts are documents.
 func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
-	return Text{Tokenizer: e.tok, QueryLength: e.queryLength, QueryPrompt: prompt}.Similarity(ctx, &e.engine, a, b)
+	return e.text(prompt, prompt).Similarity(ctx, &e.engine, a, b)
 }
 
 // Relevance is likewise of each query and document.
 func (e *Embedder) Relevance(ctx context.Context, queryPrompt, documentPrompt string, queries, documents []string) ([]float64, error) {
-	t := Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt}
-	return t.Relevance(ctx, &e.engine, queries, documents)
+	return e.text(queryPrompt, documentPrompt).Relevance(ctx, &e.engine, queries, documents)
+}
+
+// text says how the model reads texts, with these prompts before them.
+func (e *Embedder) text(queryPrompt, documentPrompt string) Text {
+	return Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Weighed: e.WeighsQueries()}
 }
 
 // first tells whether this rank is the one that gets embeddings.
 func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
 
 // Similarity is the cosine of each pair of texts, of sparse embeddings their product; with ranks that embed together, on rank 0. Both texts are read
-// as queries are.
+// as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router takes texts for documents if nobody says
+// what they are.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
-	return t.compare(ctx, e, a, b, t.QueryPrompt, t.QueryLength)
+	role := Query
+	if t.Weighed {
+		role = Document
+	}
+	return t.compare(ctx, e, [2]Role{role, role}, a, b)
 }
 
 // Relevance is likewise of each query and document, read as such.
 func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []string) ([]float64, error) {
-	return t.compare(ctx, e, queries, documents, t.DocumentPrompt, t.DocumentLength)
+	return t.compare(ctx, e, [2]Role{Query, Document}, queries, documents)
 }
 
 // compare embeds each text once, whose embedding so is the same wherever it stands: pairs that are alike have equal similarities.
-func (t Text) compare(ctx context.Context, e *Engine, a, b []string, prompt string, length int) ([]float64, error) {
+func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []string) ([]float64, error) {
 	if len(a) != len(b) {
 		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
 	}
 	type asked struct {
-		text, prompt string
-		length       int
+		text string
+		read
 	}
 	places := map[asked]int{}
-	var ids [][]int32
-	find := func(texts []string, prompt string, length int) ([]int, error) {
+	var ids [2][][]int32 // of texts that are new on a side
+	var at [2][]int
+	for side, texts := range [2][]string{a, b} {
 		var fresh []string
-		at := make([]int, len(texts))
-		for i, x := range texts {
-			k, ok := places[asked{x, prompt, length}]
+		for _, text := range texts {
+			key := asked{text, t.as(roles[side])}
+			k, ok := places[key]
 			if !ok {
 				k = len(places)
-				places[asked{x, prompt, length}], fresh = k, append(fresh, x)
+				places[key], fresh = k, append(fresh, text)
 			}
-			at[i] = k
+			at[side] = append(at[side], k)
 		}
-		more, err := tokens(ctx, t.Tokenizer, prompt, fresh, length)
-		ids = append(ids, more...)
-		return at, err
+		var err error
+		if ids[side], err = t.tokens(ctx, roles[side], fresh); err != nil {
+			return nil, err
+		}
 	}
-	left, err := find(a, t.QueryPrompt, t.QueryLength)
-	if err != nil {
-		return nil, err
-	}
-	right, err := find(b, prompt, length)
-	if err != nil {
-		return nil, err
+	embed := func(put func(k int, vec []float32)) error {
+		if !t.Weighed || roles[0] != Query { // all at once
+			return e.Embed(ctx, slices.Concat(ids[0], ids[1]), put)
+		}
+		if err := e.EmbedAs(ctx, Query, ids[0], put); err != nil {
+			return err
+		}
+		return e.Embed(ctx, ids[1], func(k int, vec []float32) { put(len(ids[0])+k, vec) })
 	}
 	out := make([]float64, len(a))
 	if e.Sparse() {
-		vecs := make([]active, len(ids))
-		if err := e.Embed(ctx, ids, func(k int, vec []float32) { vecs[k].ids, vecs[k].weights = Active(vec) }); err != nil || !e.first() {
+		vecs := make([]active, len(places))
+		if err := embed(func(k int, vec []float32) { vecs[k].ids, vecs[k].weights = Active(vec) }); err != nil || !e.first() {
 			return nil, err
 		}
 		for i := range out {
-			out[i] = vecs[left[i]].product(vecs[right[i]])
+			out[i] = vecs[at[0][i]].product(vecs[at[1][i]])
 		}
 		return out, nil
 	}
 	size := e.Size()
-	vecs := make([]float32, len(ids)*size)
-	if err := e.Embed(ctx, ids, func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
+	vecs := make([]float32, len(places)*size)
+	if err := embed(func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
 		return nil, err
 	}
 	for i := range out {
-		x, y := left[i]*size, right[i]*size
+		x, y := at[0][i]*size, at[1][i]*size
 		out[i] = cosine(vecs[x:x+size], vecs[y:y+size])
 	}
 	return out, nil

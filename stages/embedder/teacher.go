@@ -19,11 +19,11 @@ type Teacher struct {
 // ScorePairs scores documents[i] with queries[i], and tells how many texts were cut: each query and each document is embedded once, however often it
 // comes. Scores of an embedding that is not finite are NaN.
 func (t *Teacher) ScorePairs(ctx context.Context, queries, documents []string) (scores []float32, cut int, err error) {
-	q, ofQuery, cut, err := t.embedOnce(ctx, t.Query, queries, t.queryLength)
+	q, ofQuery, cut, err := t.embedOnce(ctx, Query, t.Query, queries)
 	if err != nil {
 		return nil, 0, err
 	}
-	d, ofDocument, more, err := t.embedOnce(ctx, t.Document, documents, t.maxLength)
+	d, ofDocument, more, err := t.embedOnce(ctx, Document, t.Document, documents)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -34,7 +34,7 @@ func (t *Teacher) ScorePairs(ctx context.Context, queries, documents []string) (
 }
 
 // embedOnce embeds each distinct text once, [distinct texts, Size], and tells the place of each.
-func (t *Teacher) embedOnce(ctx context.Context, prompt string, texts []string, length int) (x []float32, places []int, cut int, err error) {
+func (t *Teacher) embedOnce(ctx context.Context, role Role, prompt string, texts []string) (x []float32, places []int, cut int, err error) {
 	place := map[string]int{}
 	var distinct []string
 	for _, text := range texts {
@@ -45,7 +45,7 @@ func (t *Teacher) embedOnce(ctx context.Context, prompt string, texts []string, 
 		places = append(places, place[text])
 	}
 	x = make([]float32, len(distinct)*t.Size())
-	cut, err = t.embedTo(ctx, "", prompted(prompt, distinct), x, length)
+	cut, err = t.EmbedAs(ctx, role, "", prompted(prompt, distinct), x)
 	if err != nil && !errors.Is(err, ErrNotFinite) { // who has the pair names it
 		return nil, nil, 0, err
 	}

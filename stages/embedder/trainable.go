@@ -103,7 +103,7 @@ func (t *Trainable) RolePrompts() (query, document string) { return t.folder.Rol
 // NewTask tokenizes a retrieval task for the model, with its prompts and its length.
 func (t *Trainable) NewTask(ctx context.Context, r *dataset.Retrieval) (*Task, error) {
 	query, document := t.RolePrompts()
-	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.queryLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document})
+	return NewTask(ctx, r, Text{Tokenizer: t.Tokenizer, QueryLength: t.queryLength, DocumentLength: t.maxLength, QueryPrompt: query, DocumentPrompt: document, Weighed: t.Model.Config.Queries.There})
 }
 
 // Evaluate measures the model as it is. While a pipeline trains it that is an error: within one, stages.Evaluate measures.
@@ -195,6 +195,9 @@ func (t *Trainable) Save(dir string, o Saving) error {
 	spec := SpecOf(t.folder, t.Model, tensors)
 	if m := spec.MultiVector; m != nil && o.MaxLength > 0 {
 		m.DocumentLength = length
+	}
+	if q := spec.Queries; q != nil && o.MaxLength > 0 {
+		q.MaxLength = length
 	}
 	spec.MaxSeqLength, spec.Adapter, spec.Card = length, adapter, hfmodel.Card{BaseModel: t.base(), Summary: o.Summary}
 	if o.Prompts != nil {

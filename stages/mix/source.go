@@ -146,6 +146,9 @@ const weights = "weights"
 // configured is the model's configuration with its heads.
 func (s *source) configured(first *source) (transformer.Config, error) {
 	f := s.folder
+	if f.Queries != nil {
+		return transformer.Config{}, fmt.Errorf("%s makes queries of weights of their tokens, without its transformer (a Router): such models are not mixed", s.name)
+	}
 	c, err := embedder.ConfigOf(f, nil)
 	if err != nil {
 		return c, err

@@ -80,7 +80,12 @@ func trained(l *transformer.Layout) string {
 	if l.Frozen == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" of which %s train (%.2g %%)", count(l.Trained()), 100*float64(l.Trained())/float64(l.Len))
+	percent := 100 * float64(l.Trained()) / float64(l.Len)
+	verb := "%.2g"
+	if percent >= 10 { // which would write 1e+02 of 99.6
+		verb = "%.0f"
+	}
+	return fmt.Sprintf(" of which %s train ("+verb+" %%)", count(l.Trained()), percent)
 }
 
 // count prints a number of parameters.
@@ -183,11 +188,11 @@ func (s *Summary) String() string {
 	return b.String()
 }
 
-// reads says how the saved model reads queries or documents where training has read them otherwise: its folder's format has one length. "": it
+// reads says how the saved model reads queries or documents where training has read them otherwise: most folders' formats have one length. "": it
 // reads both as training did.
 func (x *Run) reads() string {
 	q, d := x.text.QueryLength, x.text.DocumentLength
-	if x.reranker != nil || x.vectors != nil || q == d {
+	if x.reranker != nil || x.vectors != nil || x.queries.There || q == d {
 		return ""
 	}
 	few, many, what, like, flags := q, d, "queries", "documents", fmt.Sprintf("--query-max-length %d", q)

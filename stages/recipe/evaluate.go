@@ -192,7 +192,7 @@ func (x *Run) loadTask(ctx context.Context, t *task, queries, corpus, qrels stri
 func (x *Run) evalText() embedder.Text {
 	return embedder.Text{
 		Tokenizer: x.tok, QueryLength: x.text.QueryLength, DocumentLength: x.text.DocumentLength,
-		QueryPrompt: x.text.QueryPrompt, DocumentPrompt: x.text.DocumentPrompt,
+		QueryPrompt: x.text.QueryPrompt, DocumentPrompt: x.text.DocumentPrompt, Weighed: x.text.Weighed,
 	}
 }
 

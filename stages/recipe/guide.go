@@ -92,6 +92,9 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 	if _, err := x.openFolder(ctx, spec.Path, &g.folder); err != nil {
 		return err
 	}
+	if g.folder.Queries != nil {
+		return fmt.Errorf("%s makes queries of weights of their tokens, without its transformer: such a model is no guide", spec.Path)
+	}
 	tok, err := embedder.LoadTokenizer(g.folder)
 	if err != nil {
 		return err

@@ -59,17 +59,20 @@ func (x *Run) expected(t *stages.Text) (query, document int) {
 const usualLength = 1024
 
 // longestSub is the lengths of a sub-batch of the longest rows that its size allows, and how many such a rank has. Queries some of whose tokens nobody
-// attends to are in none with documents: see stages.Size.Cut.
+// attends to, or that are weights of tokens, are in none with documents: see stages.Size.Cut.
 func (x *Run) longestSub() (lengths []int, subs int64) {
 	n := x.sequences()
-	longest := max(x.expected(&x.text))
+	query, longest := x.expected(&x.text)
+	if !x.queries.There {
+		longest = max(longest, query)
+	}
 	size := x.size()
 	rows := size.Rows
 	if size.Tokens > 0 {
 		rows = max(1, size.Tokens/longest)
 	}
 	together := []int64{n}
-	if x.heads.Unseen() {
+	if x.heads.Unseen() || x.queries.There {
 		queries := n / int64(x.columns())
 		together = []int64{n - queries, queries}
 	}
@@ -93,8 +96,31 @@ func (x *Run) sequences() int64 {
 
 // kept is what all of a batch's passes leave, if all is kept.
 func (x *Run) kept() int64 {
-	lengths, subs := x.longestSub()
-	return subs * int64(x.model.Memory(lengths).Kept)
+	sub, _, subs := x.subMemory()
+	return subs * int64(sub.Kept)
+}
+
+// subMemory is what a pass through the model takes of the device, at most, of texts of which lengths, and how many such a rank has.
+func (x *Run) subMemory() (sub transformer.Memory, lengths []int, subs int64) {
+	lengths, subs = x.longestSub()
+	sub = x.model.Memory(lengths)
+	if x.queries.There {
+		q := x.model.WeighedMemory(x.weighedSub())
+		sub.Kept = max(sub.Kept, q.Kept)
+		sub.Backward = max(sub.Backward, q.Backward)
+	}
+	return sub, lengths, subs
+}
+
+// weighedSub is the lengths of a sub-batch of queries that are weights of tokens, where texts of one token each make it as large as it gets.
+func (x *Run) weighedSub() []int {
+	n, size := x.sequences()/int64(x.columns()), x.size()
+	for _, most := range []int{size.Rows, size.Tokens} {
+		if most > 0 {
+			n = min(n, int64(most))
+		}
+	}
+	return slices.Repeat([]int{1}, int(n))
 }
 
 func (x *Run) predictedSubs() int64 {
@@ -114,9 +140,7 @@ func (x *Run) predict(z sharding) Memory {
 	params, trained := int64(m.Layout.Len)*elem, int64(m.Layout.Trained())*elem
 	shard := int64(r.Mesh.Shard)
 	share := (trained + shard - 1) / shard
-	lengths, subs := x.longestSub()
-	sub := m.Memory(lengths)
-
+	sub, lengths, subs := x.subMemory()
 	mem := Memory{
 		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
 	}

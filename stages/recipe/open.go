@@ -72,6 +72,7 @@ type Run struct {
 	reranker *reranker.Spec // nil for an embedder
 	heads    transformer.TokenHeads
 	mlm      transformer.MLMHead // of sparse embeddings
+	queries  transformer.QueryWeights
 
 	vectors    *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
 	projection []transformer.Dense  // of it, where it is new
@@ -242,7 +243,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
 	}
-	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.heads}
+	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.heads, Weighed: x.queries.There}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
@@ -255,7 +256,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, c, m.MaxLength.Query, m.MaxLength.Document); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
-	if err := embedder.CheckLength(x.tok, x.text.QueryLength, x.text.DocumentLength); err != nil {
+	if err := embedder.CheckLengths(x.tok, x.text.QueryLength, x.text.DocumentLength, x.queries.There); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	// The recipe's prompts, or else the model's. The first dataset's are those of evaluation, and of the saved model.
@@ -421,7 +422,7 @@ func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Conf
 		if p := x.Recipe.Model.Dropout; p != nil {
 			c.HiddenDropout, c.AttentionDropout = *p, *p
 		}
-		c.Tokens, c.MLMHead = x.heads, x.mlm
+		c.Tokens, c.MLMHead, c.Queries = x.heads, x.mlm, x.queries
 		c.Dense = append(c.Dense, x.projection...)
 		if x.reranker != nil {
 			x.reranker.Configure(c)

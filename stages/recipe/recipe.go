@@ -65,7 +65,8 @@ type Model struct {
 	QueryExpansion *QueryExpansion `yaml:"query_expansion,omitempty"` // nil: likewise
 
 	// Of sparse embeddings: relu, or log1p_relu, another logarithm behind it; empty: what the folder says, or relu.
-	ActivationFunction string `yaml:"activation_function,omitempty"`
+	ActivationFunction string   `yaml:"activation_function,omitempty"`
+	Queries            *Queries `yaml:"queries,omitempty"` // made of weights of their tokens alone; nil: as the folder has them
 
 	// Of a reranker.
 	Head        string `yaml:"head,omitempty"`        // of a language model: tokens (also empty), or classifier: a projection of the last token
@@ -373,6 +374,7 @@ var foreign = map[string]string{
 	"query_regularizer_threshold":     "loss.flops: {query_threshold: ...}",
 	"document_regularizer_threshold":  "loss.flops: {document_threshold: ...}",
 	"use_document_regularizer_only":   "loss.flops: {document_only: true}",
+	"router_mapping":                  "model.queries: {weights: ...}, of model.kind: sparse; data.train's query and positive say what is embedded so",
 	"lambda_q":                        "loss.flops: {query: ...}",
 	"lambda_d":                        "loss.flops: {document: ...}",
 	"query_instruction_for_retrieval": "data.train[].prompts: {query: ...}",

@@ -120,6 +120,9 @@ func Flatten(name string, text []byte) (map[string]string, error) {
 // theGuide is its parameters' name among the contents.
 const theGuide = "the guide"
 
+// frozenQueries is the name there of a file with frozen weights of queries' tokens, before that of all frozen parameters, of which they are.
+const frozenQueries = "the file of frozen weights"
+
 // contents are hashes of what a checkpoint relies on and does not hold: all of the model's folder but the weights that train. Of files that
 // are not there the hash is "none", so that one that comes or goes is noticed as well.
 func (x *Run) contents() (map[string]string, error) {
@@ -137,6 +140,13 @@ func (x *Run) contents() (map[string]string, error) {
 	}
 	if x.guide != nil {
 		out[theGuide] = x.guide.hash
+	}
+	if q := x.Recipe.Model.Queries; q != nil && x.queries.Frozen && q.Weights != "" && q.Weights != allOnes {
+		h, err := hashFile(q.Weights)
+		if err != nil {
+			return nil, fmt.Errorf("model.queries.weights: %w", err)
+		}
+		out[frozenQueries] = h
 	}
 	if x.frozen != "" {
 		out["the frozen parameters"] = x.frozen
@@ -258,8 +268,11 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	for _, name := range slices.Sorted(maps.Keys(c.Contents)) {
 		if h, known := x.content[name]; known && h != c.Contents[name] {
 			key := "model.path"
-			if name == theGuide {
+			switch name {
+			case theGuide:
 				key, _ = x.Recipe.guide()
+			case frozenQueries:
+				key = "model.queries.weights"
 			}
 			return fmt.Errorf("%w: %s: changed: %s; put that back, or start anew in another save.dir", ErrRecipeChanged, key, name)
 		}

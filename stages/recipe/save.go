@@ -59,7 +59,9 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	} else if spec.Similarity = "cosine"; x.Recipe.Model.Kind == "sparse" || !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != "dot" }) {
 		spec.Similarity = "dot"
 	}
-	if min(x.text.QueryLength, x.text.DocumentLength) > 0 { // or some are not cut
+	if q := spec.Queries; q != nil {
+		q.MaxLength, spec.MaxSeqLength = x.text.QueryLength, x.text.DocumentLength
+	} else if min(x.text.QueryLength, x.text.DocumentLength) > 0 { // or some are not cut
 		spec.MaxSeqLength = max(x.text.QueryLength, x.text.DocumentLength)
 	}
 	return hfmodel.Save(dir, spec)

@@ -39,9 +39,10 @@ func (m Mesh) shardings() (out []sharding) {
 	return out
 }
 
-// shardings are a mesh's that the model allows: where all word embeddings have a gradient in every sub-batch, their rows do not travel alone.
+// shardings are a mesh's that the model allows: where all word embeddings have a gradient in every sub-batch, their rows do not travel alone, and where
+// queries are weights of tokens there are sub-batches that go through no layer.
 func (x *Run) shardings(m Mesh) []sharding {
-	if x.model.Config.TiedDecoder() {
+	if x.model.Config.TiedDecoder() || x.queries.There {
 		return []sharding{{}}
 	}
 	return m.shardings()

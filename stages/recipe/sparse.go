@@ -55,6 +55,7 @@ func (c *checker) checkSparse(m *Model) {
 	sparse := m.Kind == "sparse"
 	c.words("model.activation_function", "relu", "log1p_relu")
 	c.require(sparse || m.ActivationFunction == "", "model.activation_function", "is for model.kind: sparse")
+	c.require(sparse || m.Queries == nil, "model.queries", "is for model.kind: sparse: queries of weights of tokens alone")
 	c.require(!sparse || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
 }
 
@@ -97,7 +98,7 @@ func (c *checker) checkFlops(r *Recipe, l *Loss, at string) {
 
 // openSparse finds the head for masked language modelling.
 func (x *Run) openSparse() error {
-	x.mlm = transformer.MLMHead{}
+	x.mlm, x.queries = transformer.MLMHead{}, transformer.QueryWeights{}
 	m, f := x.Recipe.Model, x.folder
 	if m.Kind != "sparse" {
 		if f.Splade != nil {
@@ -129,6 +130,9 @@ func (x *Run) openSparse() error {
 		return fmt.Errorf("model.path: %w", err)
 	}
 	c.MLMHead = x.mlm
+	if err := x.openQueries(c); err != nil {
+		return err
+	}
 	if mesh := x.Recipe.Mesh; c.TiedDecoder() && mesh.Shard > 1 {
 		const why = "is not for sparse embeddings whose decoder is the word embeddings, all of which have a gradient in every sub-batch"
 		if mesh.Parameters == "streamed" {
@@ -150,7 +154,7 @@ func (x *Run) noteSparse() {
 	missing := map[string][]string{} // datasets, by their losses' keys
 	n := 0
 	for i := range r.Data.Train {
-		if !slices.ContainsFunc(r.termsOf(i), func(l stated) bool { return l.Flops.keeps() }) {
+		if !slices.ContainsFunc(r.termsOf(i), func(l stated) bool { return l.Flops.keeps(x.queries.There) }) {
 			missing[r.lossKey(i)] = append(missing[r.lossKey(i)], fmt.Sprintf("data.train[%d]", i))
 			n++
 		}
@@ -165,6 +169,12 @@ func (x *Run) noteSparse() {
 		if k := slices.IndexFunc(terms, func(l stated) bool { return l.Flops != nil }); k >= 0 {
 			at, why = terms[k], fmt.Sprintf(", as the weights of %s.flops are 0", terms[k].key)
 		}
+		if x.queries.There {
+			if at.Flops != nil {
+				why = fmt.Sprintf(", as %s.flops.document is 0", at.key)
+			}
+			weights = "{document: 3e-5}"
+		}
 		if at.Flops != nil && at.Flops.DocumentOnly || r.singleTexts(&at.Loss) {
 			weights = "{document: 3e-5, document_only: true}"
 		}
@@ -175,8 +185,11 @@ func (x *Run) noteSparse() {
 	}
 }
 
-// keeps tells whether it adds anything to a loss.
-func (f *Flops) keeps() bool { return f != nil && (f.Query > 0 || f.Document > 0) }
+// keeps tells whether it keeps a model's embeddings sparse. Queries that are weights of tokens have no more features than tokens, and what is added for them
+// changes nothing of documents.
+func (f *Flops) keeps(weighed bool) bool {
+	return f != nil && (f.Document > 0 || f.Query > 0 && !weighed)
+}
 
 // singleTexts tells whether the rows of a loss are single texts, which are queries.
 func (r *Recipe) singleTexts(l *Loss) bool {
@@ -187,7 +200,11 @@ func (r *Recipe) singleTexts(l *Loss) bool {
 // pooled says how a model makes an embedding of hidden states.
 func pooled(m *transformer.Model) string {
 	if !m.Config.MLMHead.None() {
-		return fmt.Sprintf("sparse embeddings of %d features", m.Config.Vocab)
+		of := ""
+		if q := m.Config.Queries; q.There {
+			of = ", queries' by weights of tokens alone" + map[bool]string{true: ", which are frozen"}[q.Frozen]
+		}
+		return fmt.Sprintf("sparse embeddings of %d features%s", m.Config.Vocab, of)
 	}
 	return m.Head.Pooling.String()
 }

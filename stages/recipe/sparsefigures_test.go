@@ -124,6 +124,21 @@ func TestSparseNotes(t *testing.T) {
 			t.Errorf("%s: notes %q, want %q", text, notes, c.want)
 		}
 	}
+	for flops, want := range map[string]string{
+		"": "nothing keeps embeddings sparse: loss.flops: {document: 3e-5} does", ", flops: {document: 0.01}": "",
+		", flops: {query: 0.01}": "nothing keeps embeddings sparse, as loss.flops.document is 0: loss.flops: {document: 3e-5} does",
+	} {
+		r, err := Parse("r.yaml", []byte(`{model: {path: m, kind: sparse, queries: ones}, data: {train: [{path: d, query: q, positive: p}]}, loss: {name: mnrl`+flops+`}, save: {dir: r}}`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var notes []string
+		x := &Run{Recipe: r, obs: Observer{Note: func(n string) { notes = append(notes, n) }}}
+		x.queries.There = true
+		if x.noteSparse(); strings.Join(notes, "") != want {
+			t.Errorf("of queries that are weights%s: %q, want %q", flops, notes, want)
+		}
+	}
 	r, err := Parse("r.yaml", []byte(`{model: {path: m, kind: sparse}, data: {train: [{path: d, query: q, label: l}]}, loss: {name: batch_hard_triplet}, save: {dir: r}}`), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ type Kind struct {
 	Usual  []string // their names where nothing else is said
 	Metric string   // the figure that counts; "": the first of Source.Measures
 	Card   string   // the task's type in a model card
-	Asked  bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are
+	Asked  bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are, or where these are weights of tokens as documents
 
 	load func(ctx context.Context, t *Task) error
 }

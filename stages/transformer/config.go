@@ -68,7 +68,8 @@ type Config struct {
 	Scorer Scorer     // of a model that reranks
 	Tokens TokenHeads // of a model that gives parts of tokens besides
 
-	MLMHead MLMHead // of a model whose embeddings are sparse
+	MLMHead MLMHead      // of a model whose embeddings are sparse
+	Queries QueryWeights // of one whose queries' are made without it
 }
 
 // Dense is a linear layer with an activation that embeddings go through, a module of sentence-transformers: y = f(x Wᵀ + b).
@@ -256,6 +257,9 @@ func (c Config) check() error {
 		return fmt.Errorf("heads of tokens alone %+v: want vectors of %d features, in a model that embeds", h, c.embeddingSize())
 	} else if !h.None() && !h.Alone && (h.Dim < 1 || h.Sparse == "" || h.Vectors == "" || !c.Scorer.None()) {
 		return fmt.Errorf("heads of tokens %+v: want a weight and vectors of at least one feature, in a model that embeds", h)
+	}
+	if err := c.Queries.check(c); err != nil {
+		return err
 	}
 	if err := c.checkMLM(); err != nil {
 		return err

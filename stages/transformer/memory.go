@@ -35,16 +35,29 @@ func (m *Model) LeanShare() float64 {
 // Memory predicts what a sub-batch of the given rows takes. It runs the passes themselves on a device that computes
 // nothing, so it is exact in training; only row lengths matter, and where sub-batches are padded (Buckets) what they are padded to.
 func (m *Model) Memory(lengths []int) Memory {
+	rows := rowsOf(lengths)
+	if !m.Buckets() || len(lengths) == 0 {
+		return m.predict(rows)
+	}
+	return m.buckets.memory(rows.shape().bucket(m.Config.MaxPositions), func() Memory { return m.predict(rows) })
+}
+
+// WeighedMemory is Memory of queries that are weights of tokens.
+func (m *Model) WeighedMemory(lengths []int) Memory {
+	rows := rowsOf(lengths)
+	rows.Weighed = true
+	return m.predict(rows)
+}
+
+// rowsOf are some of the given lengths.
+func rowsOf(lengths []int) Rows {
 	rows := Rows{Cu: []int32{0}}
 	for _, n := range lengths {
 		rows.Cu = append(rows.Cu, rows.Cu[len(rows.Cu)-1]+int32(n))
 	}
 	rows.IDs = make([]int32, rows.Cu[len(lengths)])
 	rows.Keys = make([]uint64, len(lengths))
-	if !m.Buckets() || len(lengths) == 0 {
-		return m.predict(rows)
-	}
-	return m.buckets.memory(rows.shape().bucket(m.Config.MaxPositions), func() Memory { return m.predict(rows) })
+	return rows
 }
 
 func (m *Model) predict(rows Rows) Memory {

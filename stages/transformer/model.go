@@ -169,6 +169,9 @@ type Rows struct {
 	// Seen [B] is how many of each row's tokens others attend to, the first so many; nil: all. See Reading.
 	Seen []int32
 
+	// Weighed tells that the rows are queries that the model's QueryWeights make embeddings of: tokens of each are Distinct, and may be none.
+	Weighed bool
+
 	longest int // what MaxLen is rounded up to; see buckets.go
 }
 
@@ -198,6 +201,9 @@ func (r Rows) MaxLen() int {
 
 // Check finds rows that the model can't take.
 func (m *Model) Check(r Rows) error {
+	if r.Weighed {
+		return m.checkWeighed(r)
+	}
 	for b := range r.Len() {
 		switch n := int(r.Cu[b+1] - r.Cu[b]); {
 		case n < 1 && !m.Config.static():
@@ -262,6 +268,8 @@ type Pass struct {
 	scoring    scoreActs
 	tokens     tokenActs
 	mlm        mlmActs
+	isWeighed  bool           // the rows are, and nothing else of the pass is there than
+	weighed    []weighedBlock // their tokens
 }
 
 // Forward computes the embeddings [B, E] of a sub-batch. With train, dropout acts. With keep, the pass can go backward,
@@ -302,6 +310,10 @@ func (m *Model) forward(s gpustage.Stream, a *gpustage.Arena, r Rows, train, kee
 		r.Shown = m.Config.Tokens.shown(r)
 	}
 	p.shown = len(r.Shown)
+	if p.isWeighed = r.Weighed; p.isWeighed {
+		p.forwardWeighed(r)
+		return p
+	}
 	r = m.pad(r)
 	b, c := m.Config.Tokens.outputs(len(r.IDs), r.Len()), m.Config.Hidden
 	scores := !m.Config.Scorer.None()
@@ -562,6 +574,10 @@ func (p *Pass) Backward(dEmbeddings, grads gpustage.Tensor) {
 func (p *Pass) BackwardTo(dParts []gpustage.Tensor, to Gradients) {
 	mark := p.a.Mark()
 	defer p.a.Release(mark)
+	if p.isWeighed {
+		p.backwardWeighed(dParts[0], to)
+		return
+	}
 	if p.d.IsZero() {
 		p.carry()
 	}

@@ -147,6 +147,9 @@ func (c Config) parameters() []Param {
 			add(Outside, h.Bias, 1, c.Vocab, bias)
 		}
 	}
+	if c.Queries.There {
+		add(Outside, QueryWeight, 1, c.Vocab, tokenWeight)
+	}
 	for i := head; i < len(ps); i++ {
 		ps[i].Head = true
 	}

@@ -37,13 +37,14 @@ const (
 	bias
 	normWeight
 	relativeBias
-	loraA // [r, in] of a LoRA factor pair
-	loraB // [out, r]
+	tokenWeight // a number for each token
+	loraA       // [r, in] of a LoRA factor pair
+	loraB       // [out, r]
 )
 
 // Shape is the tensor's shape in a file: vectors have one dimension.
 func (p Param) Shape() []int {
-	if p.kind == bias || p.kind == normWeight {
+	if p.kind == bias || p.kind == normWeight || p.kind == tokenWeight {
 		return []int{p.Cols}
 	}
 	return []int{p.Rows, p.Cols}
@@ -51,7 +52,7 @@ func (p Param) Shape() []int {
 
 // Decay tells whether weight decay applies: not to biases and norm weights, as the field has it.
 func (p Param) Decay() bool {
-	return p.kind == weight || p.kind == embedding || p.Factor()
+	return p.kind == weight || p.kind == embedding || p.kind == tokenWeight || p.Factor()
 }
 
 // Factor tells whether it is one of LoRA's.
@@ -272,6 +273,7 @@ type weights struct {
 	score                scorerWeights
 	tokens               tokenWeights
 	mlm                  mlmWeights
+	queries              gpustage.Tensor // [1, V]
 	layers               []layerWeights
 	later                func(l int) layerWeights // instead of layers
 }
@@ -317,6 +319,7 @@ func (c Config) outside(l *Layout, flat gpustage.Tensor) weights {
 		embedNorm: v.norm(n.embedNorm), finalNorm: v.norm(n.finalNorm), relative: v.tensor(n.relative + ".weight"),
 		distances: v.tensor(n.distances + ".weight"), distancesNorm: v.norm(n.distancesNorm),
 		score: c.Scorer.weights(v), tokens: c.Tokens.weights(v), mlm: c.MLMHead.weights(v),
+		queries: v.tensor(QueryWeight),
 	}
 	if c.projects() {
 		w.project = v.linear("", n.project)
@@ -524,6 +527,8 @@ func (m *Model) draw(p Param, dst []float32, rng *rand.Rand) {
 			dst[i] = float32(rng.NormFloat64() * m.Config.InitRange)
 		case normWeight:
 			dst[i] = float32(1 - m.Config.normOffset())
+		case tokenWeight:
+			dst[i] = 1
 		default:
 			dst[i] = 0
 		}

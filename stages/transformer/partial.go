@@ -41,6 +41,9 @@ func (m *Model) openPartial(own [][2]int) error {
 	if len(m.Config.Scorer.Tied()) > 0 {
 		return errors.New("streamed parameters (mesh.parameters) are not for a score that is the logits of word embeddings: keep them resident, or give it a head of its own (model.head: classifier)")
 	}
+	if m.Config.Queries.There {
+		return errors.New("streamed parameters (mesh.parameters) are not for a model whose queries are weights of tokens: keep them resident")
+	}
 	if m.Config.TiedDecoder() {
 		return errors.New("streamed parameters (mesh.parameters) are not for sparse embeddings whose decoder is the word embeddings, all of which a pass reads: keep them resident")
 	}

@@ -90,7 +90,7 @@ func (c Config) layout(t Tuning) (*Layout, error) {
 		ps[i].Below = p.Layer < 0 && p.Module() != n.finalNorm && !c.dense(p) && (!p.Head || p.kind == embedding)
 	}
 	frozen := func(p Param) bool {
-		return p.Layer >= 0 && p.Layer < t.FreezeLayers || p.Below && t.FreezeEmbeddings
+		return p.Layer >= 0 && p.Layer < t.FreezeLayers || p.Below && t.FreezeEmbeddings || p.kind == tokenWeight && c.Queries.Frozen
 	}
 	if t.LoRA != nil {
 		var err error
@@ -137,6 +137,9 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 		// A classification head trains as a whole, as modules that PEFT saves for that task: BERT's pooler is not among them, unless
 		// it is new.
 		if p.Head && p.kind != embedding && (!c.Tokens.None() || c.Scorer.New || strings.Contains(p.Module(), "classifier") || p.Module() == "score") {
+			trains[p.Name] = true
+		}
+		if p.kind == tokenWeight && !frozen(p) {
 			trains[p.Name] = true
 		}
 		for _, name := range lora.Save {

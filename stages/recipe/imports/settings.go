@@ -624,7 +624,7 @@ var counterparts = map[string]string{
 	"neftune_noise_alpha":                     "there is none",
 	"fix_position_embedding":                  "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
 	"learning_rate_mapping":                   "optimizer.groups: [{params: [...], lr: ...}]",
-	"router_mapping":                          "one encoder embeds queries and documents",
+	"router_mapping":                          "a dataset's query and positive say what is a query and what a document; model.queries has queries made without the model (SparseStaticEmbedding)",
 	"data_seed":                               "train.seed is the seed of everything",
 	"full_determinism":                        "runs are bit-equal for one mesh always",
 	"auto_find_batch_size":                    "batch.sub_batch bounds memory, and no batch size needs to be found",

@@ -1,0 +1,55 @@
+package hfmodel
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A Router's modules are fetched from the hub, those of queries too, or a file of token to weight in their place; one of other routes is refused before
+// anything large is.
+func TestHubRouter(t *testing.T) {
+	noEnvironment(t)
+	const query, sparse = "query_0_SparseStaticEmbedding", "sentence_transformers.sparse_encoder.models."
+	splade := filepath.Join("..", "..", "testdata", "golden", "splade", "encoder")
+	for _, idf := range []bool{false, true} {
+		h := newFakeHub(t)
+		h.files = map[string]string{"README.md": ""}
+		add := func(as, file string) {
+			data, err := os.ReadFile(filepath.Join(splade, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.files[as] = string(data)
+		}
+		for _, name := range []string{"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"} {
+			add(name, name)
+		}
+		add("document_1_SpladePooling/config.json", "1_SpladePooling/config.json")
+		add(query+"/tokenizer.json", "tokenizer.json")
+		h.files["modules.json"] = `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}]`
+		h.files[routerFile] = `{"types": {"` + query + `": "` + sparse + `SparseStaticEmbedding", "": "` + sparse + `MLMTransformer", "document_1_SpladePooling": "` + sparse + `SpladePooling"},
+			"structure": {"query": ["` + query + `"], "document": ["", "document_1_SpladePooling"]}, "parameters": {"default_route": "document", "allow_empty_key": true}}`
+		h.files[query+"/config.json"] = `{"frozen": true}`
+		if idf {
+			h.files[query+"/config.json"], h.files["idf.json"] = `{"frozen": true, "path": "org/name/idf.json"}`, `{"the": 2}`
+		} else {
+			h.files[query+"/model.safetensors"] = h.files["model.safetensors"]
+		}
+		f := open(t, mustResolve(t, "org/name", Options{Endpoint: h.URL, CacheDir: t.TempDir()}))
+		if f.Queries == nil || !f.Queries.Frozen || f.Splade == nil || (f.Queries.WeightsFile() != "") != idf || f.TransformerDir != f.Dir {
+			t.Errorf("idf.json %t: %+v", idf, f.Queries)
+		}
+		files := f.Settings()
+		for name, want := range map[string]bool{routerFile: true, query + "/config.json": true, query + "/tokenizer.json": true, "idf.json": idf} {
+			if _, ok := files[name]; ok != want {
+				t.Errorf("idf.json %t: the settings have %s: %t", idf, name, ok)
+			}
+		}
+		h.files[routerFile] = strings.ReplaceAll(h.files[routerFile], `"query":`, `"image":`)
+		if _, err := resolve(t.Context(), "org/name", Options{Endpoint: h.URL, CacheDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), `routes ["document" "image"]`) {
+			t.Errorf("another route: %v", err)
+		}
+	}
+}
