@@ -151,7 +151,7 @@ save: {dir: %q}
 	}
 	for flag, want := range map[string]string{"--query-prompt": "--document-prompt is of", "--query-max-length": "--max-length is of"} {
 		r := contraflow(t, "", "eval", "--model", model, "--sts", at("data.jsonl"), flag, "3")
-		if r.code != 2 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, flag+" is for --queries and --triplets") {
+		if r.code != 2 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, flag+" is for --queries, --triplets and --candidates") {
 			t.Errorf("%s: %d, %s", flag, r.code, r.stderr)
 		}
 	}
