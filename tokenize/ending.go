@@ -17,9 +17,9 @@ func (t *Tokenizer) Ends() bool {
 // EOS is the text of the token that tokenizer_config.json calls eos_token; "": it names none.
 func (t *Tokenizer) EOS() string { return t.eos }
 
-// Ending is a tokenizer that puts its EOS token behind every text and pair, as transformers does when it loads one with add_eos_token=True; one that
-// does so already is returned as it is. The files that it saves say so too: tokenizer.json in its post_processor, and tokenizer_config.json in
-// add_eos_token, by which classes of transformers 4 build theirs anew.
+// Ending is a tokenizer that puts its EOS token behind every text and pair, as transformers' add_eos_token=True has it; one that does so already is
+// returned as it is. What stands before texts stays there: transformers 5 may drop BOS with that option. The files that it saves say so too: tokenizer.json
+// in its post_processor, and tokenizer_config.json in add_eos_token, by which classes of transformers 4 build theirs anew.
 func (t *Tokenizer) Ending() (*Tokenizer, error) {
 	if t.eos == "" {
 		return nil, fmt.Errorf("%s names no eos_token", fileConfig)

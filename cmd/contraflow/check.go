@@ -17,10 +17,10 @@ func newCheck() *cobra.Command {
 		Short: "Find all rows of a recipe's data that can't be used",
 		Long: `check reads all data that a recipe names, those it trains on and those it measures the model on, and trains nothing. It prints a line for every row
 that can't be used, with its file, line (or row group and row) and reason, to standard output, where train would end with the first one. Then it says
-what else it has seen: rows that repeat others, texts that are cut, files that can't be read, too few rows for a batch. It needs the model's tokenizer,
-not its weights.
+what else it has seen: rows that repeat others, texts that are cut, files that can't be read (of a dataset the first, and then none of its rows), too few
+rows for a batch. It needs the model's tokenizer and settings, not its weights.
 
-It exits with 1 if there is anything that would end a run.`,
+It exits with 1 if there is anything in the data that would end a run; rows to train on that can't be used do, unless the recipe says data.on_error: skip.`,
 		Example: `  contraflow check -c recipe.yaml
   contraflow check -c recipe.yaml --json > bad.jsonl`,
 		Args: noArgs,
@@ -29,8 +29,12 @@ It exits with 1 if there is anything that would end a run.`,
 			if err != nil {
 				return err
 			}
+			device, err := paperDevice(r)
+			if err != nil {
+				return err
+			}
 			ui := newUI(cmd.ErrOrStderr(), quiet)
-			found, err := recipe.LookOver(cmd.Context(), r, ui.observer(1))
+			found, err := recipe.LookOver(cmd.Context(), r, device, ui.observer(1))
 			if err != nil {
 				return err
 			}

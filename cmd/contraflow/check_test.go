@@ -76,8 +76,14 @@ save: {dir: DIR/run}
 	if err := os.WriteFile(at("recipe.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.CopyFS(at("settings"), os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(at("settings/model.safetensors")); err != nil { // which nobody needs
+		t.Fatal(err)
+	}
 	for _, on := range []string{"stop", "skip"} {
-		r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--json", "--set", "data.on_error="+on)
+		r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--json", "--set", "model.path="+at("settings"), "--set", "data.on_error="+on)
 		var got []recipe.SkippedRow
 		for line := range strings.Lines(r.stdout) {
 			var row recipe.SkippedRow
@@ -100,12 +106,18 @@ save: {dir: DIR/run}
 		}
 		for _, want := range []string{
 			"data.train[0]: 29 rows, 4 that can't be used, 1 with the query and the document of an earlier one, the first: " + at("a.jsonl") + ":15, as " + at("a.jsonl") + ":14, ",
-			"data.train[1]: 5 rows, 2 that can't be used\n", "6 rows to train on can't be used; data.on_error: skip lists", "18 rows to measure the model on can't be used",
+			"data.train[1]: 5 rows, 2 that can't be used\n", "18 rows to measure the model on can't be used",
 		} {
 			if !strings.Contains(r.stderr, want) {
 				t.Errorf("%s: want %q in\n%s", on, want, r.stderr)
 			}
 		}
+		if strings.Contains(r.stderr, "6 rows to train on can't be used; data.on_error: skip lists") != (on == "stop") {
+			t.Errorf("%s:\n%s", on, r.stderr)
+		}
+	}
+	if r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "eval=null", "--set", "data.on_error=skip"); r.code != 0 || strings.Count(r.stdout, "\n") != 6 {
+		t.Errorf("with rows that are skipped: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	if r := contraflow(t, "", "train", "-c", at("recipe.yaml"), "--set", "batch.no_duplicates=true"); r.code != 1 || !strings.Contains(r.stderr, at("a.jsonl")+":4, ") || !strings.Contains(r.stderr, "\nNext: contraflow check -c "+at("recipe.yaml")+" lists all rows") {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)

@@ -117,16 +117,23 @@ func calibrated(ctx context.Context, r recipe.Recipe, ranks, steps int, obs reci
 	return x, rates, nil
 }
 
-// onPaper opens a recipe for devices that are not there, of a speed that may be unknown, 0.
-func onPaper(ctx context.Context, r recipe.Recipe, t recipe.Target, tokensPerS float64, obs recipe.Observer) (*recipe.Run, recipe.Rates, error) {
-	t.Device = launch.Paper{}
+// paperDevice is like the device that a recipe names, which need not be there; auto is taken for a GPU.
+func paperDevice(r recipe.Recipe) (gpustage.Device, error) {
 	if kind := r.Train.Device; kind != "auto" && kind != "cuda" {
 		d, err := gpustage.Open(kind)
 		if err != nil {
-			return nil, recipe.Rates{}, fmt.Errorf("train.device: %w", err)
+			return nil, fmt.Errorf("train.device: %w", err)
 		}
-		defer d.Close() // what it is like is known afterwards, too
-		t.Device = d
+		return d, d.Close() // what it is like is known afterwards, too
+	}
+	return launch.Paper{}, nil
+}
+
+// onPaper opens a recipe for devices that are not there, of a speed that may be unknown, 0.
+func onPaper(ctx context.Context, r recipe.Recipe, t recipe.Target, tokensPerS float64, obs recipe.Observer) (*recipe.Run, recipe.Rates, error) {
+	var err error
+	if t.Device, err = paperDevice(r); err != nil {
+		return nil, recipe.Rates{}, err
 	}
 	x, err := recipe.OpenOnPaper(ctx, r, t, obs)
 	if err != nil || tokensPerS == 0 {

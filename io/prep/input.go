@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"sort"
+	"strings"
 
 	"contraflow/io/dataset"
 )
@@ -22,6 +23,7 @@ type Inputs struct {
 	first  []int64 // id of each input's first row
 	blocks []inputBlock
 	rows   int64
+	root   string // the folder that all files are in, where two of them have one name; ""
 }
 
 type inputBlock struct {
@@ -69,7 +71,38 @@ func OpenInputs(ctx context.Context, r *Rules) (_ *Inputs, err error) {
 		x.Shards = int((x.rows + shardRows - 1) / shardRows)
 	}
 	x.Shards = min(x.Shards, len(x.blocks))
+	x.root = x.shared()
 	return x, nil
+}
+
+// shared is the folder that all files are in, however deep, if names alone don't tell them apart.
+func (x *Inputs) shared() (root string) {
+	places := map[string]string{} // by name
+	twice := false
+	for _, d := range x.sets {
+		var row int64
+		for _, f := range d.Files() {
+			if f.Rows == 0 {
+				continue
+			}
+			path := d.Locate(row).File
+			row += f.Rows
+			dir := filepath.Dir(path)
+			if len(places) == 0 {
+				root = dir
+			}
+			for root != dir && root != filepath.Dir(root) && !strings.HasPrefix(dir, strings.TrimSuffix(root, string(filepath.Separator))+string(filepath.Separator)) {
+				root = filepath.Dir(root)
+			}
+			other, there := places[f.Name]
+			twice = twice || there && other != path
+			places[f.Name] = path
+		}
+	}
+	if !twice {
+		return ""
+	}
+	return root
 }
 
 // Close removes temporary files.
@@ -116,10 +149,16 @@ func (x *Inputs) locate(id int64) dataset.Location {
 	return x.sets[i].Locate(id - x.first[i])
 }
 
-// cite is where a row is at rest, without folders: a card should say the same wherever it was made.
+// cite is where a row is at rest, without folders, or with those that tell files of one name apart: a card should say the same wherever it was made.
 func (x *Inputs) cite(id int64) string {
 	l := x.locate(id)
-	l.File = filepath.Base(l.File)
+	name := filepath.Base(l.File)
+	if x.root != "" {
+		if short, err := filepath.Rel(x.root, l.File); err == nil {
+			name = short
+		}
+	}
+	l.File = filepath.ToSlash(name)
 	return l.String()
 }
 

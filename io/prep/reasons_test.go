@@ -84,6 +84,50 @@ func TestReasons(t *testing.T) {
 	}
 }
 
+// Files of one name are cited with the folders that tell them apart, others without any.
+func TestCites(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct{ files, want []string }{
+		{[]string{"x/a.jsonl", "y/b.jsonl"}, []string{"a.jsonl:1", "b.jsonl:1"}},
+		{[]string{"x/a.jsonl", "y/a.jsonl", "y/deep/b.jsonl"}, []string{"x/a.jsonl:1", "y/a.jsonl:1", "y/deep/b.jsonl:1"}},
+		{[]string{"x/deep/a.jsonl", "xy/deep/a.jsonl", "a.jsonl"}, []string{"x/deep/a.jsonl:1", "xy/deep/a.jsonl:1", "a.jsonl:1"}},
+		{[]string{"x/deep/a.jsonl", "x/deeper/a.jsonl"}, []string{"deep/a.jsonl:1", "deeper/a.jsonl:1"}},
+	} {
+		var paths []string
+		for _, name := range c.files {
+			path := filepath.Join(dir, filepath.FromSlash(name))
+			if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+				t.Fatal(err)
+			}
+			writeJSONL(t, path, pair{Query: "a query", Positive: "a document"})
+			paths = append(paths, path)
+		}
+		config := bare(t, paths[0])
+		config.Input[0].Path = paths[:1]
+		for i, path := range paths[1:] { // another input each
+			in := config.Input[0]
+			in.Name, in.Path = fmt.Sprint("in", i), []string{path}
+			config.Input = append(config.Input, in)
+		}
+		r, err := NewRules(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := OpenInputs(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range c.want {
+			if got := x.cite(int64(i)); got != want {
+				t.Errorf("%v: row %d is cited as %s, want %s", c.files, i, got, want)
+			}
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A run that fails or is interrupted leaves nothing of its own, and an earlier output as it was; what a killed one has left half replaced stays refused.
 func TestLeavesNothing(t *testing.T) {
 	in := filepath.Join(t.TempDir(), "in.jsonl")

@@ -38,7 +38,7 @@ type RuleStats struct {
 // Firsts are the first rows with each reason, at most mostFirsts of it, ascending.
 type Firsts map[string][]Place
 
-// Place is a row and where it is at rest, without folders.
+// Place is a row and where it is at rest, without the folders that all files are in.
 type Place struct {
 	ID    int64  `json:"id"`
 	Where string `json:"where"`

@@ -14,10 +14,10 @@ import (
 
 // shortPath is a path as the card has it: of a full one its last part.
 func shortPath(path string) string {
-	if filepath.IsAbs(path) {
-		return filepath.Base(path)
+	if name := filepath.Base(path); filepath.IsAbs(path) && !strings.ContainsAny(name, "*?[") {
+		return name
 	}
-	return path
+	return shortTask(path)
 }
 
 // shortTask is shortPath with the folder's name before it, for many tasks' files are called queries.jsonl.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/scoring"
 )
@@ -18,6 +19,8 @@ type Lookover struct {
 	Parts []LookoverPart // of data.train, then of what eval names
 	Plan  string         // the steps that training would make; "" if it would not begin
 	Wrong error          // what is wrong with the rows that remain, taken together: too few for a batch, say; nil: nothing
+
+	skips bool // training goes on without rows that can't be used
 }
 
 // LookoverPart is a dataset that trains, or something that a model is measured on.
@@ -28,7 +31,8 @@ type LookoverPart struct {
 	Err  error               // why it can't be read, or not to its end; nil: it was
 }
 
-// Err is what there is to mend, in a line each: files that can't be read, rows that can't be used, and what is wrong with the others; nil: nothing.
+// Err is what would end a run, in a line each: files that can't be read, rows that can't be used (those that train only where data.on_error is stop), and what is
+// wrong with the others; nil: nothing.
 func (l *Lookover) Err() error {
 	var errs []error
 	var trains, measured int
@@ -49,7 +53,7 @@ func (l *Lookover) Err() error {
 		}
 		errs = append(errs, fmt.Errorf("%s%w", without, l.Wrong))
 	}
-	if trains > 0 {
+	if trains > 0 && !l.skips {
 		errs = append(errs, fmt.Errorf("%s to train on can't be used; %s", some(int64(trains), "row"), skipRows))
 	}
 	if measured > 0 {
@@ -59,19 +63,19 @@ func (l *Lookover) Err() error {
 }
 
 // LookOver reads all data that a recipe names as a run of it would, and trains nothing: where a run ends with the first thing that is wrong, it finds
-// all rows that can't be used, of every file. It reads the model's tokenizer and settings, and no weights. An error is of what nothing can be read
-// without: the recipe, or the model.
-func LookOver(ctx context.Context, r Recipe, obs Observer) (_ *Lookover, err error) {
+// all rows that can't be used. It reads the model's tokenizer and settings, and no weights, and computes nothing on the device, which need only be like the
+// run's. An error is of what nothing can be read without: the recipe, or the model.
+func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observer) (_ *Lookover, err error) {
 	if r, err = r.Resolve(); err != nil {
 		return nil, err
 	}
+	l := &Lookover{skips: r.Data.OnError == "skip"}
 	r.Data.OnError = "skip" // the list is what this is for
-	x := &Run{Recipe: r, obs: obs}
+	x := &Run{Recipe: r, obs: obs, paper: true, device: gpustage.Dry{Like: device}}
 	defer func() { err = errors.Join(err, x.Close()) }()
 	if err := x.openModel(ctx); err != nil {
 		return nil, err
 	}
-	l := &Lookover{}
 	if err := x.lookOverTraining(ctx, l); err != nil {
 		return nil, err
 	}

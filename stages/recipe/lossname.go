@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -26,5 +27,6 @@ func ofClass(name string) string {
 	if !ok {
 		return ""
 	}
-	return strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(name, "Cached"), "Sparse"))
+	name = strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(name, "Cached"), "Sparse"))
+	return cmp.Or(map[string]string{"distillkldiv": "distillkl", "binarycrossentropy": "bce"}[name], name) // two that are shortened here
 }

@@ -14,7 +14,7 @@ func (x *Run) checkPooling() error {
 	if x.reranker != nil || x.vectors != nil || !c.MLMHead.None() || !c.Causal || x.model.Head.Pooling != gpustage.CLSPooling {
 		return nil
 	}
-	return fmt.Errorf("model.pooling: cls is the first token's vector, and in %s (%s, a causal model) no token sees a later one: the vector would be the same whatever the text; want last, or mean", x.folder.Dir, c.Family)
+	return fmt.Errorf("model.pooling: cls is the first token's vector, and in %s (%s, a causal model) no token sees a later one: it would know nothing of the text behind its first token; want last, or mean", x.folder.Dir, c.Family)
 }
 
 // ends tells whether the recipe has texts end in the tokenizer's EOS token.
