@@ -22,7 +22,7 @@ func TestCheck(t *testing.T) {
 	for i := range 24 {
 		good = append(good, fmt.Sprintf(`{"q": "query %d of them", "p": "document number %d%s"}`, i, i, strings.Repeat(" and so on", i)))
 	}
-	rows := slices.Concat(good[:3], []string{`{"q": "x", "p": null}`, `no json`}, good[3:12], []string{good[11], `{"q": "", "p": "x"}`}, good[12:], []string{`{"q": "only"}`})
+	rows := slices.Concat(good[:3], []string{`{"q": "x", "p": null}`, `no json`}, good[3:12], []string{good[11], `{"q": "", "p": "x"}`}, good[12:], []string{`{"q": "only"}`, `{"q": "query 3 of them", "p": "another document"}`})
 	files := map[string][]string{
 		"a.jsonl":                rows,
 		"b.jsonl":                {good[0], `{"q": "one", "p": 3}`, good[1], `{"p": "no query"}`, good[2]},
@@ -105,7 +105,7 @@ save: {dir: DIR/run}
 			}
 		}
 		for _, want := range []string{
-			"data.train[0]: 29 rows, 4 that can't be used, 1 with the query and the document of an earlier one, the first: " + at("a.jsonl") + ":15, as " + at("a.jsonl") + ":14, ",
+			"data.train[0]: 30 rows, 4 that can't be used, 1 with the query and the document of an earlier one, the first: " + at("a.jsonl") + ":15, as " + at("a.jsonl") + ":14, ",
 			"data.train[1]: 5 rows, 2 that can't be used\n", "18 rows to measure the model on can't be used",
 		} {
 			if !strings.Contains(r.stderr, want) {
@@ -136,10 +136,16 @@ save: {dir: DIR/run}
 	trained := succeed(t, "train", "-c", at("recipe.yaml"), "--log", "human")
 	if _, cut, _ := strings.Cut(said.stderr, "earlier one, "); said.stdout != "" || !strings.Contains(said.stderr, "training: 15 steps of 1 x 2 rows\n") || !strings.Contains(trained.stderr, "\n15 steps in ") {
 		t.Errorf("said:\n%s%strained:\n%s", said.stdout, said.stderr, trained.stderr)
-	} else if n, _, _ := strings.Cut(cut[strings.Index(cut, ", ")+2:], " of 50 texts longer"); !strings.Contains(trained.stderr, "\n"+n[strings.LastIndex(n, " ")+1:]+" texts were longer than model.max_length and cut") {
+	} else if n, _, _ := strings.Cut(cut[strings.Index(cut, ", ")+2:], " of 52 texts longer"); !strings.Contains(trained.stderr, "\n"+n[strings.LastIndex(n, " ")+1:]+" texts were longer than model.max_length and cut") {
 		t.Errorf("%q: said:\n%strained:\n%s", n, said.stderr, trained.stderr)
 	}
-	if r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "batch.global_size=100", "--set", "batch.drop_last=true"); r.code != 1 || !strings.Contains(r.stderr, "batch.global_size is 100, but the data has only 25 rows") {
-		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	for set, want := range map[string]string{
+		"batch={global_size: 100, drop_last: true}":             "batch.global_size is 100, but the data has only 26 rows",
+		"loss={name: mnrl, matryoshka: {dims: [4096]}}":         "4096",
+		"optimizer.groups=[{params: [nothing of it], lr: 0.1}]": "nothing of it",
+	} {
+		if r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "eval=null", "--set", set); r.code != 1 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%s: exit code %d\n%s", set, r.code, r.stderr)
+		}
 	}
 }
