@@ -1,0 +1,234 @@
+package recipe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"contraflow/io/dataset"
+	"contraflow/stages"
+)
+
+func (x *Run) openData(ctx context.Context) error {
+	var parts []dataset.Part
+	for i := range x.Recipe.Data.Train {
+		p, err := x.openSource(ctx, i)
+		if err != nil {
+			return fmt.Errorf("data.train[%d]: %w", i, err)
+		}
+		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
+	}
+	err := x.planOf(parts)
+	if of := (*unmixed)(nil); errors.As(err, &of) {
+		return x.leftOut(of.text, of.said)
+	}
+	return err
+}
+
+// unmixed is the error of datasets that make no batches: as the recipe's keys have it, and what the mixer has said.
+type unmixed struct{ text, said error }
+
+func (e *unmixed) Error() string { return e.text.Error() }
+func (e *unmixed) Unwrap() error { return e.text }
+
+// planOf makes batches of all datasets.
+func (x *Run) planOf(parts []dataset.Part) error {
+	r := x.Recipe
+	order := dataset.SamplerConfig{
+		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: int(math.Ceil(float64(r.Train.Epochs))), Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
+	}
+	var err error
+	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())
+	if m, of := r.mixing(), (*dataset.WeightError)(nil); m.Kind == dataset.Tempered && errors.As(err, &of) {
+		return fmt.Errorf("data.mixing.temperature: is %v, which is too small: data.train[%d] has %d rows, and rows^(1/temperature) is its weight", m.Temperature, of.Part, x.data[of.Part].Rows())
+	}
+	if len(parts) == 1 && (errors.Is(err, dataset.ErrNoFiles) || errors.Is(err, dataset.ErrBadRow)) {
+		err = &dataset.PartError{Err: err} // of the only one it is the error itself
+	}
+	if err != nil {
+		return &unmixed{byKey(err), err} // it names other keys
+	}
+	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
+	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
+		x.plan.MaxSteps = x.plan.StepsOf(e)
+	}
+	return x.openInBatch()
+}
+
+// skipRows is the way out where a row can't be used.
+const skipRows = "data.on_error: skip lists rows that can't be used in skipped.jsonl and goes on without them"
+
+// orSkip goes on from an error, of a row that can't be used, if it is one, with the way out.
+func (x *Run) orSkip(err error) error {
+	if x.Recipe.Data.OnError == "stop" && errors.Is(err, dataset.ErrBadRow) {
+		return fmt.Errorf("%w; %s", err, skipRows)
+	}
+	return err
+}
+
+// byKey is a mixer's error, of one of several datasets, by the key of that.
+func byKey(err error) error {
+	var of *dataset.PartError
+	if errors.As(err, &of) {
+		return fmt.Errorf("data.train[%d]: %w", of.Part, of.Err)
+	}
+	return err
+}
+
+// openSource opens a dataset and makes the first pass over it, if something needs it.
+func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
+	r := x.Recipe
+	d, err := x.openFiles(ctx, i)
+	if err != nil {
+		return p, err
+	}
+	skip := r.Data.OnError == "skip"
+	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
+		return dataset.Part{Layout: d.Layout()}, nil
+	}
+	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
+	if err != nil {
+		return p, x.orSkip(err)
+	}
+	return x.part(d, index), nil
+}
+
+// openFiles opens a dataset.
+func (x *Run) openFiles(ctx context.Context, i int) (*dataset.Dataset, error) {
+	r, src := x.Recipe, x.Recipe.Data.Train[i]
+	tokens, err := x.prepared(ctx, i)
+	if err != nil {
+		return nil, err
+	}
+	files := src.files(r.lossOf(i), tokens)
+	files.CheckNegatives = x.ofRecipe(files.CheckNegatives, r.lossKey(i))
+	text := x.text
+	if r.Data.OnError == "skip" {
+		text.TooLong = "" // a list of reasons needs no ways out
+	}
+	files.CheckText = text.CheckText(i)
+	d, err := dataset.Open(x.noting(ctx, fmt.Sprintf("data.train[%d]", i)), files)
+	if err != nil {
+		return nil, err
+	}
+	x.data = append(x.data, d)
+	if x.Main() {
+		for _, n := range d.Notes() {
+			x.obs.note("data.train[%d]: %s", i, n)
+		}
+	}
+	return d, x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize())
+}
+
+// part is a dataset as batches take it, after the first pass.
+func (x *Run) part(d *dataset.Dataset, index *dataset.Index) dataset.Part {
+	p := dataset.Part{Layout: d.Layout(), Skip: index.Skip()}
+	if x.Recipe.Batch.NoDuplicates {
+		p.Texts = index
+	}
+	if x.Recipe.Batch.ByLength {
+		p.Lengths = index
+	}
+	x.skipped = append(x.skipped, index.Bad()...)
+	x.longest = max(x.longest, index.Longest())
+	return p
+}
+
+// files is a source as package dataset has it, for a loss; tokens: ids that prep has made are read in the texts' place.
+func (s Source) files(l Loss, tokens bool) dataset.Source {
+	return dataset.Source{
+		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
+		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, CheckScore: l.checkScore(), CheckNegatives: l.checkNegatives(), Teacher: s.Teacher, Tokens: tokens,
+	}
+}
+
+// checkDims finds a matryoshka that is wider than the model's embeddings, of the loss at a key.
+func (x *Run) checkDims(l Loss, at string) error {
+	for key, l := range l.each(at) {
+		if m := l.Matryoshka; m != nil && slices.Max(m.Dims) > x.model.EmbeddingSize() {
+			return fmt.Errorf("%s.matryoshka.dims: are %v, and the model's embeddings have %d dimensions", key, m.Dims, x.model.EmbeddingSize())
+		}
+	}
+	return nil
+}
+
+// checkTeacher finds a teacher whose embeddings are not of the size that the loss compares: the model's, or of matryoshka's first features.
+func (x *Run) checkTeacher(l Loss, at string, size int) error {
+	for key, l := range l.each(at) {
+		want := []int{x.model.EmbeddingSize()}
+		if size == 0 || size == want[0] || !l.kind().teacher {
+			continue
+		}
+		if m := l.Matryoshka; m != nil {
+			want = m.Dims
+		}
+		for _, n := range want {
+			if n != size {
+				return fmt.Errorf("teacher: its embeddings have %d dimensions, and the loss compares them with %d; %s.matryoshka: {dims: [%d]} takes that many of the model's", size, n, key, size)
+			}
+		}
+	}
+	return nil
+}
+
+// prepared reports whether a dataset's token ids were made by contraflow prep, just as they would be made here: ids of another tokenizer,
+// length or prompt are an error.
+func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
+	src := x.Recipe.Data.Train[i]
+	wanted := src.IDs != nil && *src.IDs
+	if src.IDs != nil && !wanted {
+		return false, nil
+	}
+	ours, missing := x.text.Prepared(i, len(src.Negatives) > 0)
+	if missing != nil {
+		if wanted {
+			return false, fmt.Errorf("ids: %w", missing)
+		}
+		return false, nil
+	}
+	for _, name := range append([]string{src.Query, src.Positive}, src.Negatives...) {
+		if strings.ContainsAny(name, "{}") && !wanted {
+			return false, nil
+		}
+	}
+	info, err := dataset.PreparedTokens(ctx, src.Path)
+	if err != nil || info == nil {
+		if wanted && err == nil {
+			err = fmt.Errorf("ids: %s has no token ids: contraflow prep writes them, with tokenize.model", strings.Join(src.Path, ", "))
+		}
+		return false, err
+	}
+	if err := stages.CheckTokens(*info, ours, "this recipe"); err != nil {
+		return false, fmt.Errorf("%w. Run contraflow prep again with tokenize.model, max_length and prompts of this recipe, or set data.train[%d].ids: false to tokenize the texts here", err, i)
+	}
+	return true, nil
+}
+
+// mixing is how datasets take turns.
+func (r Recipe) mixing() dataset.Mixing {
+	m := dataset.Mixing{Kind: r.Data.Mixing.Kind, Temperature: r.Data.Mixing.Temperature}
+	if m.Kind == dataset.Weighted {
+		for _, s := range r.Data.Train {
+			m.Weights = append(m.Weights, s.weight())
+		}
+	}
+	return m
+}
+
+// rows is how many rows all datasets have, columns how many texts a row has at most.
+func (x *Run) rows() (n int64) {
+	for _, d := range x.data {
+		n += d.Rows()
+	}
+	return n
+}
+
+func (x *Run) columns() (n int) {
+	for i, d := range x.data {
+		n = max(n, d.MostTexts()+x.inBatch(i))
+	}
+	return n
+}
