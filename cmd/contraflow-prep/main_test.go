@@ -233,7 +233,7 @@ func TestInputLost(t *testing.T) {
 	code, text := said(t, "-c", path("PREP.yaml"))
 	for _, want := range []string{
 		"no row of input \"a\" is left of 6\n", "           2 length (a.jsonl:1 and 1 more)\n", "           4 unusable\n",
-		"               2 column \"p\": the text is null (a.jsonl:3, a.jsonl:6)\n", "               1 column \"q\": the text is null (a.jsonl:5)\n",
+		"               2 column \"p\": the text is missing: the row has no such key (a.jsonl:3, a.jsonl:6)\n", "               1 column \"q\": the text is missing: the row has no such key (a.jsonl:5)\n",
 	} {
 		if code != 0 || !strings.Contains(text, want) {
 			t.Errorf("exit code %d, want %q in\n%s", code, want, text)
