@@ -159,6 +159,9 @@ func TestPlanForGPU(t *testing.T) {
 
 // What does not fit comes with a way that fits, from what is free of charge to what changes the training.
 func TestLighter(t *testing.T) {
+	if testing.Short() {
+		t.Skip("overlapRecipe has two layers then")
+	}
 	text := overlapRecipe(t, t.TempDir(), 6)
 	mesh := collective.Mesh{Replicate: 4, Shard: 1}
 	plan := func(memory int64, sets ...string) *recipe.Forecast {
@@ -219,6 +222,9 @@ func TestLighter(t *testing.T) {
 // A token's time is shared out by products: backward makes two for each of forward's where everything trains, one where little more than the inputs' gradient is
 // wanted, none below the lowest layer that trains.
 func TestRatesAt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("overlapRecipe has two layers then")
+	}
 	text := overlapRecipe(t, t.TempDir(), 4)
 	for set, want := range map[string]float64{
 		"model.freeze={}": 2, "model.lora={rank: 1, targets: [query]}": 1, "model.freeze={layers: 1, embeddings: true}": 1.5, "model.activation_checkpointing=true": 3,
