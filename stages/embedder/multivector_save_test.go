@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"contraflow/gpustage/cpu"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/testdata/goldens"
@@ -39,16 +38,7 @@ func TestSavedDocumentLength(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := cpu.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	m, err := LoadTrainable(dir, d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
+	m := trainable(t, dir)
 	for _, c := range [][2]int{{9, 9}, {0, 30}} { // the second also says that the first did not change what is loaded
 		out := filepath.Join(t.TempDir(), "out")
 		if err := m.Save(out, Saving{MaxLength: c[0]}); err != nil {

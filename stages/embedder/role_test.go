@@ -8,7 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
 )
 
@@ -66,16 +65,7 @@ func TestRoles(t *testing.T) {
 		}
 	}
 
-	d, err := cpu.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	m, err := LoadTrainable(dir, d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
+	m := trainable(t, dir)
 	r := &dataset.Retrieval{QueryIDs: []string{"q"}, Queries: texts[:1], DocIDs: []string{"d"}, Docs: texts[:1], Judgements: []dataset.Judgement{{Relevance: 1}}}
 	task, err := m.NewTask(ctx, r)
 	if err != nil {

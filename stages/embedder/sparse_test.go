@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
 	"contraflow/io/safetensors"
 	"contraflow/stages/mine"
@@ -77,16 +76,7 @@ func TestSparse(t *testing.T) {
 		}
 	}
 
-	d, err := cpu.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	m, err := LoadTrainable(dir, d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
+	m := trainable(t, dir)
 	saved := filepath.Join(t.TempDir(), "m")
 	if err := m.Save(saved, Saving{}); err != nil {
 		t.Fatal(err)

@@ -532,3 +532,19 @@ func TestTrainableKeeps(t *testing.T) {
 		t.Errorf("a default prompt %q of %v", f.DefaultPromptName, f.Prompts)
 	}
 }
+
+// trainable loads a folder to train, on the processor.
+func trainable(t *testing.T, dir string) *Trainable {
+	t.Helper()
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	m, err := LoadTrainable(dir, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}

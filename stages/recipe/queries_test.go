@@ -179,23 +179,6 @@ func TestQueriesKeys(t *testing.T) {
 func TestVerifyQueries(t *testing.T) {
 	harness.Thorough(t)
 	for _, fault := range []Fault{"", FaultRemote} {
-		j := sparseJob(t, 30)
-		r, err := Parse("job", []byte(j.text), append(sparseSets(t), "model.queries=ones", "save.dir="+filepath.Join(j.dir, "r")))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := Open(t.Context(), r, Observer{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		o := DefaultVerify()
-		o.Accumulate, o.SubBatches, o.Rows, o.Replicas, o.Shards, o.Plant = []int{1}, []int{3}, 6, []int{2}, []int{1, 2}, fault
-		var rows []VerifyRow
-		o.Report = func(r VerifyRow) { rows = append(rows, r) }
-		ok, err := x.Verify(t.Context(), o)
-		if err != nil || ok != (fault == "") {
-			t.Errorf("fault %q: %t, %v: %+v", fault, ok, err, rows)
-		}
-		x.Close()
+		verifySparse(t, fault, "model.queries=ones")
 	}
 }

@@ -217,28 +217,34 @@ func TestSparseModels(t *testing.T) {
 func TestVerifySparse(t *testing.T) {
 	harness.Thorough(t)
 	for _, fault := range []Fault{"", FaultFactor, FaultRemote} {
-		j := sparseJob(t, 30)
-		r, err := Parse("job", []byte(j.text), append(sparseSets(t), "save.dir="+filepath.Join(j.dir, "r")))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := Open(t.Context(), r, Observer{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		o := DefaultVerify()
-		o.Accumulate, o.SubBatches, o.Rows, o.Replicas, o.Shards, o.Plant = []int{1}, []int{3}, 6, []int{2}, []int{1, 2}, fault
-		var rows []VerifyRow
-		o.Report = func(r VerifyRow) { rows = append(rows, r) }
-		ok, err := x.Verify(t.Context(), o)
-		if err != nil || ok != (fault == "") {
-			t.Errorf("fault %q: %t, %v: %+v", fault, ok, err, rows)
-		}
+		rows := verifySparse(t, fault)
 		if slices.ContainsFunc(rows, func(r VerifyRow) bool {
 			return strings.Contains(r.Config, "streamed") || strings.Contains(r.Config, "early")
 		}) {
 			t.Errorf("ways that are not for a tied decoder: %+v", rows)
 		}
-		x.Close()
 	}
+}
+
+// verifySparse verifies sparse embeddings' gradients, alone and on meshes, and wants a planted fault, and no other, to be found.
+func verifySparse(t *testing.T, fault Fault, sets ...string) (rows []VerifyRow) {
+	t.Helper()
+	j := sparseJob(t, 30)
+	r, err := Parse("job", []byte(j.text), slices.Concat(sparseSets(t), sets, []string{"save.dir=" + filepath.Join(j.dir, "r")}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	o := DefaultVerify()
+	o.Accumulate, o.SubBatches, o.Rows, o.Replicas, o.Shards, o.Plant = []int{1}, []int{3}, 6, []int{2}, []int{1, 2}, fault
+	o.Report = func(r VerifyRow) { rows = append(rows, r) }
+	ok, err := x.Verify(t.Context(), o)
+	if err != nil || ok != (fault == "") {
+		t.Errorf("fault %q: %t, %v: %+v", fault, ok, err, rows)
+	}
+	return rows
 }
