@@ -85,7 +85,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 				if err := newmodel.CreateWith(cmd.Context(), out, spec, tok); err != nil {
 					return err
 				}
-				return created(cmd, out)
+				return created(cmd, out, nil)
 			}
 			t, err := dataset.OpenTable(cmd.Context(), input)
 			if err != nil {
@@ -94,14 +94,11 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 			defer t.Close()
 			t.KeepEmpty()
 			spec.Pooling = hfmodel.PoolingMode(pooling)
-			var read textCount
+			read := textCount{asked: spec.Vocab}
 			if err := newmodel.Create(cmd.Context(), out, spec, textsOf(cmd.Context(), t, columns, &read)); err != nil {
 				return err
 			}
-			if err := read.say(cmd, out, spec.Vocab); err != nil {
-				return err
-			}
-			return created(cmd, out)
+			return created(cmd, out, &read)
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "folder for the model")
@@ -145,14 +142,19 @@ func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (
 	if err != nil {
 		return fmt.Errorf("--distill: %w", err)
 	}
-	return created(cmd, out)
+	return created(cmd, out, nil)
 }
 
-// created says what is there now.
-func created(cmd *cobra.Command, out string) error {
+// created says what is there now, and what a vocabulary was made of; nil: none was made.
+func created(cmd *cobra.Command, out string, read *textCount) error {
 	f, err := hfmodel.Open(out)
 	if err != nil {
 		return err
+	}
+	if read != nil {
+		if err := read.say(cmd, f); err != nil {
+			return errors.Join(err, f.Close())
+		}
 	}
 	weights, err := safetensors.Open(filepath.Join(f.TransformerDir, "model.safetensors"))
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -164,11 +166,7 @@ func created(cmd *cobra.Command, out string) error {
 		if err != nil {
 			return errors.Join(err, weights.Close())
 		}
-		n := 1
-		for _, d := range t.Shape {
-			n *= d
-		}
-		parameters += n
+		parameters += t.Len()
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "a new model of %.3g million parameters is in %s; train it with model.path: %s\n", float64(parameters)/1e6, out, out)
 	return weights.Close()
@@ -195,21 +193,20 @@ func withConfig(cmd *cobra.Command, path string, spec *newmodel.Spec) error {
 }
 
 // textCount is of how many texts a vocabulary is made.
-type textCount struct{ texts, empty int64 }
+type textCount struct {
+	asked        int // tokens
+	texts, empty int64
+}
 
-// say tells what has become of them, where a vocabulary of so many tokens was asked for.
-func (n textCount) say(cmd *cobra.Command, out string, asked int) error {
-	f, err := hfmodel.Open(out)
+// say tells what has become of them in a new model's folder.
+func (n textCount) say(cmd *cobra.Command, f *hfmodel.Folder) error {
+	tok, err := embedder.LoadTokenizer(f)
 	if err != nil {
 		return err
 	}
-	tok, err := embedder.LoadTokenizer(f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
 	w, fewer := cmd.ErrOrStderr(), ""
-	if size := tok.VocabSize(); size < asked {
-		fewer = fmt.Sprintf(", and not %d: the texts give no more", asked)
+	if size := tok.VocabSize(); size < n.asked {
+		fewer = fmt.Sprintf(", and not %d: the texts give no more", n.asked)
 	}
 	fmt.Fprintf(w, "a vocabulary of %d tokens%s, from %s\n", tok.VocabSize(), fewer, counted(n.texts, "text"))
 	if n.empty > 0 {

@@ -138,7 +138,7 @@ func noCheckpoint(path string) error {
 	}
 	var names []string
 	for _, step := range steps {
-		names = append(names, fmt.Sprintf("step-%08d", step))
+		names = append(names, checkpoint.FolderName(step))
 	}
 	return fmt.Errorf("%s is no checkpoint: %s has %s", path, dir, strings.Join(names, ", "))
 }

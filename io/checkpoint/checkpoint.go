@@ -69,8 +69,10 @@ const (
 	latestName   = "LATEST"
 )
 
-func folderName(step int) string { return fmt.Sprintf("step-%08d", step) }
-func partName(rank int) string   { return fmt.Sprintf("rank-%05d.safetensors", rank) }
+// FolderName is a step's folder in that of the checkpoints.
+func FolderName(step int) string { return fmt.Sprintf("step-%08d", step) }
+
+func partName(rank int) string { return fmt.Sprintf("rank-%05d.safetensors", rank) }
 
 // tensorName is a piece's name in its part.
 func (p Piece) tensorName() string { return fmt.Sprintf("%s/%s@%d", p.Vector, p.Name, p.From) }

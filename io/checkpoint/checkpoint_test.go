@@ -140,7 +140,7 @@ func TestKeep(t *testing.T) {
 // Damaged checkpoints and strays do not count: whatever lies there, the last complete ones stay, and nothing but a checkpoint is removed.
 func TestKeepComplete(t *testing.T) {
 	stray := func(dir string, step int) string {
-		path := filepath.Join(dir, folderName(step))
+		path := filepath.Join(dir, FolderName(step))
 		if err := os.Mkdir(path, 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -498,7 +498,7 @@ func TestBeginRemoves(t *testing.T) {
 // A checkpoint is found by its folder, and checked as others are; a folder of another name is none.
 func TestLoadFolder(t *testing.T) {
 	_, dir := saved(t, 3)
-	folder := filepath.Join(dir, folderName(3))
+	folder := filepath.Join(dir, FolderName(3))
 	c, err := LoadFolder(folder, Disk{})
 	if err != nil || c.Step != 3 || !IsCheckpoint(folder) || IsCheckpoint(dir) {
 		t.Fatalf("%v, %v", c, err)

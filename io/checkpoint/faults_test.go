@@ -16,7 +16,7 @@ import (
 // partWith is a checkpoint of one part with one tensor of four F32 zeros, of that name and shape, whose manifest and hashes are right.
 func partWith(t *testing.T, name string, shape []int, parameter []int) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), folderName(1))
+	dir := filepath.Join(t.TempDir(), FolderName(1))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func (d opened) Tensors(path string) (*safetensors.File, error) {
 // Parts are closed with their checkpoint, and where it turns out to be damaged: a run that looks for a good one would hold gigabytes of the bad.
 func TestCloses(t *testing.T) {
 	_, dir := saved(t, 1, 2, 3)
-	rewrite(t, filepath.Join(dir, folderName(3)), func(s *State) { s.Parts = s.Parts[:1] })
+	rewrite(t, filepath.Join(dir, FolderName(3)), func(s *State) { s.Parts = s.Parts[:1] })
 	var files []*safetensors.File
 	s := Open(dir, opened{files: &files})
 	c, err := s.Latest(nil)
@@ -114,7 +114,7 @@ func TestCloses(t *testing.T) {
 // Hashes that another rank has checked are not computed again; all else is looked at.
 func TestLoadChecked(t *testing.T) {
 	s, dir := saved(t, 2)
-	flip(t, filepath.Join(dir, folderName(2), partName(1)), -3)
+	flip(t, filepath.Join(dir, FolderName(2), partName(1)), -3)
 	c, err := s.LoadChecked(2)
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestLoadChecked(t *testing.T) {
 	if _, err := s.Load(2); err == nil || !strings.Contains(err.Error(), "rank-00001.safetensors is damaged") {
 		t.Error(err)
 	}
-	if err := os.Truncate(filepath.Join(dir, folderName(2), partName(1)), 100); err != nil {
+	if err := os.Truncate(filepath.Join(dir, FolderName(2), partName(1)), 100); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.LoadChecked(2); err == nil || !strings.Contains(err.Error(), "has 100 bytes") {
@@ -141,13 +141,13 @@ func TestNone(t *testing.T) {
 		t.Error(err)
 	}
 	s, dir := saved(t, 1, 2)
-	flip(t, filepath.Join(dir, folderName(1), partName(1)), -3)
-	flip(t, filepath.Join(dir, folderName(2), manifestName), 20)
-	if _, err := s.Latest(nil); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), folderName(1)+": rank-00001.safetensors is damaged") || !strings.Contains(err.Error(), folderName(2)+": checkpoint.json") {
+	flip(t, filepath.Join(dir, FolderName(1), partName(1)), -3)
+	flip(t, filepath.Join(dir, FolderName(2), manifestName), 20)
+	if _, err := s.Latest(nil); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), FolderName(1)+": rank-00001.safetensors is damaged") || !strings.Contains(err.Error(), FolderName(2)+": checkpoint.json") {
 		t.Error(err)
 	}
 	for _, step := range []int{99999999, 100000000} {
-		if err := os.Mkdir(filepath.Join(dir, folderName(step)), 0o700); err != nil {
+		if err := os.Mkdir(filepath.Join(dir, FolderName(step)), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -159,7 +159,7 @@ func TestNone(t *testing.T) {
 // A damaged checkpoint of the step is replaced.
 func TestReplacesDamaged(t *testing.T) {
 	s, dir := saved(t, 1, 2)
-	flip(t, filepath.Join(dir, folderName(2), partName(1)), -3)
+	flip(t, filepath.Join(dir, FolderName(2), partName(1)), -3)
 	for _, again := range []*Store{s, Open(dir, Disk{})} {
 		if err := save(again, 2, 2); err != nil {
 			t.Fatal(err)

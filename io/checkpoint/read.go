@@ -48,7 +48,7 @@ func (s *Store) Latest(damaged func(folder string, err error)) (*Checkpoint, err
 			return c, nil
 		}
 		if damaged != nil {
-			damaged(s.path(folderName(step)), err)
+			damaged(s.path(FolderName(step)), err)
 		}
 		errs = append(errs, err)
 	}
@@ -57,7 +57,7 @@ func (s *Store) Latest(damaged func(folder string, err error)) (*Checkpoint, err
 
 // Load opens the checkpoint of a step and checks all of it: sizes, hashes, and that every element of every parameter is there.
 func (s *Store) Load(step int) (*Checkpoint, error) {
-	dir := s.path(folderName(step))
+	dir := s.path(FolderName(step))
 	c, err := s.load(dir, step, true)
 	s.checked[step] = err
 	if err != nil {
@@ -76,8 +76,8 @@ func LoadFolder(dir string, fs FS) (*Checkpoint, error) {
 	if digits, ok := strings.CutPrefix(filepath.Base(dir), "step-"); ok {
 		step, _ = strconv.Atoi(digits)
 	}
-	if folderName(step) != filepath.Base(dir) {
-		return nil, fmt.Errorf("%s is not the folder of a checkpoint, such as %s", dir, folderName(500))
+	if FolderName(step) != filepath.Base(dir) {
+		return nil, fmt.Errorf("%s is not the folder of a checkpoint, such as %s", dir, FolderName(500))
 	}
 	return Open(filepath.Dir(dir), fs).Load(step)
 }
@@ -90,7 +90,7 @@ func IsCheckpoint(dir string) bool {
 
 // LoadChecked opens a checkpoint whose hashes another rank has checked.
 func (s *Store) LoadChecked(step int) (*Checkpoint, error) {
-	dir := s.path(folderName(step))
+	dir := s.path(FolderName(step))
 	c, err := s.load(dir, step, false)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)

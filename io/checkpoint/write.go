@@ -65,7 +65,7 @@ func (s *Store) Steps() ([]int, error) {
 	var steps []int
 	for _, n := range names {
 		digits, ok := strings.CutPrefix(n, "step-")
-		if step, err := strconv.Atoi(digits); ok && err == nil && folderName(step) == n {
+		if step, err := strconv.Atoi(digits); ok && err == nil && FolderName(step) == n {
 			steps = append(steps, step)
 		}
 	}
@@ -75,7 +75,7 @@ func (s *Store) Steps() ([]int, error) {
 
 func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
 
-func partial(step int) string { return "." + folderName(step) + ".partial" }
+func partial(step int) string { return "." + FolderName(step) + ".partial" }
 
 // Begin prepares the folder of a new checkpoint of about so many bytes. One rank calls it before the ranks write their parts.
 // What a killed process has left is removed.
@@ -189,7 +189,7 @@ func (s *Store) commit(st State) error {
 	if err != nil {
 		return err
 	}
-	tmp, final := partial(st.Step), folderName(st.Step)
+	tmp, final := partial(st.Step), FolderName(st.Step)
 	written, err := s.open(s.path(tmp), st, false)
 	if err != nil {
 		return err
@@ -247,11 +247,11 @@ func (s *Store) prune(newest, keep int) error {
 				complete++
 			}
 		default:
-			names, err := s.fs.Names(s.path(folderName(step)))
+			names, err := s.fs.Names(s.path(FolderName(step)))
 			if err != nil || !slices.Contains(names, manifestName) {
 				continue
 			}
-			if err := s.remove(folderName(step)); err != nil {
+			if err := s.remove(FolderName(step)); err != nil {
 				return err
 			}
 			delete(s.checked, step)

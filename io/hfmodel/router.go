@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 )
 
@@ -187,8 +188,8 @@ func (f *Folder) sameTokenizer(dir string) error {
 			if strings.HasSuffix(name, "_config.json") || strings.HasSuffix(name, "_map.json") {
 				continue
 			}
-			a, errA := os.ReadFile(filepath.Join(dir, name))
-			b, errB := os.ReadFile(filepath.Join(f.TokenizerDir, name))
+			a, errA := plainfile.Read(filepath.Join(dir, name))
+			b, errB := plainfile.Read(filepath.Join(f.TokenizerDir, name))
 			if errA == nil && errB == nil && bytes.Equal(a, b) {
 				return nil
 			}
@@ -222,7 +223,7 @@ func (q *Queries) tensor() (safetensors.Tensor, error) {
 
 // TokenWeights are the weights of a file of token to weight (idf.json) for a vocabulary, those of tokens that it does not have 0. id gives a token's id. A token that is none is an error.
 func TokenWeights(file string, vocab int, id func(token string) (int32, bool)) ([]float32, error) {
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if err != nil {
 		return nil, err
 	}

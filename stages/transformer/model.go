@@ -268,7 +268,7 @@ type Pass struct {
 	scoring    scoreActs
 	tokens     tokenActs
 	mlm        mlmActs
-	isWeighed  bool           // the rows are, and nothing else of the pass is there than
+	isWeighed  bool           // the rows are Weighed, and of the above have embeddings, projected and length
 	weighed    []weighedBlock // their tokens
 }
 

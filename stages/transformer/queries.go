@@ -113,7 +113,7 @@ func (p *Pass) forwardWeighed(r Rows) {
 	for _, x := range p.weighed {
 		mark := p.a.Mark()
 		of := p.scratch(x.ids.Cols, 1)
-		p.s.Gather(of, p.m.w.queries.Reshape(p.m.Config.Vocab, 1), x.ids, false)
+		p.s.Gather(of, p.m.w.queries.Reshape(v, 1), x.ids, false)
 		p.s.ScatterAdd(x.features(p.projected), of, x.at)
 		p.a.ReleaseScratch(mark)
 	}
