@@ -119,6 +119,13 @@ func TestChecks(t *testing.T) {
 		"filter.script.name: \"\" is no script":            func(c *Config) { c.Filter.Script.Share = 0.5 },
 		"filter.script.share: is 0, want a share above 0":  func(c *Config) { c.Filter.Script.Name = "Latin" },
 		"split.dev: is 1":                                  func(c *Config) { c.Split.Dev = 1 },
+		"split.beir: needs split.dev above 0":              func(c *Config) { c.Split.BEIR = true },
+		"a positive and no label": func(c *Config) {
+			c.Split, c.Input[0].Label = Split{Dev: 0.5, BEIR: true}, "label"
+		},
+		"input[1]: has other roles than input[0]: scores (1 column, there none)": func(c *Config) {
+			c.Input = append(c.Input, Input{Name: "b", Path: []string{"x"}, Query: "q", Positive: "p", Scores: []string{"s"}})
+		},
 	} {
 		c := bare(t, "x.jsonl")
 		change(&c)

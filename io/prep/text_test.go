@@ -302,6 +302,22 @@ func TestHistogram(t *testing.T) {
 	if q := all.Quantile(1); q != 999 {
 		t.Errorf("the largest is %d", q)
 	}
+	var few, hundred Histogram
+	for _, n := range []int{1, 2, 15} {
+		few.add(n)
+	}
+	for i := range 100 {
+		hundred.add(i / 10)
+	}
+	for _, c := range []struct {
+		of   *Histogram
+		q    float64
+		want int
+	}{{&few, 0.3, 1}, {&few, 0.5, 2}, {&few, 0.9, 15}, {&hundred, 0.07, 0}, {&hundred, 0.1, 0}, {&hundred, 0.5, 4}, {&hundred, 0.901, 9}} {
+		if got := c.of.Quantile(c.q); got != c.want {
+			t.Errorf("a share of %v of %d lengths is at most %d, want %d", c.q, c.of.Count, got, c.want)
+		}
+	}
 }
 
 // TestJaccardOfPartialSketch: where one set is complete in its sketch and the other is not, both are compared as far as the shorter one goes.
