@@ -297,9 +297,12 @@ func TestDownload(t *testing.T) {
 		t.Errorf("%s, asked for %q", second, seen)
 	}
 	// Without network.
-	t.Setenv("HF_HUB_OFFLINE", "1")
-	if again := mustResolve(t, "org/name", Options{}); again != second || len(h.seen()) != 0 {
-		t.Errorf("offline: %s", again)
+	for key, other := range map[string]string{"HF_HUB_OFFLINE": "TRANSFORMERS_OFFLINE", "TRANSFORMERS_OFFLINE": "HF_HUB_OFFLINE"} {
+		t.Setenv(key, "1")
+		t.Setenv(other, "")
+		if again := mustResolve(t, "org/name", Options{}); again != second || len(h.seen()) != 0 {
+			t.Errorf("offline: %s", again)
+		}
 	}
 	_, err = resolve(t.Context(), "org/other", Options{})
 	if !errors.Is(err, ErrOffline) || !strings.Contains(err.Error(), "org/other@main is not in the cache "+filepath.Join(home, "hub")) {
