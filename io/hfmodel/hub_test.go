@@ -98,7 +98,7 @@ func fail(w http.ResponseWriter, status int, code, message string) {
 }
 
 func (h *fakeHub) hub(w http.ResponseWriter, r *http.Request) {
-	if got := r.Header.Get("Authorization"); h.token != "" && got != "Bearer "+h.token || got == "Bearer " {
+	if got := r.Header.Get("Authorization"); h.token != "" && got != "Bearer "+h.token || got == "Bearer" {
 		fail(w, 401, "RepoNotFound", "Repository not found")
 		return
 	}
