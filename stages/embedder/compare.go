@@ -46,8 +46,8 @@ func (e *Embedder) PartRelevance(ctx context.Context, weights map[string]float64
 	return t.Relevance(ctx, &e.engine, queries, documents)
 }
 
-// Similarity is the cosine of each pair of texts, of sparse embeddings their product, or what the parts say that Fusion has; with ranks that embed
-// together, on rank 0. Both texts are read as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router
+// Similarity is the cosine of each pair of texts, of sparse embeddings their product, and with Fusion the weighted sum of their parts' scores; with ranks that
+// embed together, on rank 0. Both texts are read as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router
 // takes texts for documents if nobody says what they are.
 //
 // Of vectors of tokens alone the first text is read as a query and the second as a document. MaxSim is not the same both ways, and what is compared with

@@ -61,7 +61,7 @@ func (t Text) tokens(ctx context.Context, role Role, texts []string) ([][]int32,
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
 type Task struct {
-	// Fusion is that of the Text that the task was made with.
+	// Fusion is that of the Text that the task was made with, where nobody sets another.
 	Fusion map[string]float64
 	// Progress, if not nil, is told while queries, and then documents, are embedded how many of them are: on rank 0.
 	Progress func(what string, done, total int)

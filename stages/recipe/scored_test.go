@@ -71,7 +71,7 @@ func (j *job) candidates(t *testing.T) (queries, texts []string, relevant [][]bo
 	return queries, texts, relevant, fmt.Sprintf("eval.candidates={path: %q, query: q, positive: p, negative: n}", path)
 }
 
-// Pairs, triplets and candidates have the figures of the saved model's scores, of embedders and of rerankers, alone and on two ranks. What is read as a query is,
+// Pairs, triplets and candidates have the figures of the saved model's scores, of embedders, of models with parts and of rerankers, alone and on two ranks. What is read as a query is,
 // and what as a document.
 func TestScoredTasks(t *testing.T) {
 	j := newJob(t, 40)
