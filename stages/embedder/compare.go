@@ -72,27 +72,19 @@ func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []str
 
 // comparison is pairs of texts, each text once.
 type comparison struct {
-	ids   [2][][]int32 // of texts by the side that they are first on; they are numbered in this order
-	pairs [][2]int     // of numbers of texts
-	roles [2]Role      // of sides
+	ids    [][]int32 // of the texts: those of first sides, and then those that are on second sides alone
+	firsts int       // how many of the texts are on first sides
+	roles  [2]Role   // of sides
+	pairs  [][2]int  // of places in ids
 }
 
-// text is the tokens of text k, and role what it is read as.
-func (x *comparison) text(k int) []int32 {
-	if n := len(x.ids[0]); k >= n {
-		return x.ids[1][k-n]
-	}
-	return x.ids[0][k]
-}
-
+// role is what text k is read as.
 func (x *comparison) role(k int) Role {
-	if k >= len(x.ids[0]) {
-		return x.roles[1]
+	if k < x.firsts {
+		return x.roles[0]
 	}
-	return x.roles[0]
+	return x.roles[1]
 }
-
-func (x *comparison) texts() int { return len(x.ids[0]) + len(x.ids[1]) }
 
 // compare embeds each text once, whose embedding so is the same wherever it stands: pairs that are alike have equal similarities.
 func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []string) ([]float64, error) {
@@ -126,9 +118,12 @@ func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []stri
 			}
 			x.pairs[i][side] = k
 		}
-		var err error
-		if x.ids[side], err = t.tokens(ctx, roles[side], fresh); err != nil {
+		ids, err := t.tokens(ctx, roles[side], fresh)
+		if err != nil {
 			return nil, err
+		}
+		if x.ids = append(x.ids, ids...); side == 0 {
+			x.firsts = len(ids)
 		}
 	}
 	switch {
@@ -143,17 +138,17 @@ func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []stri
 // embed computes all embeddings.
 func (x *comparison) embed(ctx context.Context, e *Engine, put func(k int, vec []float32)) error {
 	if !weighs(e.Model, x.roles[0]) { // all at once
-		return e.Embed(ctx, slices.Concat(x.ids[0], x.ids[1]), put)
+		return e.Embed(ctx, x.ids, put)
 	}
-	if err := e.EmbedAs(ctx, Query, x.ids[0], put); err != nil {
+	if err := e.EmbedAs(ctx, Query, x.ids[:x.firsts], put); err != nil {
 		return err
 	}
-	return e.Embed(ctx, x.ids[1], func(k int, vec []float32) { put(len(x.ids[0])+k, vec) })
+	return e.Embed(ctx, x.ids[x.firsts:], func(k int, vec []float32) { put(x.firsts+k, vec) })
 }
 
 func (x *comparison) byCosines(ctx context.Context, e *Engine) ([]float64, error) {
 	size := e.Size()
-	vecs := make([]float32, x.texts()*size)
+	vecs := make([]float32, len(x.ids)*size)
 	if err := x.embed(ctx, e, func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
 		return nil, err
 	}
@@ -166,7 +161,7 @@ func (x *comparison) byCosines(ctx context.Context, e *Engine) ([]float64, error
 }
 
 func (x *comparison) bySparse(ctx context.Context, e *Engine) ([]float64, error) {
-	vecs := make([]active, x.texts())
+	vecs := make([]active, len(x.ids))
 	if err := x.embed(ctx, e, func(k int, vec []float32) { vecs[k].ids, vecs[k].weights = Active(vec) }); err != nil || !e.first() {
 		return nil, err
 	}
@@ -270,9 +265,9 @@ func pairBlocks(pairs [][2]int, tokens []int, most int) (blocks []pairBlock) {
 // pair has too: of pairs each with texts of its own that is none, of candidates the ones that several queries share.
 func (x *comparison) byParts(ctx context.Context, e *Engine, weights map[string]float64) ([]float64, error) {
 	h := e.Model.Config.Tokens
-	tokens := make([]int, x.texts())
-	for k := range tokens {
-		tokens[k] = len(x.text(k))
+	tokens := make([]int, len(x.ids))
+	for k, ids := range x.ids {
+		tokens[k] = len(ids)
 		if x.role(k) == Query {
 			tokens[k] = max(tokens[k], h.Query.Length) // which fill it up
 		}
@@ -293,7 +288,7 @@ func (x *comparison) byParts(ctx context.Context, e *Engine, weights map[string]
 		for _, k := range b.gone {
 			parts[k] = nil
 		}
-		for _, k := range b.stay { // what it is a piece of goes
+		for _, k := range b.stay { // alone, as it would hold the memory of all that were embedded with it
 			parts[k] = joined(parts[k : k+1])
 		}
 	}
@@ -313,7 +308,7 @@ func (x *comparison) embedParts(ctx context.Context, e *Engine, some []int, role
 	var of []int
 	for _, k := range some {
 		if x.role(k) == role {
-			ids, of = append(ids, x.text(k)), append(of, k)
+			ids, of = append(ids, x.ids[k]), append(of, k)
 		}
 	}
 	if len(ids) == 0 {
