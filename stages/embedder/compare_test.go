@@ -281,8 +281,10 @@ func (s onDevice) Device() gpustage.Device { return s.device }
 
 // The scores of a query with many documents take no more of the device than Memory says, but for what allocations are rounded up by, and not much less.
 func TestPairMemory(t *testing.T) {
+	defer func(n int) { partTokens = n }(partTokens)
+	partTokens = 1 << 12 // fewer than the documents have
 	var a, b []string
-	for i := range 3000 {
+	for i := range 700 {
 		a, b = append(a, "what is a river"), append(b, fmt.Sprintf("the stone %d of a tree", i))
 	}
 	for name, c := range map[string]struct {
