@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -87,12 +88,18 @@ func TestPairBlocks(t *testing.T) {
 }
 
 // counting is ranks that are one, and count the tokens that it embeds.
-type counting struct{ tokens, largest int }
+type counting struct {
+	tokens, largest int
+	began           func() // if not nil, told of each pass
+}
 
 func (*counting) Rank() int { return 0 }
 func (*counting) Size() int { return 1 }
 func (c *counting) Begin(_ gpustage.Stream, passes [][]int32) error {
 	c.tokens, c.largest = c.tokens+len(passes[0]), max(c.largest, len(passes[0]))
+	if c.began != nil {
+		c.began()
+	}
 	return nil
 }
 func (*counting) Skip(gpustage.Stream)                                        {}
@@ -227,6 +234,39 @@ func TestPairsByParts(t *testing.T) {
 			t.Error(err)
 		}
 		e.Close()
+	}
+}
+
+// A block's parts are gone when the next is embedded, but for those of texts that a later pair has, and with these nothing of the texts beside them.
+func TestPairsHeld(t *testing.T) {
+	e, err := Load(colbertFolder(t, "bert/minilm-tiny", "null"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	long := strings.Repeat("a river of stone ", 12)
+	var a, b []string
+	for i := range 300 { // each query has a long text of its own, and a short one that the last query has too
+		query, short := fmt.Sprint("what ", i), fmt.Sprint("the ", i)
+		a, b = append(a, query, query), append(b, fmt.Sprint(long, i), short)
+	}
+	for i := range 300 {
+		a, b = append(a, "who"), append(b, fmt.Sprint("the ", i))
+	}
+	defer func(n int) { blockTokens = n }(blockTokens)
+	blockTokens = 1500
+	var held []uint64
+	e.engine.Ranks = &counting{began: func() {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		held = append(held, m.HeapAlloc)
+	}}
+	if _, err := e.Relevance(t.Context(), "", "", a, b); err != nil {
+		t.Fatal(err)
+	}
+	if grown := slices.Max(held) - held[1]; len(held) < 10 || grown > 1<<19 { // long texts' parts are 2 MiB, short ones' 150 KiB
+		t.Errorf("%d bytes more are held at last: %v", grown, held)
 	}
 }
 
