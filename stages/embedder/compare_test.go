@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -270,6 +271,34 @@ func TestPairsHeld(t *testing.T) {
 	}
 }
 
+// Scores wait for their turn, and end with their context, as what is embedded does.
+func TestPairsTurns(t *testing.T) {
+	e, err := Load(colbertFolder(t, "bert/minilm-tiny", "null"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	boom := errors.New("boom")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	mine, give, err := e.engine.Turns.Take(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer give()
+	passes := 0
+	e.engine.Ranks = &counting{began: func() {
+		if passes++; passes == 2 { // documents', after which there is nothing to embed
+			cancel(boom)
+		}
+	}}
+	if _, err := e.Relevance(mine, "", "", []string{"a"}, []string{"b"}); err != boom || passes != 2 {
+		t.Errorf("behind pass %d: %v, want %v", passes, err, boom)
+	}
+	if err := scoreBlock(ctx, &e.engine, nil, nil, onlyVectors, nil); err != boom {
+		t.Errorf("while somebody else has the turn: %v, want %v", err, boom)
+	}
+}
+
 // What parts can't be compared by is an error before anything is embedded.
 func TestPairsByPartsErrors(t *testing.T) {
 	load := func(folder string) *Embedder {
@@ -359,6 +388,9 @@ func TestPairMemory(t *testing.T) {
 		held, planned := int64(counted.Peak()-before), x.Memory(e.model, a, len(e.tok.Encode(a[0], 0)), longest)
 		if t.Logf("%s: %d held, %d planned", name, held, planned); held > planned+256 || float64(held) < 0.8*float64(planned) {
 			t.Errorf("%s: %d bytes are held, %d planned", name, held, planned)
+		}
+		if asked, read := x.Memory(e.model, a[:3], 50, 8), x.Memory(e.model, a[:3], 8, 50); asked < read { // second texts may be queries too
+			t.Errorf("%s: of long queries %d bytes are planned, of long documents %d", name, asked, read)
 		}
 		if x.Fusion = nil; cmp.Or(x.Memory(e.model, a, 8, 8), 1) == 1 == e.VectorsAlone() {
 			t.Errorf("%s: without weights %d bytes", name, x.Memory(e.model, a, 8, 8))
