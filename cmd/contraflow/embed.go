@@ -78,14 +78,14 @@ func (f *modelFlags) resolve(cmd *cobra.Command) (dir string, bf16 bool, err err
 	return dir, f.precision == "bf16", err
 }
 
-// partFlags choose what documents are ranked by.
+// partFlags choose what texts are compared by.
 type partFlags struct {
 	part    string
 	weights []float64
 }
 
 func (p *partFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what documents are ranked by: dense, sparse, multi_vector or fused (default: dense)")
+	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what texts are compared by: dense, sparse, multi_vector or fused (default: dense)")
 	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "the `NUMBERS` by which dense, sparse and multi_vector count in --part fused (default: 1,0.3,1)")
 	cmd.Flags().Lookup("weights").DefValue = "" // the default is the text's
 }

@@ -44,6 +44,9 @@ reranking tasks have them, it prints nDCG@10, MRR@10 and MAP of the candidates' 
 else, and those of this order beside them. A query without positives or without other candidates is left out, and a note counts it; with --found, which says how well
 documents have been found, those without positives alone are. Of candidates with equal scores a measure is the mean over their orders.
 
+A model of kind m3 compares texts by what --part names, documents of --queries and pairs alike. A multi_vector compares a query with a document, by MaxSim: of
+pairs with scores or labels too it reads the first text as a query and the second as a document, where other models read both as queries.
+
 A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other
 commands have it: what is measured on fewer rows is another task, which no other number compares with. Documents without text are ranked as such, and counted.
 
@@ -65,8 +68,8 @@ commands have it: what is measured on fewer rows is another task, which no other
 			switch {
 			case queries == nil && kind == nil:
 				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), " + scoredFlagNames("or")))
-			case kind != nil && (corpus+qrels+parts.part+runFile != "" || parts.weights != nil || bm25):
-				return usageError{errors.New("--corpus, --qrels, --part, --weights, --run and --bm25 are for --queries")}
+			case kind != nil && (corpus+qrels+runFile != "" || bm25):
+				return usageError{errors.New("--corpus, --qrels, --run and --bm25 are for --queries")}
 			}
 			if len(queries) > 1 && runFile != "" {
 				return usageError{errors.New("--run is of one task: give one --queries")}
@@ -93,7 +96,12 @@ commands have it: what is measured on fewer rows is another task, which no other
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
-			if kind != nil && !kind.Asked {
+			weights, err := parts.fusion(e)
+			if err != nil {
+				return err
+			}
+			asked := kind != nil && (kind.Asked || e.VectorsAlone()) // a pair is a query and a document
+			if kind != nil && !asked {
 				if err := checkPairTexts(cmd, f.path, e.WeighsQueries(), flagOf(kind)); err != nil {
 					return err
 				}
@@ -101,13 +109,13 @@ commands have it: what is measured on fewer rows is another task, which no other
 			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
 			if kind != nil {
 				return measureScored(cmd, kind, file, asJSON, func(a, b []string) ([]float64, error) {
-					if kind.Asked {
-						return e.Relevance(cmd.Context(), queryPrompt, docPrompt, a, b)
+					if asked {
+						return e.PartRelevance(cmd.Context(), weights, queryPrompt, docPrompt, a, b)
 					}
 					if e.WeighsQueries() { // both are documents
 						return e.Similarity(cmd.Context(), docPrompt, a, b)
 					}
-					return e.Similarity(cmd.Context(), queryPrompt, a, b)
+					return e.PartSimilarity(cmd.Context(), weights, queryPrompt, a, b)
 				})
 			}
 			u := newUI(cmd.ErrOrStderr(), quiet)
@@ -117,7 +125,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 				if len(queries) > 1 {
 					of = dataset.TaskName(q) + ": "
 				}
-				m, err := measureTask(cmd, e, parts, u.embedded(of), q, corpus, qrels, queryPrompt, docPrompt, runFile, bm25)
+				m, err := measureTask(cmd, e, weights, u.embedded(of), q, corpus, qrels, queryPrompt, docPrompt, runFile, bm25)
 				if err != nil {
 					return err
 				}
@@ -183,7 +191,7 @@ type taskResult struct {
 	model, bm25 *evaluate.Result // bm25: nil if nobody asked
 }
 
-func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, progress func(what string, done, total int), queries, corpus, qrels, queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
+func measureTask(cmd *cobra.Command, e *embedder.Embedder, weights map[string]float64, progress func(what string, done, total int), queries, corpus, qrels, queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
 	ctx := cmd.Context()
 	r, err := loadRetrieval(cmd, queries, corpus, qrels)
 	if err != nil {
@@ -193,10 +201,7 @@ func measureTask(cmd *cobra.Command, e *embedder.Embedder, parts partFlags, prog
 	if err != nil {
 		return m, err
 	}
-	if task.Fusion, err = parts.fusion(e); err != nil {
-		return m, err
-	}
-	m.name, task.Progress = queries, progress
+	m.name, task.Fusion, task.Progress = queries, weights, progress
 	keep, err := beginRun(task, runFile)
 	if err != nil {
 		return m, fmt.Errorf("--run: %w", err)

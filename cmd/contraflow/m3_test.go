@@ -70,6 +70,38 @@ save: {dir: %q}
 	if a, b := succeed(t, append(task, "--weights", "0,0,2")...), succeed(t, append(task, "--part", "multi_vector")...); a.stdout != b.stdout {
 		t.Errorf("--weights 0,0,2 %s, multi_vector %s", a.stdout, b.stdout)
 	}
+	// So are pairs, triplets and candidates, of which those with scores are two queries.
+	var rows strings.Builder
+	for i, p := range [][2]string{{"a reader of files", "it reads a file"}, {"it reads a file", "a writer"}, {"a writer", "a reader"}, {"a file", "a reader of files"}, {"a", "files"}} {
+		fmt.Fprintf(&rows, "{\"a\": %q, \"b\": %q, \"c\": \"it writes\", \"s\": %d, \"y\": %d}\n", p[0], p[1], i*i%5, i%2)
+	}
+	if err := os.WriteFile(at("pairs.jsonl"), []byte(rows.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for flag, columns := range map[string]string{"--sts": "a,b,s", "--pair-classification": "a,b,y", "--triplets": "a,b,c", "--candidates": "a,b,c"} {
+		args := []string{"eval", "--model", at("run/model"), flag, at("pairs.jsonl"), "--columns", columns, "--json"}
+		figures := func(more ...string) (res map[string]float64) {
+			if err := json.Unmarshal([]byte(succeed(t, append(args, more...)...).stdout), &res); err != nil {
+				t.Fatal(err)
+			}
+			return res
+		}
+		plain := figures()
+		for name, v := range figures("--part", "dense") {
+			if math.Abs(v-plain[name]) > 1e-5 {
+				t.Errorf("%s: %s is %v by --part dense, and %v without", flag, name, v, plain[name])
+			}
+		}
+		if name := map[string]string{"--sts": "pearson", "--pair-classification": "accuracy_threshold"}[flag]; name != "" { // which tells of more than an order
+			vectors, all := figures("--part", "multi_vector")[name], figures("--part", "fused")[name]
+			if d := plain[name]; math.Abs(d-vectors) < 1e-4 || math.Abs(d-all) < 1e-4 || math.Abs(vectors-all) < 1e-4 {
+				t.Errorf("%s: %s is %v by the embeddings, %v by tokens' vectors and %v by all", flag, name, d, vectors, all)
+			}
+			if r := contraflow(t, "", append(args, "--part", "fused", "--document-prompt", "x")...); r.code != 2 || !strings.Contains(r.stderr, "both texts of "+flag+" are read as queries are") {
+				t.Errorf("%s with --document-prompt: exit %d, %s", flag, r.code, r.stderr)
+			}
+		}
+	}
 
 	succeed(t, "embed", "--model", at("run/model"), "--input", at("train.parquet"), "--column", "positive", "--output", at("parts.parquet"), "--parts")
 	parts, err := dataset.OpenTable(t.Context(), []string{at("parts.parquet")})

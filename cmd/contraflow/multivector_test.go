@@ -6,10 +6,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"contraflow/io/dataset"
+	"contraflow/stages/evaluate"
 	"contraflow/testdata/goldens"
 )
 
@@ -71,17 +73,65 @@ save: {dir: %q}
 	}
 	out.Close()
 	succeed(t, "mine", "--model", model, "--input", at("train.parquet"), "--output", at("mined.parquet"), "--num-negatives", "1")
-	if err := os.WriteFile(at("sts.jsonl"), []byte(`{"a": "x", "b": "y", "s": 1}`+"\n"+`{"a": "x y", "b": "z", "s": 0}`+"\n"), 0o600); err != nil {
+	// Pairs are compared by MaxSim, the first text as a query and the second as a document.
+	vectors := func(role, text string) (v [][]float64) {
+		var one struct {
+			Vectors [][]float64 `json:"token_vectors"`
+		}
+		if err := json.Unmarshal([]byte(succeed(t, "embed", "--model", model, "--parts", "--prompt", role, "--text", text).stdout), &one); err != nil {
+			t.Fatal(err)
+		}
+		return one.Vectors
+	}
+	var rows strings.Builder
+	var sims, gold []float64
+	for i, p := range [][2]string{{"a reader of files", "it reads a file, and more"}, {"it reads a file, and more", "a reader of files"}, {"writes", "a reader of files"}, {"a reader of files", "writes"}, {"a", "!"}} {
+		fmt.Fprintf(&rows, "{\"a\": %q, \"b\": %q, \"s\": %d, \"y\": %d}\n", p[0], p[1], i*i%5, i%2)
+		sum, documents := 0.0, vectors("document", p[1])
+		for _, q := range vectors("query", p[0]) {
+			best := math.Inf(-1)
+			for _, d := range documents {
+				dot := 0.0
+				for k := range q {
+					dot += q[k] * d[k]
+				}
+				best = max(best, dot)
+			}
+			sum += best
+		}
+		sims, gold = append(sims, sum), append(gold, float64(i*i%5))
+	}
+	if err := os.WriteFile(at("sts.jsonl"), []byte(rows.String()), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	wantSTS, err := evaluate.EvaluateSTS(sims, gold)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range [][]string{{"--sts", "a,b,s", "pearson", fmt.Sprint(wantSTS.Pearson)}, {"--pair-classification", "a,b,y", "accuracy_threshold", ""}, {"--triplets", "a,b,a", "accuracy", ""}, {"--candidates", "a,b,a", "map", ""}} {
+		args := []string{"eval", "--model", model, c[0], at("sts.jsonl"), "--columns", c[1], "--json"}
+		var res map[string]float64
+		if err := json.Unmarshal([]byte(succeed(t, args...).stdout), &res); err != nil {
+			t.Fatal(err)
+		}
+		if want, err := strconv.ParseFloat(c[3], 64); err == nil && math.Abs(res[c[2]]-want) > 1e-5 {
+			t.Errorf("%v: %v, want %v", c, res, want)
+		}
+		if _, ok := res[c[2]]; !ok {
+			t.Errorf("%v: %v", c, res)
+		}
+	}
+	sts := []string{"eval", "--model", model, "--sts", at("sts.jsonl"), "--columns", "a,b,s", "--json"}
+	if a, b := succeed(t, sts...), succeed(t, append(sts, "--document-prompt", "the file ")...); a.stdout == b.stdout {
+		t.Errorf("another prompt before second texts changes nothing: %s", a.stdout)
 	}
 	for want, args := range map[string][]string{
 		"--parts has them written": {"embed", "--model", model, "--text", "x"},
 		"a vector for each token and no embeddings: a teacher is a reranker or an embedding model": {
 			"distill", "--model", model, "--input", at("train.parquet"), "--query", "query", "--positive", "positive", "--output", at("scored.parquet")},
-		"contraflow embed --parts writes them, and eval of a retrieval task": {"eval", "--model", model, "--sts", at("sts.jsonl"), "--columns", "a,b,s"},
-		"--part and --weights are for":                                       append(task, "--part", "dense"),
-		"model.kind: multi_vector trains it":                                 {"train", "-c", recipe, "--out", at("other"), "--set", "model={path: " + model + "}"},
-		"loss.name: is \"gist\", want one of dist":                           {"train", "-c", recipe, "--out", at("other"), "--set", "loss.name=gist"},
+		"--part and --weights are for":             append(task, "--part", "dense"),
+		"model.kind: multi_vector trains it":       {"train", "-c", recipe, "--out", at("other"), "--set", "model={path: " + model + "}"},
+		"loss.name: is \"gist\", want one of dist": {"train", "-c", recipe, "--out", at("other"), "--set", "loss.name=gist"},
 	} {
 		if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: exit %d, %q, want %q", args, r.code, r.stderr, want)

@@ -30,7 +30,8 @@ import (
 )
 
 // Embedder is a loaded model. It is safe for concurrent use: texts of several calls are tokenized at once, and computed in turns, a pass of each
-// at a time; Rank, Evaluate, the search of Mine, and all of Mine by parts take as long a turn as they need. After Close calls are [ErrClosed].
+// at a time; Rank, Evaluate, the search of Mine, and all of Mine by parts take as long a turn as they need, and so do the
+// scores of pairs by parts, block by block. After Close calls are [ErrClosed].
 type Embedder struct {
 	tok                         *tokenize.Tokenizer
 	model                       *transformer.Model

@@ -22,7 +22,7 @@ const (
 )
 
 // errVectorsAlone is of whatever wants embeddings.
-var errVectorsAlone = errors.New("the model gives vectors of tokens, and no embeddings: contraflow embed --parts writes them, and eval of a retrieval task and mine compare them by MaxSim (in Go EmbedParts, NewTask and Mine)")
+var errVectorsAlone = errors.New("the model gives vectors of tokens, and no embeddings: contraflow embed --parts writes them, and eval and mine compare them by MaxSim (in Go EmbedParts, Relevance, NewTask and Mine)")
 
 // vectorsOnly tells that the model gives vectors of tokens and nothing else.
 func vectorsOnly(m *transformer.Model) bool { return m.Config.Tokens.Alone }

@@ -196,11 +196,10 @@ func checkWeights(weights map[string]float64) error {
 	return err
 }
 
-// Blocks of a search by parts: their tokens' vectors, at 1,024 features 128 MiB for documents, and the places of MaxSim.
-const (
-	partQueries = 256
-	partTokens  = 1 << 15
-)
+// What is scored at once: tokens' vectors, at 1,024 features 128 MiB for documents, and the places of MaxSim. A test sets partTokens.
+const partQueries = 256
+
+var partTokens = 1 << 15
 
 // PartSearch finds the documents with the highest weighted sum of the parts' scores for each query, exactly: see loss.M3 for the scores.
 // Documents come in blocks, which need not be kept: memory is that of the queries and of one block.
@@ -230,7 +229,7 @@ func NewPartSearch(s gpustage.Stream, queries *Parts, docs int, weights map[stri
 func (x *PartSearch) Add(ctx context.Context, first int, docs *Parts) error {
 	for from := 0; from < docs.Len(); {
 		to := from + 1
-		for to < docs.Len() && docs.Cu[to+1]-docs.Cu[from] <= partTokens {
+		for to < docs.Len() && int(docs.Cu[to+1]-docs.Cu[from]) <= partTokens {
 			to++
 		}
 		for lo := 0; lo < x.queries.Len(); lo += partQueries {

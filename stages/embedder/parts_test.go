@@ -47,6 +47,11 @@ func dot(a, b []float32) (sum float64) {
 	return sum
 }
 
+// vector is that of one of all texts' tokens.
+func vector(p *Parts, token int32) []float32 {
+	return p.Vectors[int(token)*p.VectorSize : int(token+1)*p.VectorSize]
+}
+
 // score is the definition: for each query and document alone.
 func score(q, d *Parts, i, j int, weights map[string]float64) float64 {
 	dense := dot(q.Dense[i*q.Size:(i+1)*q.Size], d.Dense[j*d.Size:(j+1)*d.Size])
@@ -67,7 +72,7 @@ func score(q, d *Parts, i, j int, weights map[string]float64) float64 {
 	for s := q.Cu[i]; s < q.Cu[i+1]; s++ {
 		best := math.Inf(-1)
 		for t := d.Cu[j]; t < d.Cu[j+1]; t++ {
-			best = max(best, dot(q.Vectors[s*4:s*4+4], d.Vectors[t*4:t*4+4]))
+			best = max(best, dot(vector(q, s), vector(d, t)))
 		}
 		vectors += best / float64(q.Cu[i+1]-q.Cu[i])
 	}

@@ -7,18 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 
 	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
-	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
 
-// Text says how the texts of an evaluation become tokens.
+// Text says how the texts of an evaluation become tokens, and what of them is compared.
 type Text struct {
 	Tokenizer      *tokenize.Tokenizer
 	QueryLength    int // tokens; 0: not cut
@@ -28,6 +26,9 @@ type Text struct {
 
 	// Weighed tells that the model's queries are weights of tokens (its Config.Queries).
 	Weighed bool
+
+	// Fusion, if not nil, is what each part counts where a model gives more than embeddings: see PartSearch.
+	Fusion map[string]float64
 }
 
 // read is how a text becomes tokens.
@@ -60,7 +61,7 @@ func (t Text) tokens(ctx context.Context, role Role, texts []string) ([][]int32,
 
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
 type Task struct {
-	// Fusion, if not nil, is what each part counts where a model gives more than embeddings: see PartSearch.
+	// Fusion is that of the Text that the task was made with, where nobody sets another.
 	Fusion map[string]float64
 	// Progress, if not nil, is told while queries, and then documents, are embedded how many of them are: on rank 0.
 	Progress func(what string, done, total int)
@@ -98,7 +99,7 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("corpus: %w", err)
 	}
-	t := &Task{data: r, qrels: evaluate.NewQrels(queries, docs), tie: docs.TieOrder()}
+	t := &Task{Fusion: x.Fusion, data: r, qrels: evaluate.NewQrels(queries, docs), tie: docs.TieOrder()}
 	for _, j := range r.Judgements {
 		if err := t.qrels.Add(r.QueryIDs[j.Query], r.DocIDs[j.Doc], int(j.Relevance)); err != nil {
 			return nil, err
@@ -135,7 +136,7 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	if t.queries == nil {
 		return nil, errors.New("the task was made without a tokenizer: it has no texts to embed, and measures runs of others")
 	}
-	if weights := t.parts(e.Model); weights != nil {
+	if weights := partWeights(t.Fusion, e.Model); weights != nil {
 		return t.rankByParts(ctx, e, k, weights)
 	}
 	if e.Sparse() {
@@ -155,15 +156,7 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	return evaluate.Search(ctx, e.Stream, q, d, e.Size(), k, t.tie, nil)
 }
 
-// parts are the weights of the parts that documents are ranked by; nil: by embeddings.
-func (t *Task) parts(m *transformer.Model) map[string]float64 {
-	if t.Fusion == nil && vectorsOnly(m) {
-		return onlyVectors
-	}
-	return t.Fusion
-}
-
-// blockTokens bounds the documents whose parts are in memory at once: at 1,024 features, to 512 MiB. A test sets it.
+// blockTokens bounds the documents, or the texts of pairs, whose parts are in memory at once: at 1,024 features, to 512 MiB. A test sets it.
 var blockTokens = 1 << 17
 
 // rankByParts ranks block by block of the documents.
@@ -280,24 +273,11 @@ func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32)
 
 // Memory is how many bytes of the device ranking the documents takes, besides the model and its passes, where texts have so many tokens at most.
 func (t *Task) Memory(m *transformer.Model, query, document int) int64 {
-	weights := t.parts(m)
+	weights := partWeights(t.Fusion, m)
 	if weights == nil {
 		return evaluate.SearchMemory(len(t.queries), len(t.docs), m.EmbeddingSize())
 	}
-	queries, tokens := min(partQueries, len(t.queries)), max(partTokens, document)
-	size := loss.Size{
-		Rows: queries, Sequences: queries + min(tokens, len(t.docs)), Dim: m.EmbeddingSize(), Normalized: true, GPU: m.Device.Info().Threads == 0,
-		Tokens: queries*query + min(tokens, len(t.docs)*document), Longest: max(query, document),
-	}
-	bytes := int64(loss.FusedParts(weights).Memory(size))
-	for _, p := range m.Parts() {
-		rows := size.Sequences
-		if p.Tokens {
-			rows = size.Tokens
-		}
-		bytes += 4 * int64(rows) * int64(p.Size)
-	}
-	return bytes
+	return partMemory(m, weights, min(partQueries, len(t.queries)), len(t.docs), query, document)
 }
 
 // Queries and Docs are the task's sizes; Judged how many queries have judgements.
@@ -329,17 +309,6 @@ func (e *Embedder) Evaluate(ctx context.Context, t *Task, measures ...evaluate.M
 	return t.Evaluate(ctx, &e.engine, measures...)
 }
 
-// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product. Where queries are weights of
-// tokens both texts are documents.
-func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
-	return e.text(prompt, prompt).Similarity(ctx, &e.engine, a, b)
-}
-
-// Relevance is likewise of each query and document.
-func (e *Embedder) Relevance(ctx context.Context, queryPrompt, documentPrompt string, queries, documents []string) ([]float64, error) {
-	return e.text(queryPrompt, documentPrompt).Relevance(ctx, &e.engine, queries, documents)
-}
-
 // text says how the model reads texts, with these prompts before them.
 func (e *Embedder) text(queryPrompt, documentPrompt string) Text {
 	return Text{Tokenizer: e.tok, QueryLength: e.queryLength, DocumentLength: e.maxLength, QueryPrompt: queryPrompt, DocumentPrompt: documentPrompt, Weighed: e.WeighsQueries()}
@@ -347,112 +316,3 @@ func (e *Embedder) text(queryPrompt, documentPrompt string) Text {
 
 // first tells whether this rank is the one that gets embeddings.
 func (e *Engine) first() bool { return e.Ranks == nil || e.Ranks.Rank() == 0 }
-
-// Similarity is the cosine of each pair of texts, of sparse embeddings their product; with ranks that embed together, on rank 0. Both texts are read
-// as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router takes texts for documents if nobody says
-// what they are.
-func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
-	role := Query
-	if t.Weighed {
-		role = Document
-	}
-	return t.compare(ctx, e, [2]Role{role, role}, a, b)
-}
-
-// Relevance is likewise of each query and document, read as such.
-func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []string) ([]float64, error) {
-	return t.compare(ctx, e, [2]Role{Query, Document}, queries, documents)
-}
-
-// compare embeds each text once, whose embedding so is the same wherever it stands: pairs that are alike have equal similarities.
-func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []string) ([]float64, error) {
-	if len(a) != len(b) {
-		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
-	}
-	type asked struct {
-		text string
-		read
-	}
-	places := map[asked]int{}
-	var ids [2][][]int32 // of texts that are new on a side
-	var at [2][]int
-	for side, texts := range [2][]string{a, b} {
-		var fresh []string
-		for _, text := range texts {
-			key := asked{text, t.as(roles[side])}
-			k, ok := places[key]
-			if !ok {
-				k = len(places)
-				places[key], fresh = k, append(fresh, text)
-			}
-			at[side] = append(at[side], k)
-		}
-		var err error
-		if ids[side], err = t.tokens(ctx, roles[side], fresh); err != nil {
-			return nil, err
-		}
-	}
-	embed := func(put func(k int, vec []float32)) error {
-		if !t.Weighed || roles[0] != Query { // all at once
-			return e.Embed(ctx, slices.Concat(ids[0], ids[1]), put)
-		}
-		if err := e.EmbedAs(ctx, Query, ids[0], put); err != nil {
-			return err
-		}
-		return e.Embed(ctx, ids[1], func(k int, vec []float32) { put(len(ids[0])+k, vec) })
-	}
-	out := make([]float64, len(a))
-	if e.Sparse() {
-		vecs := make([]active, len(places))
-		if err := embed(func(k int, vec []float32) { vecs[k].ids, vecs[k].weights = Active(vec) }); err != nil || !e.first() {
-			return nil, err
-		}
-		for i := range out {
-			out[i] = vecs[at[0][i]].product(vecs[at[1][i]])
-		}
-		return out, nil
-	}
-	size := e.Size()
-	vecs := make([]float32, len(places)*size)
-	if err := embed(func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
-		return nil, err
-	}
-	for i := range out {
-		x, y := at[0][i]*size, at[1][i]*size
-		out[i] = cosine(vecs[x:x+size], vecs[y:y+size])
-	}
-	return out, nil
-}
-
-// active is a sparse embedding, as Active has it: of the many texts of a task these fit into memory.
-type active struct {
-	ids     []int32 // ascending
-	weights []float32
-}
-
-func (a active) product(b active) (sum float64) {
-	for i, j := 0, 0; i < len(a.ids) && j < len(b.ids); {
-		switch x, y := a.ids[i], b.ids[j]; {
-		case x < y:
-			i++
-		case x > y:
-			j++
-		default:
-			sum += float64(a.weights[i]) * float64(b.weights[j])
-			i, j = i+1, j+1
-		}
-	}
-	return sum
-}
-
-func cosine(a, b []float32) float64 {
-	var ab, aa, bb float64
-	for i := range a {
-		x, y := float64(a[i]), float64(b[i])
-		ab, aa, bb = ab+x*y, aa+x*x, bb+y*y
-	}
-	if aa == 0 || bb == 0 {
-		return 0
-	}
-	return ab / math.Sqrt(aa*bb)
-}

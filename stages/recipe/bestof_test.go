@@ -91,6 +91,7 @@ func TestIdentity(t *testing.T) {
 	for i, x := range []task{
 		{retrieval: &embedder.Task{}}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 10}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 20},
 		{retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 1}}}, {retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 2}}}, {scored: &scoring.Task{Kind: scoring.STS}}, {scored: &scoring.Task{Kind: scoring.PairClassification}},
+		{scored: &scoring.Task{Kind: scoring.STS}, fusion: map[string]float64{"dense": 1}}, {scored: &scoring.Task{Kind: scoring.STS}, fusion: map[string]float64{"dense": 2}},
 	} {
 		name, _ := x.identity("map")
 		if other, ok := seen[name]; ok {

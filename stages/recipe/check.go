@@ -246,11 +246,8 @@ func (c *checker) checkRest(r *Recipe) {
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
 	measured, task := len(e.Retrieval)+len(e.Rerank)+len(e.scored())+len(e.Loss) > 0, "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
-	switch r.Model.Kind {
-	case "reranker":
+	if r.Model.Kind == "reranker" {
 		task = strings.Replace(task, "retrieval", "rerank", 1)
-	case "m3", "multi_vector":
-		task = "eval.retrieval or eval.loss"
 	}
 	c.require(!r.Save.Best || measured, "save.best", "needs %s: it is by that metric", task)
 	c.require(!e.AtStart || measured, "eval.at_start", "needs %s", task)

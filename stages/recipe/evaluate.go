@@ -83,6 +83,7 @@ type task struct {
 	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
 	top       int            // of them
 	scored    *scoring.Task
+	fusion    map[string]float64 // what each part of an m3 counts in scored
 }
 
 // defaultTop is how many of BM25's documents are reranked.
@@ -147,7 +148,6 @@ func (x *Run) openEval(ctx context.Context) error {
 		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, x.evalText()); err != nil {
 			return err
 		}
-		t.retrieval.Fusion = x.Recipe.fusion()
 		x.tasks = append(x.tasks, t)
 	}
 	for i, r := range e.Rerank {
@@ -193,6 +193,7 @@ func (x *Run) evalText() embedder.Text {
 	return embedder.Text{
 		Tokenizer: x.tok, QueryLength: x.text.QueryLength, DocumentLength: x.text.DocumentLength,
 		QueryPrompt: x.text.QueryPrompt, DocumentPrompt: x.text.DocumentPrompt, Weighed: x.text.Weighed,
+		Fusion: x.Recipe.fusion(),
 	}
 }
 
@@ -317,6 +318,8 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 // identity names what a task measures, and its content.
 func (t *task) identity(metric string) (name string, content any) {
 	switch {
+	case t.scored != nil && t.fusion != nil:
+		return fmt.Sprint(t.scored.Counts(), t.fusion), t.scored.Content
 	case t.scored != nil:
 		return t.scored.Counts(), t.scored.Content
 	case t.first != nil:

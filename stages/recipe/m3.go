@@ -19,7 +19,6 @@ func (c *checker) defaultM3(r *Recipe) {
 	if c.find("loss.scale") == nil {
 		r.Loss.Scale = 50
 	}
-	c.noScored(r.Eval, "an m3")
 }
 
 func (c *checker) checkM3(r *Recipe) {

@@ -231,6 +231,9 @@ func (x *Run) evaluationMemory() int64 {
 		if t.retrieval != nil && t.first == nil {
 			measuring = max(measuring, t.retrieval.Memory(m, query, document))
 		}
+		if t.scored != nil {
+			measuring = max(measuring, x.evalText().Memory(m, t.scored.A, query, document))
+		}
 	}
 	for i := range x.heldOut {
 		measuring = max(measuring, x.heldOut[i].rows.Memory(m, x.lossOn(&x.heldOut[i])))

@@ -103,7 +103,6 @@ func (c *checker) checkMultiVector(r *Recipe) {
 		return
 	}
 	c.require(m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
-	c.noScored(r.Eval, "a multi_vector")
 	if e := m.QueryExpansion; e != nil && !e.None {
 		if err := e.expansion().Check(); err != nil {
 			c.fail("model.query_expansion", "%v", err)

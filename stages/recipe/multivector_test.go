@@ -78,7 +78,6 @@ func TestMultiVectorKeys(t *testing.T) {
 		"loss.directions: is not for model.kind: multi_vector; the options of mnrl are name, gather_across_devices, scale": {"loss={directions: [query_to_doc]}"},
 		"loss: is a list: losses of vectors of tokens":                                                                     {"loss=[mnrl, margin_mse]"},
 		"model.pooling: is not for model.kind: multi_vector":                                                               {"model.pooling=cls"},
-		"eval.sts: compares embeddings":                                                                                    {"eval.sts={path: x, a: a, b: b, score: s}"},
 		"eval.part: is for model.kind: m3":                                                                                 {"eval.part=dense"},
 		"model.query_expansion: query_expansion has the length 0":                                                          {"model.query_expansion={strategy: min}"},
 		"model.query_expansion: query_expansion has the strategy \"max\"":                                                  {"model.query_expansion={strategy: max, length: 3}"},

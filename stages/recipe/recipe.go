@@ -212,7 +212,7 @@ type Eval struct {
 
 	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
-	// Of m3: what documents are ranked by.
+	// Of m3: what texts are compared by.
 	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector, or fused (also empty)
 	Weights []float64 `yaml:"weights,omitempty"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
 

@@ -91,16 +91,9 @@ func (c *checker) checkCandidates(e Eval, x Candidates, key string) {
 	}
 }
 
-// noScored refuses them for a kind of model whose texts have no embedding alone.
-func (c *checker) noScored(e Eval, kind string) {
-	for _, s := range e.scored() {
-		c.require(false, "eval."+s.kind.Key, "compares embeddings: measure %s by eval.retrieval", kind)
-	}
-}
-
 func (x *Run) openScored(ctx context.Context) error {
 	for _, s := range x.Recipe.Eval.scored() {
-		t := task{key: taskKey(s.kind.Key, s.i, s.n), name: taskName(s.name, s.source.Path), from: shortPath(s.source.Path)}
+		t := task{key: taskKey(s.kind.Key, s.i, s.n), name: taskName(s.name, s.source.Path), from: shortPath(s.source.Path), fusion: x.Recipe.fusion()}
 		if s.name != "" {
 			t.from = s.name + ": " + shortPath(s.source.Path)
 		}

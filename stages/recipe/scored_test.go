@@ -12,6 +12,7 @@ import (
 
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/loss"
 	"contraflow/stages/reranker"
 )
 
@@ -70,7 +71,7 @@ func (j *job) candidates(t *testing.T) (queries, texts []string, relevant [][]bo
 	return queries, texts, relevant, fmt.Sprintf("eval.candidates={path: %q, query: q, positive: p, negative: n}", path)
 }
 
-// Pairs, triplets and candidates have the figures of the saved model's scores, of embedders and of rerankers, alone and on two ranks. What is read as a query is,
+// Pairs, triplets and candidates have the figures of the saved model's scores, of embedders, of models with parts and of rerankers, alone and on two ranks. What is read as a query is,
 // and what as a document.
 func TestScoredTasks(t *testing.T) {
 	j := newJob(t, 40)
@@ -91,24 +92,30 @@ func TestScoredTasks(t *testing.T) {
 		gold, together = append(gold, float64(i%5)), append(together, (i*i)%3 == 1)
 	}
 	const query, document = "ask: ", "doc: "
+	prompts := fmt.Sprintf("data.train.0.prompts={query: %q, document: %q}", query, document)
+	// embedding scores by weighted parts; a multi_vector has queries and documents alone.
+	embedding := func(weights map[string]float64) func(dir string, asked bool, a, b []string) ([]float64, error) {
+		return func(dir string, asked bool, a, b []string) ([]float64, error) {
+			e, err := embedder.Load(dir)
+			if err != nil {
+				return nil, err
+			}
+			defer e.Close()
+			if asked || e.VectorsAlone() {
+				return e.PartRelevance(t.Context(), weights, query, document, a, b)
+			}
+			return e.PartSimilarity(t.Context(), weights, query, a, b)
+		}
+	}
+	m3 := []string{prompts, "model.kind=m3", "model.vector_dim=8"}
 	for kind, c := range map[string]struct {
 		sets   []string
 		scores func(dir string, asked bool, a, b []string) ([]float64, error)
 	}{
-		"embedder": {
-			[]string{fmt.Sprintf("data.train.0.prompts={query: %q, document: %q}", query, document)},
-			func(dir string, asked bool, a, b []string) ([]float64, error) {
-				e, err := embedder.Load(dir)
-				if err != nil {
-					return nil, err
-				}
-				defer e.Close()
-				if asked {
-					return e.Relevance(t.Context(), query, document, a, b)
-				}
-				return e.Similarity(t.Context(), query, a, b)
-			},
-		},
+		"embedder":     {[]string{prompts}, embedding(nil)},
+		"m3":           {m3, embedding(loss.Fusion)},
+		"m3, weighted": {append(m3, "eval.weights=[1, 0, 2]"), embedding(map[string]float64{loss.DensePart: 1, loss.VectorsPart: 2})},
+		"multi_vector": {[]string{prompts, "model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={length: 12}"}, embedding(nil)},
 		"reranker": {
 			[]string{"model.kind=reranker", "model.max_length=32", "data.train.0.negatives=[p]", "loss.name=cross_entropy"},
 			func(dir string, _ bool, a, b []string) ([]float64, error) {
@@ -206,12 +213,10 @@ func TestScoredMistakes(t *testing.T) {
 		"eval.triplets: needs path and the columns query, positive and negative":                                     {"eval.triplets={path: x, query: q, positive: p}"},
 		"eval.pair_classification: needs path and the columns a, b and label":                                        {"eval.pair_classification={path: x, a: a, b: b}"},
 		"eval.pair_classification[0].score: unknown key":                                                             {"eval.pair_classification={path: x, a: a, b: b, score: y}"},
-		"eval.pair_classification: compares embeddings: measure an m3 by eval.retriev":                               {tasks[1], "model.kind=m3"},
-		"eval.triplets: compares embeddings: measure a multi_vector by eval.retrieval":                               {tasks[2], "model.kind=multi_vector"},
 		`eval.metric: measure "f1" is not known: `:                                                                   {tasks[1], "eval.metric=f1"},
 		"it is of retrieval, rerank and candidates, and what else is measured here goes by spearman and ap; or loss": {tasks[0], tasks[1], "eval.metric=accuracy"},
 		"another file (eval.sts.path) or column (eval.sts.score), or no eval.sts":                                    {"eval.sts={path: " + path("same.jsonl") + ", a: a, b: b, score: one}"},
-		"save.best: needs eval.retrieval or eval.loss: ":                                                             {"model.kind=m3", "save.best=true"},
+		"save.best: needs eval.retrieval, eval.sts, ":                                                                {"model.kind=m3", "save.best=true"},
 		"eval.candidates: needs path and the columns query, positive and one of negative and documents":              {"eval.candidates={path: x, query: q, positive: p}"},
 		"eval.candidates[1]: needs path and the columns":                                                             {"eval.candidates=[{path: x, query: q, positive: p, negative: n}, {path: y, query: q, positive: p, negative: n, documents: d}]"},
 		"eval.candidates.found: is of documents":                                                                     {"eval.candidates={path: x, query: q, positive: p, negative: n, found: true}"},

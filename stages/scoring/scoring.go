@@ -1,4 +1,4 @@
-// Package scoring has the tasks that are one file, and of which a model scores pairs of texts: an embedding model by the similarity of their embeddings, a
+// Package scoring has the tasks that are one file, and of which a model scores pairs of texts: an embedding model by the similarity of their embeddings or of their parts, a
 // reranker by its own score. Recipes' evaluations and the commands that measure a model load, check and measure such tasks here.
 package scoring
 
@@ -21,7 +21,7 @@ type Kind struct {
 	Usual  []string // their names where nothing else is said
 	Metric string   // the figure that counts; "": the first of Source.Measures
 	Card   string   // the task's type in a model card
-	Asked  bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are, or where these are weights of tokens as documents
+	Asked  bool     // the first text of a pair is a query and the second a document; otherwise both are read alike, as queries are, or where these are weights of tokens as documents; a multi_vector always has a query and a document
 
 	load func(ctx context.Context, t *Task) error
 }

@@ -4,11 +4,12 @@
    contraflow as in BGEM3FlagModel;
 2. the first losses of a training run of contraflow, by SGD, are FlagEmbedding's of the same texts: with and without self-distillation,
    and of both forms of distillation from a teacher; the second is behind a step along the gradient;
-3. trained in contraflow from an encoder without heads, it loads in BGEM3FlagModel and gives the same three parts as there.
+3. trained in contraflow from an encoder without heads, it loads in BGEM3FlagModel and gives the same three parts as there;
+4. pairs with scores or labels, triplets and candidates have the figures, by each part and by all, of compute_score: one pair at a time, as padding has a part in its MaxSim.
 
     python testdata/peers/m3.py CONTRAFLOW
 
-Exits with 1 if parts differ by 1e-4 of the largest or more. Needs FlagEmbedding (1.4.2 was used), transformers 5.23, pyarrow, and what
+Exits with 1 if parts differ by 1e-4 of the largest or more, or figures by more than 1e-5. Needs FlagEmbedding (1.4.2 was used), transformers 5.23, pyarrow, and what
 tokenize/families.py needs.
 """
 
@@ -30,6 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
+import scipy.stats
+import sklearn.metrics
 import torch
 import transformers
 from FlagEmbedding import BGEM3FlagModel
@@ -107,6 +110,45 @@ def compare(name, folder, texts, dim):
         sys.exit(f"{name}: {worst}")
 
 
+def measure(folder, texts, dim):
+    model = BGEM3FlagModel(str(folder), use_fp16=False, devices="cpu", colbert_dim=dim)
+    random = np.random.default_rng(2)
+    some = lambda n: [texts[i] for i in random.choice(len(texts), n, replace=False)]
+    pairs = [{"a": a, "b": b, "n": n, "s": int(random.integers(6)), "y": bool(i % 3)} for i, (a, b, n) in enumerate(some(3) for _ in range(24))]
+    lists = [{"q": texts[i], "p": some(2)} for i in range(4)]
+    for row in lists:
+        row["n"] = [t for t in some(6) if t not in row["p"]]
+    triplets = [(p["a"], p["b"]) for p in pairs] + [(p["a"], p["n"]) for p in pairs]
+    candidates = [(row["q"], t) for row in lists for t in row["p"] + row["n"]]
+    weights = [1, 0.3, 1]
+    all_scores = model.compute_score(triplets + candidates, batch_size=1, max_query_length=LENGTH, max_passage_length=LENGTH, weights_for_different_modes=weights)
+    golds = {key: [p[key] for p in pairs] for key in "sy"}
+    worst = 0.0
+    for part, theirs in {"dense": "dense", "sparse": "sparse", "multi_vector": "colbert", "fused": "colbert+sparse+dense"}.items():
+        scores = np.array(all_scores[theirs]) * (sum(weights) if part == "fused" else 1)
+        near, far, ranked = scores[: len(pairs)], scores[len(pairs) : len(triplets)], scores[len(triplets) :]
+        ndcg, precision = [], []
+        for row in lists:
+            n = len(row["p"] + row["n"])
+            relevant = [t in row["p"] for t in row["p"] + row["n"]]
+            ndcg.append(sklearn.metrics.ndcg_score([relevant], [ranked[:n]], k=10))
+            precision.append(sklearn.metrics.average_precision_score(relevant, ranked[:n]))
+            ranked = ranked[n:]
+        for task, rows, columns, want in (
+            ("sts", pairs, "a,b,s", {"spearman": scipy.stats.spearmanr(near, golds["s"])[0], "pearson": scipy.stats.pearsonr(near, golds["s"])[0]}),
+            ("pair-classification", pairs, "a,b,y", {"ap": sklearn.metrics.average_precision_score(golds["y"], near)}),
+            ("triplets", pairs, "a,b,n", {"accuracy": np.mean(near > far)}),
+            ("candidates", lists, "q,p,n", {"ndcg@10": np.mean(ndcg), "map": np.mean(precision)}),
+        ):
+            (work / "task.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+            got = json.loads(run(contraflow, "eval", "--model", folder, "--max-length", LENGTH, f"--{task}", work / "task.jsonl", "--columns", columns, "--part", part, "--json"))
+            for key, value in want.items():
+                worst = max(worst, abs(got[key] - value))
+                if not abs(got[key] - value) <= 1e-5:
+                    sys.exit(f"by {part} {task} has {key} {got[key]}, want {value}")
+    print(f"figures of pairs, triplets and candidates off by {worst:.1e}")
+
+
 def objective(folder, dim, texts, temperature, distill, kind, scores, lr):
     """FlagEmbedding's losses of rows (query, positive, negative) before and behind a step of SGD; nothing drops."""
     tok = transformers.AutoTokenizer.from_pretrained(folder)
@@ -138,6 +180,7 @@ binary = work / "binary"
 shutil.copytree(saved, binary, ignore=shutil.ignore_patterns("model.safetensors"))
 torch.save(safetensors.torch.load_file(saved / "model.safetensors"), binary / "pytorch_model.bin")
 compare("with its weights in pytorch_model.bin", binary, some[:8], 24)
+measure(saved, some, 24)
 
 rows = [(lines[100 + i], lines[130 + i], lines[160 + i]) for i in range(16)]
 scores = np.random.default_rng(3).normal(0, 2, (16, 2)).astype(np.float32)

@@ -7,12 +7,14 @@ random ModernBERT, whose sliding windows hide all of a short query's tokens from
    ranks in sub-batches that are embedded twice, there in one process on the same batch. sentence-transformers pads: masked tokens of a document
    are out of the maximum, of a query out of the sum, so that only tokens with a vector count on both sides;
 3. the weights behind two steps of AdamW, of both;
-4. what training saves, from each of these folders and from an encoder without a projection, loads there and gives the same token vectors.
+4. what training saves, from each of these folders and from an encoder without a projection, loads there and gives the same token vectors;
+5. pairs with scores or labels, triplets and candidates have the figures of its evaluators: with scores the MultiVectorDistillationEvaluator's of flat pairs, and for labels
+   scikit-learn's average precision of similarity_pairwise, as it has no evaluator of these.
 
     python testdata/peers/multivector.py CONTRAFLOW
 
 Exits with 1 if token vectors are off by 1e-5, a loss by more than 2e-5 of it, or a tensor's gradient or change by more than 2e-4 of its largest (or
-of 1e-3 of the model's largest gradient, below which there is rounding alone; of AdamW's steps of 0.02, twice the learning rate). Needs sentence-transformers (6.2 was used).
+of 1e-3 of the model's largest gradient, below which there is rounding alone; of AdamW's steps of 0.02, twice the learning rate), or a figure by more than 1e-5 (scores are sums of such products). Needs sentence-transformers (6.2 was used).
 """
 
 import json
@@ -29,10 +31,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import safetensors.torch
+import scipy.stats
+import sklearn.metrics
 import torch
 import transformers
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder import evaluation as E
 from sentence_transformers.multi_vector_encoder import losses as L
 from sentence_transformers.multi_vector_encoder import scoring
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -130,6 +135,35 @@ def compare(name, folder):
     return model
 
 
+def measure(name, model, folder):
+    """Some texts are in several pairs, and on both sides; positive and negative are others, whose scores would differ by rounding alone there."""
+    texts = sorted({text(12) for _ in range(12)})
+    pairs = [{"a": random.choice(texts), **dict(zip("bn", random.sample(texts, 2))), "s": random.randint(0, 5), "y": i % 3 == 0} for i in range(40)]
+    samples = [{"query": q, "positive": random.sample(texts, 2), "negative": random.sample(texts, 5)} for q in texts[:6]]
+    for s in samples:
+        s["negative"] = [x for x in s["negative"] if x not in s["positive"]]
+    columns = {key: [p[key] for p in pairs] for key in pairs[0]}
+    scores = model.similarity_pairwise(model.encode_query(columns["a"]), model.encode_document(columns["b"])).numpy()
+    distilled = E.MultiVectorDistillationEvaluator(columns["a"], columns["b"], [float(s) for s in columns["s"]], write_csv=False)(model)
+    ranked = E.MultiVectorRerankingEvaluator(samples, write_csv=False)(model)
+    triplets = E.MultiVectorTripletEvaluator(columns["a"], columns["b"], columns["n"], write_csv=False)(model)
+    want = {
+        "sts": ("a,b,s", pairs, {"spearman": distilled["spearman"], "pearson": scipy.stats.pearsonr(scores, columns["s"])[0]}),
+        "pair-classification": ("a,b,y", pairs, {"ap": sklearn.metrics.average_precision_score(columns["y"], scores)}),
+        "triplets": ("a,b,n", pairs, {"accuracy": next(v for k, v in triplets.items() if k.endswith("accuracy"))}),
+        "candidates": ("query,positive,negative", samples, {k: ranked[k] for k in ("ndcg@10", "mrr@10", "map")}),
+    }
+    worst = 0.0
+    for task, (names, lines, figures) in want.items():
+        (work / "task.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        got = json.loads(run(contraflow, "eval", "--model", folder, f"--{task}", work / "task.jsonl", "--columns", names, "--json"))
+        for key, value in figures.items():
+            worst = max(worst, abs(got[key] - value))
+            if not abs(got[key] - value) <= 1e-5 or value in (0, 1) and task != "candidates":
+                sys.exit(f"{name}: {task} has {key} {got[key]}, want {value}")
+    print(f"{name}: figures of pairs, triplets and candidates off by {worst:.1e}")
+
+
 ROWS = 7
 rows = [{"q": text(9), "p": text(14), "n1": text(14), "n2": text(14), "scores": [round(random.gauss(0, 2), 3) for _ in range(3)]} for _ in range(ROWS)]
 for r in rows:
@@ -204,6 +238,8 @@ models = {folder: compare(name, folder) for name, folder in {
     "filled up to 14": a, "to at least 8": b, "not at all": c, "PyLate's": d, "Stanford's": e, "not attended to": f, "ModernBERT's, not attended to": g, "PyLate's, not attended to": h,
     "Stanford's, not attended to": i,
 }.items()}  # fmt: skip
+for name, folder in {"filled up to 14": a, "the mean": b, "PyLate's": d, "ModernBERT's, not attended to": g}.items():
+    measure(name, models[folder], folder)
 
 LR = 1e3
 SGD = f"{{name: sgd, lr: {LR}, weight_decay: 0, max_grad_norm: 0, schedule: constant, warmup_ratio: 0}}"
