@@ -181,7 +181,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err er
 	if src.Positive == "" && src.Documents == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
 	}
-	named := expand
+	named := Files
 	if src.InOrder {
 		named = expandInOrder
 	}
@@ -361,8 +361,8 @@ func InGlob(name string) string {
 	return strings.NewReplacer(special...).Replace(name)
 }
 
-// expand turns files, globs and URLs into sorted, distinct paths.
-func expand(ctx context.Context, patterns []string, s Splits) ([]string, error) {
+// Files turns files, globs and URLs, as [Source] has them, into sorted, distinct paths of files on this machine.
+func Files(ctx context.Context, patterns []string, s Splits) ([]string, error) {
 	paths, err := expandInOrder(ctx, patterns, s)
 	slices.Sort(paths)
 	return slices.Compact(paths), err
