@@ -342,7 +342,7 @@ func isParquet(path string) bool { return strings.EqualFold(filepath.Ext(path), 
 
 // IsGlob tells whether a path of data files is a glob, as path/filepath has them. A file of that very name is itself, whatever characters are in it.
 func IsGlob(path string) bool {
-	if !strings.ContainsAny(path, "*?[") || remote(path) {
+	if !strings.ContainsAny(path, "*?[") || Remote(path) {
 		return false
 	}
 	_, err := os.Lstat(path)
@@ -379,7 +379,7 @@ func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, 
 			return nil, fail(ErrNoFiles, "-: data is read from files, some of it twice, and not from standard input: write it to one, such as data.jsonl")
 		}
 		found := []string{filepath.Clean(p)}
-		if remote(p) {
+		if Remote(p) {
 			var err error
 			if found, err = fetchURL(ctx, p, s); err != nil {
 				return nil, err

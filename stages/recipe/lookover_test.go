@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/collective"
 	"contraflow/gpustage"
 )
 
@@ -129,5 +130,38 @@ func TestLookOverBesides(t *testing.T) {
 	}
 	if _, err := os.Stat(at("new")); err == nil {
 		t.Error("the folder is made")
+	}
+}
+
+// A plan does not download what the model is measured on: it says so, and still tells when evaluations are made.
+func TestPlanPassesOver(t *testing.T) {
+	j := newJob(t, 30)
+	at := "nowhere://data/" // fetching it is an error
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), "eval.every=2", "eval.loss={path: " + at + "dev.jsonl, query: q, positive: p}",
+		"eval.retrieval={queries: " + at + "task}", "eval.sts={path: " + at + "sts.jsonl, a: a, b: b, score: s}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	device, err := gpustage.Open("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	var notes []string
+	x, err := OpenOnPaper(t.Context(), r, Target{Mesh: collective.Mesh{Replicate: 1, Shard: 1}, Device: device}, Observer{Note: func(m string) { notes = append(notes, m) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for _, key := range []string{"eval.loss", "eval.retrieval", "eval.sts"} {
+		if !slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, key+" is not downloaded for a plan") }) {
+			t.Errorf("no note of %s: %q", key, notes)
+		}
+	}
+	if said := x.when(); !slices.ContainsFunc(said, func(l [2]string) bool { return l[0] == "eval" && strings.Contains(l[1], "2") }) || x.Memory.Evaluation == 0 {
+		t.Errorf("%q, %d bytes", said, x.Memory.Evaluation)
+	}
+	if x, err := Open(t.Context(), r, Observer{}); err == nil || !strings.Contains(err.Error(), "nowhere://") {
+		t.Errorf("a run without them: %v, %v", x, err)
 	}
 }
