@@ -138,6 +138,7 @@ func TestAdapterErrors(t *testing.T) {
 		`tensor "x.lora_A.weight" does not begin with base_model.model.`: {tensor("x.lora_A.weight", 2, 3)},
 		"x has one of lora_A and lora_B, want both":                      {tensor(AdapterPrefix+"x.lora_A.weight", 2, 3)},
 		"their ranks differ":                {tensor(AdapterPrefix+"x.lora_A.weight", 2, 3), tensor(AdapterPrefix+"x.lora_B.weight", 3, 4)},
+		"lora_A has shape [0 3]":            {tensor(AdapterPrefix+"x.lora_A.weight", 0, 3), tensor(AdapterPrefix+"x.lora_B.weight", 3, 0)},
 		"only factors of linear layers are": {tensor(AdapterPrefix+"x.lora_embedding_A", 2, 3)},
 		"save it with save_pretrained":      {tensor(AdapterPrefix+"x.lora_A.default.weight", 2, 3)},
 		"no tensors":                        {},

@@ -57,7 +57,7 @@ func (c Card) render(folder string, s Spec, p Pooling) []byte {
 	for _, tag := range tags {
 		line("- %s", tag)
 	}
-	if id, _, err := parseID(c.BaseModel); err == nil && strings.Contains(id, "/") {
+	if id, ok := hubID(c.BaseModel); ok {
 		line("base_model: %s", yamlString(id))
 	}
 	c.modelIndex(line, "information-retrieval", name)
@@ -200,6 +200,12 @@ func (c Card) rest(line func(string, ...any)) {
 		line("%s", strings.TrimRight(c.Recipe, "\n"))
 		line("%s", fence)
 	}
+}
+
+// hubID is the id of a model's repository, for links to it. A folder that is here has none, though out/model reads as one.
+func hubID(pathOrID string) (id string, ok bool) {
+	id, _, err := parseID(pathOrID)
+	return id, err == nil && strings.Contains(id, "/") && !isDir(pathOrID)
 }
 
 // modelIndex gives the results to the hub, which shows them beside the card: see "model-index" in its documentation of model cards.

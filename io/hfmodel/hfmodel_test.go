@@ -296,7 +296,8 @@ func TestBadFolders(t *testing.T) {
 			[]string{"2_Dense", `activation_function "torch.nn.modules.activation.Mish" is not supported; Identity, Tanh`}},
 		"dense of tokens": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "module_input_name": "token_embeddings"}`)),
 			[]string{"2_Dense", `module_input_name "token_embeddings"`}},
-		"dense of nothing": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16}`)), []string{"2_Dense", "out_features 0"}},
+		"dense of nothing":   {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16}`)), []string{"2_Dense", "out_features 0"}},
+		"dense from nothing": {all(modules(dense), write("2_Dense/config.json", `{"out_features": 16}`)), []string{"2_Dense", "in_features 0"}},
 		"dense after normalize": {modules(`, {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}` + strings.ReplaceAll(dense, "2", "3")),
 			[]string{"module 3", "not between pooling and normalization"}},
 		"own code": {modules(`, {"idx": 2, "name": "2", "path": "x", "type": "custom_st.Head"}`),
@@ -320,6 +321,12 @@ func TestBadFolders(t *testing.T) {
 			[]string{"config_sentence_transformers.json: prompts: got", "want a string"}},
 		"length not a number": {write("sentence_bert_config.json", `{"max_seq_length": "long"}`),
 			[]string{`sentence_bert_config.json: max_seq_length: got "long", want a whole number`}},
+		"splade late": {modules(`, {"idx": 2, "name": "2", "path": "2_S", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"}`),
+			[]string{"module 2", "SpladePooling that is not right behind the transformer"}},
+		"splade without pooling": {write("modules.json", `[{"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"}]`),
+			[]string{"modules.json: a MLMTransformer without SpladePooling behind it"}},
+		"normalize first": {write("modules.json", `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]`),
+			[]string{"modules.json: module 1", "normalization before pooling"}},
 		"another task": {write("sentence_bert_config.json", `{"transformer_task": "fill-mask"}`), []string{`"fill-mask" is not supported`}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -445,6 +452,14 @@ func tree(t *testing.T, dir string) []string {
 }
 
 // As sentence-transformers documents for encode_query and encode_document.
+func TestNullPrompt(t *testing.T) {
+	dir := copyGolden(t, "st6")
+	put(t, dir, "config_sentence_transformers.json", `{"prompts": {"query": null, "document": "d: "}}`)
+	if f := open(t, dir); len(f.Prompts) != 1 || f.Prompts["document"] != "d: " {
+		t.Errorf("%q", f.Prompts)
+	}
+}
+
 func TestRolePrompts(t *testing.T) {
 	for _, c := range []struct {
 		prompts         map[string]string

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -371,6 +372,12 @@ func (h *hub) resolve(ctx context.Context) (string, error) {
 
 // String says what is looked for: "model org/name".
 func (h *hub) String() string { return strings.TrimSuffix(h.kind, "s") + " " + h.id }
+
+// forbidden reports whether the server wants to know who asks, or that it is somebody else.
+func forbidden(err error) bool {
+	var status *statusError
+	return errors.As(err, &status) && (status.status == http.StatusUnauthorized || status.status == http.StatusForbidden)
+}
 
 // explain turns an answer of the server into what a user can do.
 func (h *hub) explain(err error) error {

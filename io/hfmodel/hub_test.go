@@ -98,7 +98,7 @@ func fail(w http.ResponseWriter, status int, code, message string) {
 }
 
 func (h *fakeHub) hub(w http.ResponseWriter, r *http.Request) {
-	if h.token != "" && r.Header.Get("Authorization") != "Bearer "+h.token {
+	if got := r.Header.Get("Authorization"); h.token != "" && got != "Bearer "+h.token || got == "Bearer" {
 		fail(w, 401, "RepoNotFound", "Repository not found")
 		return
 	}
@@ -297,9 +297,12 @@ func TestDownload(t *testing.T) {
 		t.Errorf("%s, asked for %q", second, seen)
 	}
 	// Without network.
-	t.Setenv("HF_HUB_OFFLINE", "1")
-	if again := mustResolve(t, "org/name", Options{}); again != second || len(h.seen()) != 0 {
-		t.Errorf("offline: %s", again)
+	for key, other := range map[string]string{"HF_HUB_OFFLINE": "TRANSFORMERS_OFFLINE", "TRANSFORMERS_OFFLINE": "HF_HUB_OFFLINE"} {
+		t.Setenv(key, "1")
+		t.Setenv(other, "")
+		if again := mustResolve(t, "org/name", Options{}); again != second || len(h.seen()) != 0 {
+			t.Errorf("offline: %s", again)
+		}
 	}
 	_, err = resolve(t.Context(), "org/other", Options{})
 	if !errors.Is(err, ErrOffline) || !strings.Contains(err.Error(), "org/other@main is not in the cache "+filepath.Join(home, "hub")) {
@@ -511,6 +514,25 @@ func TestToken(t *testing.T) {
 	_, err := resolve(t.Context(), "org/name", Options{Endpoint: away.URL, CacheDir: t.TempDir(), Token: "hf_secret"})
 	if err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("error %v: want one without secrets", err)
+	}
+}
+
+// An adapter's base model is fetched with it.
+func TestAdapterFromHub(t *testing.T) {
+	noEnvironment(t)
+	h := newFakeHub(t)
+	o := Options{Endpoint: h.URL, CacheDir: t.TempDir()}
+	adapter := copyAdapter(t, "bert-qv", func(c map[string]any) { c["base_model_name_or_path"] = "org/name" })
+	if dir, err := Resolve(t.Context(), adapter, o); err != nil || dir != adapter {
+		t.Fatal(dir, err)
+	}
+	h.Close() // it is here now
+	dir, err := Resolve(t.Context(), "org/name", Options{CacheDir: o.CacheDir, Offline: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, weightsFile)); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -153,6 +153,9 @@ func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (p
 		if ctx.Err() != nil {
 			return fmt.Errorf("download of %s interrupted (it will continue where it stopped): %w", ref, context.Cause(ctx))
 		}
+		if forbidden(err) { // of a gated dataset the hub lists the files to all
+			err = h.explain(err)
+		}
 		return fmt.Errorf("download of %s: %w", ref, err)
 	}
 	var unread error // of the card

@@ -58,6 +58,14 @@ func TestData(t *testing.T) {
 	if _, err := Data(t.Context(), "hf://org/name", Options{}); err == nil || !strings.Contains(err.Error(), "hf://datasets/") {
 		t.Errorf("no dataset: %v", err)
 	}
+	h.files["gated.jsonl"] = "{}\n"
+	h.serve = func(w http.ResponseWriter, r *http.Request, name string) bool {
+		fail(w, 403, "GatedRepo", "Access to dataset org/name is restricted")
+		return true
+	}
+	if _, err := Data(t.Context(), "hf://datasets/org/name/gated.jsonl", Options{}); err == nil || !strings.Contains(err.Error(), "accept its terms at "+s.URL+"/datasets/org/name and set HF_TOKEN") {
+		t.Errorf("gated: %v", err)
+	}
 	s.Close()
 	paths, err := Data(t.Context(), "hf://datasets/org/name@main/pairs/*", Options{Offline: true})
 	if err != nil || len(paths) != 1 {

@@ -44,8 +44,7 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 		if ctx.Err() != nil {
 			return fmt.Errorf("download of %s interrupted (it will continue where it stopped): %w", h.id, context.Cause(ctx))
 		}
-		var status *statusError
-		if errors.As(err, &status) && (status.status == http.StatusUnauthorized || status.status == http.StatusForbidden) {
+		if forbidden(err) {
 			return h.explain(err)
 		}
 		return fmt.Errorf("download of %s from %s: %w", h.id, h.endpoint, err)

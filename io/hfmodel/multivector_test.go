@@ -210,6 +210,16 @@ func TestMultiVectorErrors(t *testing.T) {
 	}
 }
 
+// Words may be left out of queries as well, or of them alone.
+func TestSkipTasks(t *testing.T) {
+	for tasks, want := range map[string]string{`"document"`: "document", `"query"`: "query", `["query", "document"]`: "query document", `null`: "document", `[]`: ""} {
+		f := open(t, multiVectorFolder(t, map[string]string{"2_MultiVectorMask/config.json": `{"skiplist_words": ["."], "skiplist_tasks": ` + tasks + `}`}))
+		if got := strings.Join(f.MultiVector.SkipTasks, " "); got != want {
+			t.Errorf("skiplist_tasks %s are %q, want %q", tasks, got, want)
+		}
+	}
+}
+
 // A MultiVectorEncoder of the hub is downloaded with all that says how it reads.
 func TestMultiVectorHub(t *testing.T) {
 	noEnvironment(t)

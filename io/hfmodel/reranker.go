@@ -274,7 +274,7 @@ func (s RerankerSpec) card(name string) []byte {
 		library, tags, peer = "transformers", "- layer-wise", "[FlagEmbedding](https://github.com/FlagOpen/FlagEmbedding)"
 	}
 	line("---\nlibrary_name: %s\npipeline_tag: text-ranking\ntags:\n%s\n- reranker\n- contraflow", library, tags)
-	if id, _, err := parseID(s.Card.BaseModel); err == nil && strings.Contains(id, "/") {
+	if id, ok := hubID(s.Card.BaseModel); ok {
 		line("base_model: %s", yamlString(id))
 	}
 	s.Card.modelIndex(line, "text-ranking", name)

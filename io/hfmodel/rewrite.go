@@ -237,7 +237,7 @@ func (f *Folder) MixedCard(dir, how string, parts []MixedPart) []byte {
 	line("---\nlibrary_name: %s\ntags:\n- merge\n- contraflow", library)
 	var bases []string
 	for _, p := range parts {
-		if id, _, err := parseID(p.Name); err == nil && strings.Contains(id, "/") && !isDir(p.Name) && !slices.Contains(bases, id) {
+		if id, ok := hubID(p.Name); ok && !slices.Contains(bases, id) {
 			bases = append(bases, id)
 		}
 	}

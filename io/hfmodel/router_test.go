@@ -7,6 +7,34 @@ import (
 	"testing"
 )
 
+// Tokenizers of queries and documents are the same where all but what says how texts are padded, cut and framed is.
+func TestSameTokenizer(t *testing.T) {
+	const documents = `{"normalizer": {"a": 1}, "model": {"b": 2}, "padding": null}`
+	for queries, same := range map[string]bool{
+		documents: true, `{"normalizer": {"a":1}, "model": {"b":2}, "padding": {"x": 1}, "truncation": 5, "post_processor": 3}`: true,
+		`{"normalizer": {"a": 3}, "model": {"b": 2}}`: false, `{"normalizer": {"a": 1}, "model": {"b": 3}}`: false, `{"normalizer": {"a": 1}}`: false, `{`: false,
+	} {
+		f, dir := &Folder{TokenizerDir: t.TempDir()}, t.TempDir()
+		put(t, f.TokenizerDir, "tokenizer.json", documents)
+		put(t, dir, "tokenizer.json", queries)
+		if err := f.sameTokenizer(dir); (err == nil) != same || err != nil && !strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: %v", queries, err)
+		}
+	}
+	f, dir := &Folder{TokenizerDir: t.TempDir()}, t.TempDir() // of old ones the vocabulary is a file of its own
+	for name, text := range map[string]string{"vocab.txt": "a\nb\n", "tokenizer_config.json": "{}"} {
+		put(t, f.TokenizerDir, name, text)
+		put(t, dir, name, text)
+	}
+	if err := f.sameTokenizer(dir); err != nil {
+		t.Error(err)
+	}
+	put(t, dir, "vocab.txt", "a\nc\n")
+	if err := f.sameTokenizer(dir); err == nil {
+		t.Error("two vocabularies are one")
+	}
+}
+
 // A Router's modules are fetched from the hub, those of queries too, or a file of token to weight in their place; one of other routes is refused before
 // anything large is.
 func TestHubRouter(t *testing.T) {

@@ -91,6 +91,21 @@ func TestSparseSimilarity(t *testing.T) {
 	}
 }
 
+// Without prompts there are none, which is not null: sentence-transformers asks for a prompt by its name. What is in one stands as people read it.
+func TestSavedPrompts(t *testing.T) {
+	for want, prompts := range map[string]map[string]string{`"prompts": {}`: nil, `"query": "<q> & "`: {"query": "<q> & "}} {
+		s := specOf(t, open(t, golden+"st6"))
+		s.Base, s.Prompts, s.DefaultPromptName = nil, prompts, ""
+		dir := filepath.Join(t.TempDir(), "m")
+		if err := Save(dir, s); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := os.ReadFile(filepath.Join(dir, modelFile)); err != nil || !strings.Contains(string(data), want) {
+			t.Errorf("%s, %v, want %s", data, err, want)
+		}
+	}
+}
+
 // TestUnknownKeys: what we don't know is carried over, what we write wins.
 func TestUnknownKeys(t *testing.T) {
 	base := copyGolden(t, "st6")
@@ -243,7 +258,7 @@ func TestCard(t *testing.T) {
 	s.Card = Card{
 		Name: "two\nlines", BaseModel: "sentence-transformers/all-MiniLM-L6-v2", Summary: "It is *small*.",
 		TrainingData: []Dataset{{Name: "data/a|b.parquet", Columns: []string{"query", "positive"}, Rows: 12345}},
-		Metrics:      []Metric{{Dataset: "test: a", Name: "nDCG@10", Value: 0.51239}},
+		Metrics:      []Metric{{Dataset: "test: a", Name: "nDCG@10", Value: 0.51239}, {Dataset: "test: a", Task: "triplet", Name: "accuracy", Value: 0.5}},
 		Recipe:       "model: {path: x}\n# ```\n",
 	}
 	dir := filepath.Join(t.TempDir(), "m")
@@ -266,6 +281,9 @@ func TestCard(t *testing.T) {
 		"model-index": []any{map[string]any{"name": "two lines", "results": []any{map[string]any{
 			"task": map[string]any{"type": "information-retrieval"}, "dataset": map[string]any{"name": "test: a", "type": "unknown"},
 			"metrics": []any{map[string]any{"type": "ndcg_at_10", "value": 0.51239, "name": "nDCG@10"}},
+		}, map[string]any{
+			"task": map[string]any{"type": "triplet"}, "dataset": map[string]any{"name": "test: a", "type": "unknown"},
+			"metrics": []any{map[string]any{"type": "accuracy", "value": 0.5, "name": "accuracy"}},
 		}}}},
 	}; !reflect.DeepEqual(front, want) {
 		t.Errorf("front matter %v", front)
@@ -289,9 +307,18 @@ func TestCard(t *testing.T) {
 			t.Errorf("a prompt for %s: %s", name, card)
 		}
 	}
-	s.Card = Card{BaseModel: "/home/me/model: x"}
-	if card := string(s.Card.render("m", s, s.Pooling)); strings.Contains(card, "base_model") {
-		t.Errorf("a local folder is given as the hub's base model:\n%s", card)
+	t.Chdir(t.TempDir())
+	if err := os.MkdirAll("out/model", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, base := range []string{"/home/me/model: x", "out/model"} { // which reads as an id
+		s.Card = Card{BaseModel: base}
+		r := RerankerSpec{Card: s.Card}
+		for _, card := range []string{string(s.Card.render("m", s, s.Pooling)), string(r.card("m"))} {
+			if strings.Contains(card, "base_model") || !strings.Contains(card, base) {
+				t.Errorf("a local folder is given as the hub's base model:\n%s", card)
+			}
+		}
 	}
 }
 

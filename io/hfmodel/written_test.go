@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"io"
 	"io/fs"
 	"maps"
@@ -215,7 +216,7 @@ func TestSavedReranker(t *testing.T) {
 	for _, tokens := range []bool{false, true} {
 		s := RerankerSpec{
 			Config: config.bytes(), Tensors: []safetensors.Tensor{number("encoder.x"), number("pooler.dense.weight"), number("classifier.weight")}, Prefix: "bert.", Head: []string{"pooler", "classifier"},
-			MaxSeqLength: 9, Base: f, Tokenizer: f.CopyTokenizer, Card: Card{Summary: "By hand."},
+			MaxSeqLength: 9, Base: f, Tokenizer: f.CopyTokenizer, Card: Card{Summary: "By hand.", BaseModel: "org/base", Recipe: "model: {path: org/base}\n"},
 		}
 		s.Reranker.QueryPrompt = "ask: "
 		task, out, architecture := "sequence-classification", "scores", "BertForSequenceClassification"
@@ -254,7 +255,7 @@ func TestSavedReranker(t *testing.T) {
 		if got := slices.Sorted(slices.Values(g.Names())); !slices.Equal(got, []string{"bert.encoder.x", "bert.pooler.dense.weight", "classifier.weight"}) {
 			t.Errorf("tensors %q", got)
 		}
-		if card, err := os.ReadFile(filepath.Join(dir, "README.md")); err != nil || !strings.Contains(string(card), "By hand.") || !strings.Contains(string(card), "Put before each query") || strings.Contains(string(card), "Put before each document") {
+		if card, err := os.ReadFile(filepath.Join(dir, "README.md")); err != nil || !strings.Contains(string(card), "\n# reranker\n\n") || !strings.Contains(string(card), "By hand.") || !strings.Contains(string(card), "\nmodel: {path: org/base}\n") || !strings.Contains(string(card), "\nbase_model: \"org/base\"\n") || !strings.Contains(string(card), "Put before each query") || strings.Contains(string(card), "Put before each document") {
 			t.Errorf("%v, the card is %s", err, card)
 		}
 		for _, m := range g.Modules {
@@ -286,6 +287,12 @@ func TestCopyTokenizer(t *testing.T) {
 		if data, err := os.ReadFile(filepath.Join(to, name)); err != nil || string(data) != "of "+name {
 			t.Errorf("%s: %q, %v", name, data, err)
 		}
+	}
+	if err := errors.Join(os.Remove(filepath.Join(from, "vocab.txt")), os.Mkdir(filepath.Join(from, "vocab.txt"), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.CopyTokenizer(t.TempDir()); err == nil || !strings.Contains(err.Error(), "vocab.txt") {
+		t.Errorf("a folder in a file's place: %v", err)
 	}
 }
 
@@ -350,6 +357,9 @@ func TestRewriteEach(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if kind == "static" && tensors[0].Name != staticTensor {
+			t.Errorf("the table is called %s", tensors[0].Name)
+		}
 		bare := slices.Clone(tensors)
 		for i := range bare {
 			bare[i].Data = nil
@@ -408,6 +418,9 @@ func TestRewriteEach(t *testing.T) {
 		}
 		if kind != "M3" {
 			continue
+		}
+		if got := files(t, out); slices.Contains(got, "model.pt") {
+			t.Errorf("%q: the model is among the heads", got)
 		}
 		for _, head := range m3Files { // in both forms, of the same numbers
 			a, err := torchfile.Read(filepath.Join(out, head+".pt"))

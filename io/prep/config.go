@@ -309,8 +309,8 @@ func (c *Config) Check() (found []Problem) {
 	if !(c.Split.Dev >= 0 && c.Split.Dev < 1) {
 		bad("split.dev", "is %v, want a share of at least 0 and below 1", c.Split.Dev)
 	}
-	if c.Split.BEIR && (c.Split.Dev == 0 || len(c.Input) > 0 && c.Input[0].Positive == "") {
-		bad("split.beir", "needs split.dev above 0 and inputs with a positive (of documents, whose scores are of any scale, it can't tell which are relevant)")
+	if c.Split.BEIR && (c.Split.Dev == 0 || len(c.Input) > 0 && (c.Input[0].Positive == "" || c.Input[0].Label != "")) {
+		bad("split.beir", "needs split.dev above 0 and inputs with a positive and no label (of documents and labeled pairs, whose scores are of any scale, it can't tell which are relevant)")
 	}
 	oneOf("mix.kind", c.Mix.Kind, "proportional", "balanced", "weighted")
 	if !(c.Mix.Repeat >= 1 && c.Mix.Repeat <= 1000) {

@@ -102,6 +102,27 @@ func TestColumnNames(t *testing.T) {
 	}
 }
 
+// What is written of templates is called by its role.
+func TestNamesOfTemplates(t *testing.T) {
+	c := Config{Input: []Input{{Query: "{a}", Positive: "b: {b}", Negatives: []string{"{c}", "d", "{e}"}}}}
+	if got, want := c.columnNames(), []string{"query", "positive", "negative_1", "d", "negative_3"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestCompletes: defaults stand in for what is left out, not for what is said.
+func TestCompletes(t *testing.T) {
+	c := bare(t, "x.jsonl")
+	c.Filter.Unit, c.Decontaminate.Words, c.Mix, c.Dedupe.Near = "characters", 5, Mix{"balanced", 2}, Near{"row", 0.7, 2, 7, 3}
+	want := fmt.Sprint(c.Filter, c.Decontaminate, c.Mix, c.Dedupe)
+	if found := c.Check(); len(found) > 0 {
+		t.Error(found)
+	}
+	if got := fmt.Sprint(c.Filter, c.Decontaminate, c.Mix, c.Dedupe); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // TestChecks: what a configuration lacks, or has that can't be, is told with its key.
 func TestChecks(t *testing.T) {
 	for want, change := range map[string]func(*Config){
@@ -119,6 +140,16 @@ func TestChecks(t *testing.T) {
 		"filter.script.name: \"\" is no script":            func(c *Config) { c.Filter.Script.Share = 0.5 },
 		"filter.script.share: is 0, want a share above 0":  func(c *Config) { c.Filter.Script.Name = "Latin" },
 		"split.dev: is 1":                                  func(c *Config) { c.Split.Dev = 1 },
+		"split.beir: needs split.dev above 0":              func(c *Config) { c.Split.BEIR = true },
+		"a positive and no label": func(c *Config) {
+			c.Split, c.Input[0].Label = Split{Dev: 0.5, BEIR: true}, "label"
+		},
+		"input[1]: has other roles than input[0]: label (1 column, there none), weight (1 column, there none)": func(c *Config) {
+			c.Input = append(c.Input, Input{Name: "b", Path: []string{"x"}, Query: "q", Positive: "p", Label: "l", Weight: "w"})
+		},
+		"input[1]: has other roles than input[0]: scores (1 column, there none)": func(c *Config) {
+			c.Input = append(c.Input, Input{Name: "b", Path: []string{"x"}, Query: "q", Positive: "p", Scores: []string{"s"}})
+		},
 	} {
 		c := bare(t, "x.jsonl")
 		change(&c)

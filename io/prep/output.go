@@ -82,7 +82,7 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 	if err := os.MkdirAll(tmp, 0o777); err != nil {
 		return nil, err
 	}
-	x := &Claim{}
+	x := &Claim{out: Output{Dir: dir}}
 	if x.lock, err = os.OpenFile(filepath.Join(tmp, lockFile), os.O_CREATE|os.O_RDWR, 0o666); err != nil {
 		return nil, err
 	}
@@ -158,6 +158,7 @@ func (x *Claim) cards(ctx context.Context, r *Rules, s *Stats) (names []string, 
 // back what is written instead, and an earlier output stays.
 func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	dir, tmp := x.out.Dir, x.out.temporary()
+	defer x.Release()
 	names, err := x.cards(ctx, r, s)
 	if err != nil {
 		return errors.Join(err, x.Abandon())

@@ -128,6 +128,17 @@ func TestRules(t *testing.T) {
 	if d.Where != "in.jsonl:2" || d.Why != "repeats in.jsonl:1" || !strings.Contains(d.Text, "call the sort") {
 		t.Errorf("sample %+v", d)
 	}
+	card, err := os.ReadFile(filepath.Join(c.Output.Dir, readme))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\n| input | read | train | of these repeats | dev |\n|---|---|---|---|---|\n| input | 11 | 2 | 0 | 0 |\n", "\n| rule | rows dropped |\n|---|---|\n| unusable | 2 |\n", "\n- `in.jsonl:2`: repeats in.jsonl:1\n  \"how to sort\\ncall",
+	} {
+		if !strings.Contains(string(card), want) {
+			t.Errorf("the card lacks %q:\n%s", want, card)
+		}
+	}
 	if why := s.Rules[LengthRule].Samples[0].Why; why != `column "positive": 2 words` {
 		t.Errorf("length: %q", why)
 	}

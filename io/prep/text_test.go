@@ -1,6 +1,7 @@
 package prep
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -24,7 +25,7 @@ func TestStripHTML(t *testing.T) {
 		{"<user@host> <3 <-- i<n; n>0", "<user@host> <3 <-- i<n; n>0"},
 		{"<!DOCTYPE html><br/>x", "\n\nx"},
 		{"<a href=\"u\"", "<a href=\"u\""},
-		{"<h1>t</h1>", "\nt\n"},
+		{"<h1>t</h1>", "\nt\n"}, {"<quiz>x</quiz>", "\nx\n"},
 		{"&#x41;&eacute;&nosuch;", "Aé&nosuch;"},
 		{"", ""}, {"<", "<"}, {"</", "</"}, {"<b", "<b"}, {"&", "&"},
 	} {
@@ -301,6 +302,37 @@ func TestHistogram(t *testing.T) {
 	}
 	if q := all.Quantile(1); q != 999 {
 		t.Errorf("the largest is %d", q)
+	}
+	var few, hundred Histogram
+	for _, n := range []int{1, 2, 15} {
+		few.add(n)
+	}
+	for i := range 100 {
+		hundred.add(i / 10)
+	}
+	for _, c := range []struct {
+		of   *Histogram
+		q    float64
+		want int
+	}{{&few, 0.3, 1}, {&few, 0.5, 2}, {&few, 0.9, 15}, {&hundred, 0.07, 0}, {&hundred, 0.1, 0}, {&hundred, 0.5, 4}, {&hundred, 0.901, 9}} {
+		if got := c.of.Quantile(c.q); got != c.want {
+			t.Errorf("a share of %v of %d lengths is at most %d, want %d", c.q, c.of.Count, got, c.want)
+		}
+	}
+}
+
+// A card shows lengths by doublings, the longest bar of fifty.
+func TestChart(t *testing.T) {
+	var h Histogram
+	for _, n := range []int{0, 1, 2, 3, 3, 20} {
+		h.add(n)
+	}
+	bar := func(lengths string, n, width int) string {
+		return fmt.Sprintf("%s %10d %s\n", lengths, n, strings.Repeat("#", width))
+	}
+	want := bar("     0-0     ", 1, 17) + bar("     1-1     ", 1, 17) + bar("     2-3     ", 3, 50) + bar("     4-7     ", 0, 0) + bar("     8-15    ", 0, 0) + bar("    16-31    ", 1, 17)
+	if got := h.chart(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }
 

@@ -71,6 +71,9 @@ func Worker(args []string) {
 
 // Run prepares a dataset on a runner of Beam.
 func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err error) {
+	for _, p := range c.Check() { // which completes it too: the card has it so, in whatever process it is made
+		return nil, p
+	}
 	asGiven := c
 	if err := absolute(&c); err != nil {
 		return nil, err

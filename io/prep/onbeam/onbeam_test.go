@@ -116,8 +116,8 @@ func local(t *testing.T, c prep.Config) (prep.Config, *prep.Stats) {
 func TestPrismEqualsLocal(t *testing.T) {
 	full := raw(t)
 	plain := full
-	plain.Dedupe, plain.Mix.Kind, plain.Input = prep.Dedupe{Exact: "none", Near: full.Dedupe.Near}, "proportional", full.Input[:1]
-	plain.Dedupe.Near.Column = ""
+	plain.Dedupe, plain.Input = prep.Dedupe{Exact: "none", Near: full.Dedupe.Near}, full.Input[:1]
+	plain.Dedupe.Near.Column, plain.Mix.Kind, plain.Filter.Unit = "", "", "" // which are completed
 	near := full
 	near.Dedupe.Exact, near.Mix.Kind = "none", "proportional"
 	repeats := full

@@ -1,0 +1,71 @@
+package prep
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A row that another rule has dropped is not left out to balance the inputs besides, and each row has one rule.
+func TestMixOfDropped(t *testing.T) {
+	dir := t.TempDir()
+	var some, few []pair
+	for i := range 300 {
+		p := pair{Query: fmt.Sprint("query ", i), Positive: fmt.Sprint("document ", i)}
+		if i%3 == 0 {
+			p.Positive = "short"
+		}
+		if some = append(some, p); i < 50 {
+			few = append(few, pair{Query: fmt.Sprint("other query ", i), Positive: fmt.Sprint("other document ", i)})
+		}
+	}
+	writeJSONL(t, filepath.Join(dir, "a.jsonl"), some...)
+	writeJSONL(t, filepath.Join(dir, "b.jsonl"), few...)
+	c := bare(t, filepath.Join(dir, "a.jsonl"))
+	c.Input = append(c.Input, Input{Name: "b", Path: []string{filepath.Join(dir, "b.jsonl")}, Query: "query", Positive: "positive"})
+	c.Filter.Document, c.Mix.Kind = Range{Min: 2}, "balanced"
+	s := mustRun(t, c)
+	if got, a := counts(s), s.Inputs[0]; got[LengthRule] != 100 || got[Mixing]+a.Train != 200 || a.Train < 20 || a.Train > 80 || s.Inputs[1].Train != 50 {
+		t.Errorf("dropped %v, %+v", got, s.Inputs)
+	}
+}
+
+// Of many files, which the first pass reads some at a time, each row is compared with each other once, and it is told how far that is.
+func TestManyFiles(t *testing.T) {
+	const n = 40
+	dir := t.TempDir()
+	words := strings.Fields("a text of some ten words that differs in one of")
+	for i := range n {
+		rows := []pair{{Query: fmt.Sprint("query ", i), Positive: fmt.Sprintf("%d %d %d %d %d %d", i, i+100, i+200, i+300, i+400, i+500)}}
+		switch i {
+		case 2, 35:
+			rows = append(rows, pair{Query: "the same", Positive: "in two files"})
+		case 17, 39:
+			rows = append(rows, pair{Query: "nearly the same", Positive: strings.Repeat(strings.Join(words, " ")+" ", 3) + fmt.Sprint(i)})
+		}
+		writeJSONL(t, filepath.Join(dir, fmt.Sprintf("%02d.jsonl", i)), rows...)
+	}
+	c := bare(t, filepath.Join(dir, "*.jsonl"))
+	c.Dedupe = Dedupe{Exact: "row", Near: Near{Column: "positive"}}
+	c.Output.Shards = 3
+	reached, ends := map[string]int{}, map[string]int{}
+	s, err := Run(t.Context(), c, Options{Threads: 3, Progress: func(stage string, done, total int) {
+		if reached[stage]++; done != reached[stage] || ends[stage] != 0 && ends[stage] != total {
+			t.Errorf("%s: %d of %d, want %d", stage, done, total, reached[stage])
+		}
+		ends[stage] = total
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := counts(s); got[Duplicate] != 1 || got[NearDuplicate] != 1 || len(got) != 2 || s.Inputs[0].Train != n+2 {
+		t.Fatalf("dropped %v, %+v", got, s.Inputs)
+	}
+	if d, near := s.Rules[Duplicate].Samples[0], s.Rules[NearDuplicate].Samples[0]; d.Where+" "+d.Why != "35.jsonl:2 repeats 02.jsonl:2" || near.Where+" "+near.Why != "39.jsonl:2 its positive is nearly that of 17.jsonl:2" {
+		t.Errorf("%+v, %+v", d, near)
+	}
+	if fmt.Sprint(reached) != fmt.Sprint(ends) || reached["read"] != 3 || reached["write"] != 3 || reached["compare"] == 0 {
+		t.Errorf("progress of %v, to %v", reached, ends)
+	}
+}
