@@ -70,8 +70,12 @@ func (l *Lookover) Err() error {
 
 // LookOver reads all data that a recipe names as a run of it would, and trains nothing: where a run ends with the first thing that is wrong, it finds
 // all rows that can't be used. It reads the model's tokenizer and settings, and no weights, and computes nothing on the device, which need only be like the
-// run's. An error is of what nothing can be read without: the recipe, or the model.
+// run's. A recipe that lacks nothing but save.dir will do. An error is of what nothing can be read without: the recipe, or the model.
 func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observer) (_ *Lookover, err error) {
+	saves := r.Save.Dir != ""
+	if !saves {
+		r.Save.Dir = "unused"
+	}
 	if r, err = r.Resolve(); err != nil {
 		return nil, err
 	}
@@ -86,8 +90,10 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 		l.Others = append(l.Others, errors.Join(err, x.guide.close()))
 		x.guide = nil
 	}
-	if err := x.lookOverSaving(said); err != nil {
-		l.Others = append(l.Others, fmt.Errorf("save.dir: %w", err))
+	if saves {
+		if err := x.lookOverSaving(said); err != nil {
+			l.Others = append(l.Others, fmt.Errorf("save.dir: %w", err))
+		}
 	}
 	if err := x.lookOverTraining(ctx, l); err != nil {
 		return nil, err
@@ -194,7 +200,7 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 		}
 	}
 	if most := 20; len(p.Errs) > most {
-		p.Errs = append(p.Errs[:most], fmt.Errorf("%d other files can't be read either", len(p.Errs)-most))
+		p.Errs = append(p.Errs[:most], fmt.Errorf("%s can't be read either", some(int64(len(p.Errs)-most), "file more")))
 	}
 	switch {
 	case len(p.Errs) == 0: // it is what they have together

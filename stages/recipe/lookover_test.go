@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -75,6 +76,17 @@ func TestLookOverFiles(t *testing.T) {
 	l, _ = j.lookOver(t, "data.train.0.path=["+at("none.jsonl")+", "+at("broken.parquet")+"]")
 	if !all(l.Err(), "none.jsonl", "broken.parquet: ") || l.Parts[0].Said != "" {
 		t.Errorf("%+v: %v", l, l.Err())
+	}
+	var many, named []string
+	for i := range 23 {
+		many = append(many, at(fmt.Sprintf("gone%d.jsonl", i)))
+	}
+	for range 20 {
+		named = append(named, "gone")
+	}
+	l, _ = j.lookOver(t, "data.train.0.path=["+strings.Join(many, ", ")+"]")
+	if !all(l.Err(), append(named, "data.train[0]: 3 files more can't be read either")...) {
+		t.Errorf("many: %v", l.Err())
 	}
 }
 
