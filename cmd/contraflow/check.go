@@ -17,15 +17,21 @@ func newCheck() *cobra.Command {
 		Short: "Find all rows of a recipe's data that can't be used",
 		Long: `check reads all data that a recipe names, those it trains on and those it measures the model on, and trains nothing. It prints a line for every row
 that can't be used, with its file, line (or row group and row) and reason, to standard output, where train would end with the first one. Then it says
-what else it has seen: rows that repeat others, texts that are cut, files that can't be read (of a dataset the first, and then none of its rows), too few
-rows for a batch. It needs the model's tokenizer and settings, not its weights.
+what else it has seen: rows that repeat others, texts that are cut, files that can't be read (it goes on with the others), too few rows for a batch, a
+guide that won't do, a save.dir (if the recipe or --out says one) in which the run can neither begin nor go on. It needs the
+model's tokenizer and settings, not its weights.
 
-It exits with 1 if there is anything in the data that would end a run; rows to train on that can't be used do, unless the recipe says data.on_error: skip.`,
+It exits with 1 if there is anything of these that would end a run; rows to train on that can't be used do, unless the recipe says data.on_error: skip.`,
 		Example: `  contraflow check -c recipe.yaml
   contraflow check -c recipe.yaml --json > bad.jsonl`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := f.load()
+			if r.Save.Dir == "" { // train's --out may be what sets it
+				f.out = "unused"
+				r, err = f.load()
+				r.Save.Dir = ""
+			}
 			if err != nil {
 				return err
 			}
@@ -65,5 +71,6 @@ It exits with 1 if there is anything in the data that would end a run; rows to t
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the rows as lines of JSON, as skipped.jsonl has them")
 	cmd.Flags().BoolVar(&quiet, "quiet", false, "print the rows and errors only")
 	f.add(cmd)
+	f.addOut(cmd)
 	return cmd
 }

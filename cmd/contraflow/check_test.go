@@ -139,6 +139,13 @@ save: {dir: DIR/run}
 	} else if n, _, _ := strings.Cut(cut[strings.Index(cut, ", ")+2:], " of 52 texts longer"); !strings.Contains(trained.stderr, "\n"+n[strings.LastIndex(n, " ")+1:]+" texts were longer than model.max_length and cut") {
 		t.Errorf("%q: said:\n%strained:\n%s", n, said.stderr, trained.stderr)
 	}
+	// A recipe whose folder train's --out will set lacks nothing for this.
+	if r := succeed(t, "check", "-c", at("recipe.yaml"), "--set", "save.dir=null"); strings.Contains(r.stderr, "save.dir") || !strings.Contains(r.stderr, "training: 15 steps") {
+		t.Errorf("without save.dir:\n%s", r.stderr)
+	}
+	if r := contraflow(t, "", "check", "-c", at("recipe.yaml"), "--set", "save.dir=null", "--set", "batch.global_size=0"); r.code != 1 || !strings.Contains(r.stderr, "batch.global_size") || strings.Contains(r.stderr, "save.dir") {
+		t.Errorf("without save.dir, and with what is wrong: exit code %d\n%s", r.code, r.stderr)
+	}
 	for set, want := range map[string]string{
 		"batch={global_size: 100, drop_last: true}":             "batch.global_size is 100, but the data has only 26 rows",
 		"loss={name: mnrl, matryoshka: {dims: [4096]}}":         "4096",

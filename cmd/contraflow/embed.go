@@ -175,11 +175,21 @@ weights.`,
 				return err
 			}
 			in.open = openRows(cmd, &in.bad)
-			if npy {
+			switch {
+			case npy:
 				in.bad.instead = "NaN"
-			} else if in.output == std {
+				err = errors.Join(separate("--output", in.output, in.files...), noFolder("--output", in.output, "out.npy"))
+				if err == nil {
+					err = sameKind("--output", in.output, "array of NumPy", isArray)
+				}
+			case in.output == std:
 				in.bad.instead = "null"
-			} else if err := in.bad.apart(in.output, in.files, "the embeddings"); err != nil {
+			case in.output != "":
+				if err = in.bad.apart(in.output, in.files, "the embeddings"); err == nil {
+					err = mayReplace(in.files, in.output)
+				}
+			}
+			if err != nil {
 				return err
 			}
 			if prompts.role() == embedder.Query {
@@ -445,9 +455,6 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *emb
 // embedNPY writes the embeddings alone.
 func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embedInput) error {
 	ctx := cmd.Context()
-	if err := errors.Join(separate("--output", in.output, in.files...), noFolder("--output", in.output, "out.npy")); err != nil {
-		return err
-	}
 	t, err := in.open(ctx, in.files)
 	if err != nil {
 		return err

@@ -86,6 +86,59 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// Commands that write what they compute of texts refuse, before they open the model, a file that they read, under any of its names, and one that
+// contraflow has not written; their own they write anew. One parquet file may be both input and output, whoever wrote it.
+func TestOutputs(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, at("rows.parquet"), []string{"query", "positive", "text"}, []string{"the cat", "the dog", "the bird"}, []string{"a river", "a road", "a house"}, []string{"a river", "a road", "a house"})
+	foreign, err := os.ReadFile("../../testdata/golden/dataset/bag.parquet") // of another program
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := []byte(`{"text": "my data"}` + "\n")
+	for name, content := range map[string][]byte{"theirs.parquet": foreign, "lines.parquet": mine, "lines.npy": mine, "empty.parquet": nil, "empty.npy": nil, "lines.jsonl": mine} {
+		if err := os.WriteFile(at(name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, to := range []string{"link.parquet", "link.npy"} {
+		if err := os.Link(at("lines.jsonl"), at(to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const unwritten = " is a file already, and not written by contraflow: give another name, or remove it"
+	embedder, cross := goldens.Path(t, "bert/minilm-tiny"), goldens.Path(t, "rerank/cross")
+	for _, c := range []struct {
+		ending, model string
+		args          []string
+	}{
+		{".parquet", embedder, []string{"embed", "--prompt", ""}},
+		{".npy", embedder, []string{"embed", "--prompt", ""}},
+		{".parquet", embedder, []string{"mine", "--num-negatives", "1", "--range-max", "2"}},
+		{".parquet", embedder, []string{"distill"}},
+		{".parquet", cross, []string{"rerank", "--document-column", "text"}},
+	} {
+		for name, want := range map[string]string{"theirs.parquet": unwritten, "lines.parquet": unwritten, "lines.npy": " is a file already, and no array of NumPy: ", "link" + c.ending: " is a file that is read: it would be replaced"} {
+			if filepath.Ext(name) != c.ending {
+				continue
+			}
+			was := mustRead(t, at(name))
+			r := contraflow(t, "", append(c.args, "--model", at("nowhere"), "--input", at("rows.parquet"), "--input", at("lines.jsonl"), "--output", at(name))...)
+			if r.code != 2 || !strings.Contains(r.stderr, "--output "+at(name)+want) || mustRead(t, at(name)) != was {
+				t.Errorf("%v to %s: exit code %d, want %q in %s", c.args, name, r.code, want, r.stderr)
+			}
+		}
+		for range 2 {
+			succeed(t, append(c.args, "--model", c.model, "--input", at("rows.parquet"), "--output", at("empty"+c.ending))...)
+		}
+		if err := os.Remove(at("empty" + c.ending)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	succeed(t, "embed", "--model", embedder, "--prompt", "", "--column", "query", "--input", at("theirs.parquet"), "--output", at("theirs.parquet"))
+}
+
 // init says what it has made of how many texts, and has as many tokens as a config.json says, unless --vocab says otherwise.
 func TestInitFigures(t *testing.T) {
 	dir := t.TempDir()

@@ -53,7 +53,9 @@ may become negatives of any query that they are near to.
 Options have the names and the meaning of sentence-transformers' mine_hard_negatives; FlagEmbedding's --range_for_sampling 10-210 is
 --range-min 10 --range-max 210 --sampling random. A positive of the query is never a negative, and neither is the query itself, which corpora of
 questions have as a document; nor is a text that differs from them by whitespace around it alone. Pairs that keep fewer negatives than asked for are
-left out and counted, but for those that have --min-negatives.`,
+left out and counted, but for those that have --min-negatives.
+
+` + ownAlone,
 		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {

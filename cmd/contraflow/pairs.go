@@ -240,6 +240,9 @@ func isPage(head string) bool {
 	return strings.HasPrefix(head, "<!doctype html") || strings.HasPrefix(head, "<html")
 }
 
+// isArray tells that a file's beginning is that of an array as NumPy saves one.
+func isArray(head string) bool { return strings.HasPrefix(head, "\x93NUMPY") }
+
 // isRanking tells that a file's first line is one of a ranking, as TREC's programs have them: query, Q0, document, rank, score and a name.
 func isRanking(head string) bool {
 	first, _, _ := strings.Cut(head, "\n")
@@ -268,14 +271,14 @@ func separate(flag, output string, inputs ...string) error {
 }
 
 // inPlace is what the help of commands says that write a table with [besides].
-const inPlace = "One parquet file may be --input and --output: it gets the columns in place, when all is written."
+const inPlace = "One parquet file may be --input and --output: it gets the columns in place, when all is written.\n" + ownAlone
+
+// ownAlone is what it says of any output.
+const ownAlone = "Another file that is there is replaced if contraflow has written it, and else an error."
 
 // besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
-// One parquet file may be both: it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
+// One parquet file may be both ([mayReplace]): it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
 func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if err := mayReplace(input, output); err != nil {
-		return nil, nil, nil, err
-	}
 	if t, err = open(ctx, input); err != nil {
 		return nil, nil, nil, err
 	}
@@ -286,7 +289,7 @@ func besides(ctx context.Context, open func(context.Context, []string) (*dataset
 	return t, w, func() { w.Abort(); t.Close() }, nil
 }
 
-// mayReplace refuses an output that is no parquet, or that is one of the inputs but for the one parquet file that may be both.
+// mayReplace refuses an output that is no parquet, that is one of the inputs but for the one parquet file that may be both, or that is another's file.
 func mayReplace(input []string, output string) error {
 	return ofFlag("--output", dataset.CheckBeside(output, input...))
 }

@@ -97,6 +97,9 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 				if err := f.bad.apart(f.output, f.input, "the scores"); err != nil {
 					return err
 				}
+				if err := mayReplace(f.input, f.output); err != nil {
+					return err
+				}
 			}
 			r, err := f.load(cmd)
 			if err != nil {

@@ -26,8 +26,13 @@ type recipeFlags struct {
 func (f *recipeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().VarP(&once{value: &f.file}, "config", "c", "the recipe, a YAML file")
 	cmd.Flags().StringArrayVar(&f.sets, "set", nil, "override a key: --set train.max_steps=8 (may be repeated); KEY=null takes back what the recipe says of it")
-	f.out = "unused" // commands but train write nothing there
+	f.out = "unused" // commands but train write nothing there, and but check don't look at it
 	require(cmd, "config")
+}
+
+func (f *recipeFlags) addOut(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.out, "out", "", "folder for the run: sets save.dir")
+	notEmpty(cmd, "out")
 }
 
 func (f *recipeFlags) load() (recipe.Recipe, error) {
@@ -159,8 +164,7 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 	cmd.Flags().StringVar(&log, "log", "auto", "how to print progress: human, json, or auto: human on a terminal, JSON lines elsewhere")
 	cmd.Flags().StringVar(&metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this address, such as :9090, under /metrics; of several ranks, rank 0 does")
 	f.add(cmd)
-	cmd.Flags().StringVar(&f.out, "out", "", "folder for the run: sets save.dir")
-	notEmpty(cmd, "out")
+	f.addOut(cmd)
 	return cmd
 }
 

@@ -60,6 +60,7 @@ func (e *RowError) Unwrap() error { return ErrBadRow }
 func (e *RowError) Kind() string {
 	reason := rowsQuotes.ReplaceAllString(e.Reason, "…")
 	reason = rowsNumbers.ReplaceAllString(reason, "${1}…")
+	reason = strings.Replace(reason, "… field ", "… fields ", 1) // 1 field is no other fault than 2 fields
 	if e.Column == "" {
 		return reason
 	}

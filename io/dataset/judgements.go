@@ -25,7 +25,7 @@ func filesOf(ctx context.Context, path string, bare func(path string) bool) ([]s
 	if !bare(path) {
 		return []string{path}, nil
 	}
-	if remote(path) {
+	if Remote(path) {
 		found, err := fetchURL(ctx, path, HeldOut)
 		slices.Sort(found)
 		return found, err

@@ -35,19 +35,35 @@ func CheckApart(output string, paths ...string) error {
 	return nil
 }
 
-// CheckBeside refuses an output for a table of files and columns beside them (Table.NewWriter): a folder, a name that is not parquet's, and one of the
-// files that are read, but for the one parquet file that may be both. The error begins with the output's name.
+// CheckBeside refuses an output for a table of files and columns beside them (Table.NewWriter): one that [CheckOutput] refuses, and one of the files that
+// are read, but for the one parquet file that may be both, whoever wrote it. The error begins with the output's name.
 func CheckBeside(output string, paths ...string) error {
-	if len(paths) != 1 || !isParquet(paths[0]) || IsGlob(paths[0]) {
-		if err := CheckApart(output, paths...); err != nil {
-			return err
-		}
+	if len(paths) == 1 && isParquet(paths[0]) && !IsGlob(paths[0]) && IsInput(output, paths...) {
+		return checkName(output)
+	}
+	if err := CheckApart(output, paths...); err != nil {
+		return err
 	}
 	return CheckOutput(output)
 }
 
-// CheckOutput refuses a parquet file of another name, by which nothing reads it as that, and a folder. The error begins with the output's name.
+// CheckOutput refuses a parquet file of another name, by which nothing reads it as that, a folder, and a file that is there and was not written by
+// [NewParquetWriter] or the like: the same command may be given twice, and no other file is lost by a mistaken name. The error begins with the output's name.
 func CheckOutput(output string) error {
+	if err := checkName(output); err != nil {
+		return err
+	}
+	info, err := os.Stat(output)
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 { // opening it says what is wrong with it
+		return nil
+	}
+	if f, err := openParquet(output); err != nil || !strings.HasPrefix(f.meta.CreatedBy, createdBy) {
+		return fmt.Errorf("%s is a file already, and not written by contraflow: give another name, or remove it", output)
+	}
+	return nil
+}
+
+func checkName(output string) error {
 	if err := CheckNoFolder(output, "out.parquet"); err != nil {
 		return err
 	}

@@ -51,8 +51,8 @@ func Pick(names []string, pattern string) (found []string) {
 	return found
 }
 
-// remote reports whether a path is a URL.
-func remote(path string) bool { return strings.Contains(path, "://") }
+// Remote tells whether a path is a URL, whose files are brought here first.
+func Remote(path string) bool { return strings.Contains(path, "://") }
 
 // fetchURL brings a URL's files here.
 func fetchURL(ctx context.Context, url string, s Splits) ([]string, error) {

@@ -180,12 +180,12 @@ func loadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 
 // layoutBEIR fills in what a folder has.
 func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ string, err error) {
-	if remote(queries) && (corpus == "" || qrels == "") {
+	if Remote(queries) && (corpus == "" || qrels == "") {
 		if queries, err = fetchFolder(ctx, queries); err != nil {
 			return "", "", "", err
 		}
 	}
-	if remote(qrels) { // it may be a .tsv file that is no table
+	if Remote(qrels) { // it may be a .tsv file that is no table
 		found, err := fetchURL(ctx, qrels, HeldOut)
 		if err != nil {
 			return "", "", "", err

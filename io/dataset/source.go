@@ -181,7 +181,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err er
 	if src.Positive == "" && src.Documents == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
 	}
-	named := expand
+	named := Files
 	if src.InOrder {
 		named = expandInOrder
 	}
@@ -342,7 +342,7 @@ func isParquet(path string) bool { return strings.EqualFold(filepath.Ext(path), 
 
 // IsGlob tells whether a path of data files is a glob, as path/filepath has them. A file of that very name is itself, whatever characters are in it.
 func IsGlob(path string) bool {
-	if !strings.ContainsAny(path, "*?[") || remote(path) {
+	if !strings.ContainsAny(path, "*?[") || Remote(path) {
 		return false
 	}
 	_, err := os.Lstat(path)
@@ -361,8 +361,8 @@ func InGlob(name string) string {
 	return strings.NewReplacer(special...).Replace(name)
 }
 
-// expand turns files, globs and URLs into sorted, distinct paths.
-func expand(ctx context.Context, patterns []string, s Splits) ([]string, error) {
+// Files turns files, globs and URLs, as [Source] has them, into sorted, distinct paths of files on this machine.
+func Files(ctx context.Context, patterns []string, s Splits) ([]string, error) {
 	paths, err := expandInOrder(ctx, patterns, s)
 	slices.Sort(paths)
 	return slices.Compact(paths), err
@@ -379,7 +379,7 @@ func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, 
 			return nil, fail(ErrNoFiles, "-: data is read from files, some of it twice, and not from standard input: write it to one, such as data.jsonl")
 		}
 		found := []string{filepath.Clean(p)}
-		if remote(p) {
+		if Remote(p) {
 			var err error
 			if found, err = fetchURL(ctx, p, s); err != nil {
 				return nil, err

@@ -53,7 +53,7 @@ func (d *Dataset) Cut() int64 { return d.cut }
 
 // PreparedTokens says what made the ids in files that train, named or globbed as in [Source]; nil if some have none.
 func PreparedTokens(ctx context.Context, patterns []string) (*TokenInfo, error) {
-	paths, err := expand(ctx, patterns, Train)
+	paths, err := Files(ctx, patterns, Train)
 	if err != nil {
 		return nil, err
 	}

@@ -139,6 +139,9 @@ func NewParquetWriter(path string, columns ...OutColumn) (*ParquetWriter, error)
 	return w, nil
 }
 
+// createdBy is what a parquet file's footer says of who wrote it.
+const createdBy = "contraflow"
+
 func newParquetWriter(path string, root orderedGroup) (*ParquetWriter, error) {
 	seen := map[string]bool{}
 	for _, f := range root.fields {
@@ -156,7 +159,7 @@ func newParquetWriter(path string, root orderedGroup) (*ParquetWriter, error) {
 		schema := parquet.NewSchema("schema", root)
 		w.leaves = len(schema.Columns())
 		w.w = parquet.NewWriter(file, schema, parquet.Compression(&zstd.Codec{Level: zstd.SpeedDefault}),
-			parquet.DataPageStatistics(false), parquet.CreatedBy("contraflow", "", ""))
+			parquet.DataPageStatistics(false), parquet.CreatedBy(createdBy, "", ""))
 		return nil
 	})
 	if err != nil {

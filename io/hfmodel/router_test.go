@@ -1,10 +1,15 @@
 package hfmodel
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/io/safetensors"
+	"contraflow/io/torchfile"
+	"contraflow/testdata/goldens"
 )
 
 // Tokenizers of queries and documents are the same where all but what says how texts are padded, cut and framed is.
@@ -79,5 +84,56 @@ func TestHubRouter(t *testing.T) {
 		if _, err := resolve(t.Context(), "org/name", Options{Endpoint: h.URL, CacheDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), `routes ["document" "image"]`) {
 			t.Errorf("another route: %v", err)
 		}
+	}
+}
+
+// The weights of queries may be in pytorch_model.bin, if there are no safetensors; with neither the error names both. An adapter of such a model is refused.
+func TestQueriesWeights(t *testing.T) {
+	const query, sparse = "query_0_SparseStaticEmbedding", "sentence_transformers.sparse_encoder.models."
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "splade/encoder"))); err != nil {
+		t.Fatal(err)
+	}
+	tokenizer, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "modules.json", `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}]`)
+	put(t, dir, routerFile, `{"types": {"`+query+`": "`+sparse+`SparseStaticEmbedding", "": "`+sparse+`MLMTransformer", "1_SpladePooling": "`+sparse+`SpladePooling"},
+		"structure": {"query": ["`+query+`"], "document": ["", "1_SpladePooling"]}, "parameters": {"default_route": "document", "allow_empty_key": true}}`)
+	put(t, dir, query+"/config.json", `{"frozen": true}`)
+	put(t, dir, query+"/tokenizer.json", string(tokenizer))
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), query+" has neither model.safetensors nor pytorch_model.bin, with the weights of queries' tokens") {
+		t.Errorf("no weights: %v", err)
+	}
+	want := []float32{3, -1, 0.5}
+	weight, err := safetensors.FromFloat32s("weight", []int{len(want)}, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := torchfile.Encode("pytorch_model", []safetensors.Tensor{weight})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, query+"/pytorch_model.bin", string(data))
+	x, err := open(t, dir).Tensor(QueryTensor)
+	if err != nil || !bytes.Equal(x.Data, weight.Data) {
+		t.Errorf("%v: %v", x, err)
+	}
+	adapted := copyAdapter(t, "bert-qv", nil)
+	for _, name := range []string{adapterConfigFile, AdapterWeights} {
+		data, err := os.ReadFile(filepath.Join(adapted, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, dir, name, string(data))
+	}
+	for _, name := range []string{"config.json", "model.safetensors"} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "a LoRA adapter behind a Router is not supported: merge it") {
+		t.Errorf("an adapter: %v", err)
 	}
 }

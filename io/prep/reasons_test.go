@@ -227,3 +227,16 @@ func TestFirstsMerge(t *testing.T) {
 		}
 	}
 }
+
+// Rows of separated values with too few fields have one fault, however many they have.
+func TestReasonOfFields(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.csv")
+	if err := os.WriteFile(in, []byte("query,positive,more\na,b,c\nd\ne,f\ng,h,i\nj,k,l,m\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c := bare(t, in)
+	const want = "the row has … fields where the first line names … columns: one with a comma in it needs quotes"
+	if got := mustRun(t, c).Rules[Unusable].Reasons; len(got) != 1 || got[want] != 3 {
+		t.Errorf("%v", got)
+	}
+}

@@ -77,7 +77,8 @@ type triplets struct {
 	sorted  []int   // scratch: negatives by distance
 }
 
-func (l BatchTriplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+func (l BatchTriplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (_ Result, err error) {
+	defer func() { err = b.culprit(s, err) }()
 	if err := l.Check(); err != nil {
 		return Result{}, err
 	}
@@ -101,7 +102,6 @@ func (l BatchTriplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (R
 	t := triplets{l: l, s: s, a: a, b: b, v: viewOf(s, a, b, l.metric() == Cosine), margin: cmp.Or(l.Margin, 5), scale: 1}
 	lengths := a.Scratch(s, t.v.x.DType, 1, b.Rows)
 	s.RowDot(lengths, t.v.x, t.v.x, 1)
-	var err error
 	if t.squares, err = download(s, lengths); err != nil {
 		return Result{}, err
 	}

@@ -236,13 +236,14 @@ func (InfoNCE) MeansRows() bool { return true }
 // the positive is in it, log Z_i - s(q_i, p_i) = log(k + exp(n_i - s(q_i, p_i))), and the pair's own gradient coefficient,
 // P_i - 1 of the positive, is minus the sum of the other probabilities. Both are exact where the textbook's forms subtract two nearly equal
 // numbers: rows that are almost solved, which late in training is most of them, keep their digits in f32.
-func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+func (l InfoNCE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (_ Result, err error) {
 	if err := l.Check(); err != nil {
 		return Result{}, err
 	}
 	if err := b.checkPairs(); err != nil {
 		return Result{}, err
 	}
+	defer func() { err = b.culprit(s, err) }()
 	mark := a.Mark()
 	defer a.Release(mark)
 	p := pass{l: l, s: s, a: a, t: b.Embeddings.DType, pairs: b.Rounded}

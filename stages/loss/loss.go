@@ -49,6 +49,7 @@ package loss
 import (
 	"errors"
 	"fmt"
+	"sort"
 
 	"contraflow/gpustage"
 )
@@ -324,6 +325,36 @@ func (b *Batch) Size() Size {
 		}
 	}
 	return z
+}
+
+// culprit goes on from an error about a row's loss: with the first row that has something which is not finite itself, if there is one, for all rows that are
+// compared with that have no loss either.
+func (b *Batch) culprit(s gpustage.Stream, err error) error {
+	var row *RowError
+	if !errors.As(err, &row) {
+		return err
+	}
+	look := func(x gpustage.Tensor, sequence func(at int) int) (found bool, err error) {
+		values, err := download(s, x)
+		for i, v := range values {
+			if err == nil && !finite(v) {
+				row.Row = b.rowOf(sequence(i / x.Cols))
+				return true, nil
+			}
+		}
+		return false, err
+	}
+	found := false
+	var wrong error
+	if !b.Embeddings.IsZero() {
+		found, wrong = look(b.Embeddings, func(n int) int { return n })
+	}
+	for _, p := range b.Parts {
+		if !found && wrong == nil && p.X.Rows > 0 {
+			found, wrong = look(p.X, func(at int) int { return sort.Search(len(p.Cu)-2, func(n int) bool { return int(p.Cu[n+1]) > at }) })
+		}
+	}
+	return errors.Join(err, wrong)
 }
 
 // rowOf is the row that a sequence is of.

@@ -438,6 +438,43 @@ func TestRowOfBlock(t *testing.T) {
 	}
 }
 
+// Where a document is not finite, no row that is compared with it has a loss: the error is of the row whose document it is.
+func TestRowOfDocument(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	for _, c := range []struct {
+		l       Loss
+		at, row int
+	}{
+		{InfoNCE{Dot: true}, 9 + 7, 7}, {InfoNCE{Dot: true, Directions: Directions}, 9 + 7, 7}, {InfoNCE{Dot: true, TileRows: 3}, 18, 2}, {InfoNCE{Dot: true}, 4, 4}, {InfoNCE{Dot: true}, -1, 0},
+	} {
+		b := randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(5, 6)), 9, 1, 4)
+		b.Owner[0] = 2
+		if c.at >= 0 {
+			gpustage.Slice[float64](b.Embeddings)[c.at*4] = math.NaN()
+		} else { // their product is infinite, and they are not
+			gpustage.Slice[float64](b.Embeddings)[0], gpustage.Slice[float64](b.Embeddings)[9*4] = 1e200, -1e200
+		}
+		var row *RowError
+		if _, err := c.l.Compute(s, newArena(t, s, c.l.Memory(b.Size())), b); !errors.As(err, &row) || row.Row != c.row {
+			t.Errorf("sequence %d: %v, want that of row %d", c.at, err, c.row)
+		}
+	}
+	b := randomM3(t, s, gpustage.F64, rand.New(rand.NewPCG(9, 10)), 3, 2)
+	p := b.Parts[1]
+	gpustage.Slice[float64](p.X)[int(p.Cu[5])*p.X.Cols] = math.NaN() // row 2's positive
+	var row *RowError
+	if _, err := (M3{}).Compute(s, newArena(t, s, 1<<20), b); !errors.As(err, &row) || row.Row != 2 {
+		t.Errorf("a part: %v, want that of row 2", err)
+	}
+	b = randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(5, 6)), 9, 0, 4)
+	b.Embeddings, b.Gradient, b.Texts = b.Embeddings.Span(0, 9), b.Gradient.Span(0, 9), b.Texts[:9]
+	b.Labels, b.Weights = []float64{0, 0, 0, 1, 1, 1, 2, 2, 2}, nil
+	gpustage.Slice[float64](b.Embeddings)[5*4] = math.NaN()
+	if _, err := (BatchTriplet{Mode: All}).Compute(s, newArena(t, s, 1<<20), b); !errors.As(err, &row) || row.Row != 5 {
+		t.Errorf("single texts: %v, want that of row 5", err)
+	}
+}
+
 // products counts a stream's.
 type products struct {
 	gpustage.Stream

@@ -319,6 +319,7 @@ func (l M3) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (r Result, e
 	if err := b.need(needs{tokens: true, scores: l.Teacher != NoTeacher}); err != nil {
 		return r, err
 	}
+	defer func() { err = b.culprit(s, err) }()
 	mark := a.Mark()
 	defer a.Release(mark)
 	lo, hi := b.Own()

@@ -50,6 +50,19 @@ func TestRefused(t *testing.T) {
 		change(dir)
 		return dir
 	}
+	routed := variantOf(t, goldens.Path(t, "splade/encoder"), func(dir string) { // its queries are weights of tokens
+		const query, sparse = "query_0_SparseStaticEmbedding", "sentence_transformers.sparse_encoder.models."
+		tokenizer, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, dir, map[string]string{
+			"modules.json": `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}]`,
+			"router_config.json": `{"types": {"` + query + `": "` + sparse + `SparseStaticEmbedding", "": "` + sparse + `MLMTransformer", "1_SpladePooling": "` + sparse + `SpladePooling"},
+				"structure": {"query": ["` + query + `"], "document": ["", "1_SpladePooling"]}, "parameters": {"default_route": "document", "allow_empty_key": true}}`,
+			query + "/config.json": `{"path": "idf.json"}`, query + "/tokenizer.json": string(tokenizer), "idf.json": `{"the": 2}`,
+		})
+	})
 	half := []float64{0.5, 0.5}
 	const query = "encoder.layer.0.attention.self.query.weight"
 	huge := variant(t, tiny, func(name string, vs []float32) {
@@ -72,6 +85,7 @@ func TestRefused(t *testing.T) {
 		"precision":          {tiny, tiny, half, mix.Options{Precision: "fp8"}, []string{`precision "fp8" is not one of f32, bf16, f16`}},
 		"slerp beyond":       {tiny, tiny, []float64{1.5, -0.5}, mix.Options{Method: mix.SLERP}, []string{"slerp goes from one model to the other: the weight of ", "is -0.5, want 0 to 1"}},
 		"another size":       {tiny, goldens.Path(t, "bert/odd-sizes"), half, mix.Options{}, []string{"they pool otherwise: mean and last"}},
+		"queries of weights": {routed, routed, half, mix.Options{}, []string{routed + " makes queries of weights of their tokens, without its transformer (a Router): such models are not mixed"}},
 		"another kind":       {tiny, folderOf(t, "rerank/cross"), half, mix.Options{}, []string{"can't be mixed: the one is an embedding model, the other a reranker"}},
 		"heads":              {folderOf(t, "m3/model"), folderOf(t, "splade/encoder"), half, mix.Options{}, []string{"the one is a model with M3's heads, the other a sparse encoder"}},
 		"another family":     {folderOf(t, "families/t5"), folderOf(t, "families/qwen3"), half, mix.Options{}, []string{"config.json's model_type is t5 and qwen3"}},

@@ -145,6 +145,9 @@ func (x *Run) openEval(ctx context.Context) error {
 	e := x.Recipe.Eval
 	for i, r := range e.Retrieval {
 		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries)}
+		if x.passedOver(t.key, r.Queries, r.Corpus, r.Qrels) {
+			continue
+		}
 		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, x.evalText()); err != nil {
 			return err
 		}
@@ -152,6 +155,9 @@ func (x *Run) openEval(ctx context.Context) error {
 	}
 	for i, r := range e.Rerank {
 		t := task{key: taskKey("rerank", i, len(e.Rerank)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries) + ", BM25's candidates", top: r.Top}
+		if x.passedOver(t.key, r.Queries, r.Corpus, r.Qrels) {
+			continue
+		}
 		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, embedder.Text{}); err != nil {
 			return err
 		}
@@ -198,7 +204,17 @@ func (x *Run) evalText() embedder.Text {
 }
 
 // evaluates tells whether there is something to measure the model on.
-func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut) > 0 }
+func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut)+x.unread > 0 }
+
+// passedOver tells of files that a plan does without, for they are elsewhere: what is measured changes none of its figures but the memory of ranking.
+func (x *Run) passedOver(key string, paths ...string) bool {
+	if !x.paper || !slices.ContainsFunc(paths, dataset.Remote) {
+		return false
+	}
+	x.obs.note("%s is not downloaded for a plan: what measuring takes of memory, besides a pass, is not in it", key)
+	x.unread++
+	return true
+}
 
 // evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where there is one task, and the
 // similarities are such that nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.

@@ -131,6 +131,9 @@ type heldOut struct {
 func (x *Run) openHeldOut(ctx context.Context) error {
 	for i, h := range x.Recipe.Eval.Loss {
 		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+		if x.passedOver(key, h.Path...) {
+			continue
+		}
 		if err := x.openHeldOutRows(ctx, key, h); err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}

@@ -5,20 +5,26 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/zeebo/xxh3"
 
 	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages/scoring"
 )
 
 // Lookover is what [LookOver] has found.
 type Lookover struct {
-	Parts []LookoverPart // of data.train, then of what eval names
-	Plan  string         // the steps that training would make; "" if it would not begin
-	Wrong error          // what is wrong with the rows that remain, taken together: too few for a batch, say; nil: nothing
+	Parts  []LookoverPart // of data.train, then of what eval names
+	Plan   string         // the steps that training would make; "" if it would not begin
+	Wrong  error          // what is wrong with the rows that remain, taken together: too few for a batch, say; nil: nothing
+	Others []error        // what is wrong besides data: with the guide, and with save.dir
 
 	skips bool // training goes on without rows that can't be used
 }
@@ -28,17 +34,17 @@ type LookoverPart struct {
 	Key  string              // data.train[0], eval.retrieval
 	Said string              // what it has: "1200 rows, ..."
 	Bad  []*dataset.RowError // rows that can't be used
-	Err  error               // why it can't be read, or not to its end; nil: it was
+	Errs []error             // why it can't be read, or not all of it: of several files one for each that can't; none: it was
 }
 
-// Err is what would end a run, in a line each: files that can't be read, rows that can't be used (those that train only where data.on_error is stop), and what is
+// Err is what would end a run, in a line each: a guide or a save.dir that won't do, files that can't be read, rows that can't be used (those that train only where data.on_error is stop), and what is
 // wrong with the others; nil: nothing.
 func (l *Lookover) Err() error {
-	var errs []error
+	errs := slices.Clone(l.Others)
 	var trains, measured int
 	for _, p := range l.Parts {
-		if p.Err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", p.Key, p.Err))
+		for _, err := range p.Errs {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Key, err))
 		}
 		if strings.HasPrefix(p.Key, "data.") {
 			trains += len(p.Bad)
@@ -64,17 +70,30 @@ func (l *Lookover) Err() error {
 
 // LookOver reads all data that a recipe names as a run of it would, and trains nothing: where a run ends with the first thing that is wrong, it finds
 // all rows that can't be used. It reads the model's tokenizer and settings, and no weights, and computes nothing on the device, which need only be like the
-// run's. An error is of what nothing can be read without: the recipe, or the model.
+// run's. A recipe that lacks nothing but save.dir will do. An error is of what nothing can be read without: the recipe, or the model.
 func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observer) (_ *Lookover, err error) {
+	saves := r.Save.Dir != ""
+	if !saves {
+		r.Save.Dir = "unused"
+	}
 	if r, err = r.Resolve(); err != nil {
 		return nil, err
 	}
-	l := &Lookover{skips: r.Data.OnError == "skip"}
+	l, said := &Lookover{skips: r.Data.OnError == "skip"}, r
 	r.Data.OnError = "skip" // the list is what this is for
 	x := &Run{Recipe: r, obs: obs, paper: true, device: gpustage.Dry{Like: device}}
 	defer func() { err = errors.Join(err, x.Close()) }()
 	if err := x.openModel(ctx); err != nil {
 		return nil, err
+	}
+	if err := x.openGuide(ctx); err != nil {
+		l.Others = append(l.Others, errors.Join(err, x.guide.close()))
+		x.guide = nil
+	}
+	if saves {
+		if err := x.lookOverSaving(said); err != nil {
+			l.Others = append(l.Others, fmt.Errorf("save.dir: %w", err))
+		}
 	}
 	if err := x.lookOverTraining(ctx, l); err != nil {
 		return nil, err
@@ -90,25 +109,124 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 // add looks at a part. Its error is that of a context which ends it all.
 func (l *Lookover) add(ctx context.Context, key string, look func(*LookoverPart) error) error {
 	p := LookoverPart{Key: key}
-	p.Err = look(&p)
+	if err := look(&p); err != nil {
+		p.Errs = append(p.Errs, err)
+	}
 	l.Parts = append(l.Parts, p)
 	return ctx.Err()
+}
+
+// lookOverSaving finds a folder in which the recipe's run neither begins nor goes on.
+func (x *Run) lookOverSaving(r Recipe) error {
+	store := checkpoint.Open(filepath.Join(r.Save.Dir, checkpointsDir), checkpoint.Disk{})
+	steps, err := store.Steps()
+	if err != nil {
+		return err
+	}
+	if len(steps) > 0 {
+		c, err := store.Latest(nil)
+		if err != nil {
+			return fmt.Errorf("no run begins where there are checkpoints, and none goes on with these: %w; another folder (--out), or removing %s, begins anew", err, store.Dir())
+		}
+		_, err = compareRecipes(c.Recipe, r)
+		if err = errors.Join(err, c.Close()); err != nil {
+			return fmt.Errorf("no run begins where there are checkpoints, and %s: %w", store.Dir(), err)
+		}
+		x.obs.note("save.dir: %s has checkpoints, up to step %d: train --resume goes on with them, and without --resume it ends with an error", store.Dir(), c.Step)
+	}
+	return writable(r.Save.Dir)
+}
+
+// writable tells why nothing can be written into a folder, which need not be there.
+func writable(dir string) error {
+	at := filepath.Clean(dir)
+	for {
+		_, err := os.Stat(at)
+		if up := filepath.Dir(at); errors.Is(err, fs.ErrNotExist) && up != at {
+			at = up
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		break
+	}
+	f, err := os.CreateTemp(at, ".check-*")
+	if err != nil {
+		return fmt.Errorf("%s can't be written to: %w", at, err)
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// lookInto opens a dataset's files and makes the first pass over them; where that is an error, each of them alone, to name all that can't be read, and then
+// the others. What it returns is nil where none can be.
+func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, splits dataset.Splits, open func(x *Run, paths []string) (*dataset.Dataset, error)) (*dataset.Dataset, *dataset.Index, error) {
+	read := func(x *Run, paths ...string) (*dataset.Dataset, *dataset.Index, error) {
+		data, heldOut := len(x.data), len(x.heldOut)
+		d, err := open(x, paths)
+		if err == nil {
+			var index *dataset.Index
+			if index, err = d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: true}); err == nil {
+				return d, index, nil
+			}
+			err = errors.Join(err, d.Close())
+		}
+		x.data, x.heldOut = x.data[:data], x.heldOut[:heldOut]
+		return nil, nil, err
+	}
+	d, index, together := read(x, paths...)
+	if together == nil || ctx.Err() != nil {
+		return d, index, together
+	}
+	var files, good []string
+	for _, pattern := range paths {
+		named, err := dataset.Files(ctx, []string{pattern}, splits)
+		if err != nil {
+			p.Errs = append(p.Errs, err)
+		}
+		files = append(files, named...)
+	}
+	slices.Sort(files)
+	for _, f := range slices.Compact(files) {
+		y := *x
+		y.obs = Observer{}
+		d, _, err := read(&y, dataset.InGlob(f))
+		if err == nil {
+			good = append(good, dataset.InGlob(f))
+			err = d.Close()
+		}
+		if err != nil {
+			p.Errs = append(p.Errs, err)
+		}
+	}
+	if most := 20; len(p.Errs) > most {
+		p.Errs = append(p.Errs[:most], fmt.Errorf("%s can't be read either", some(int64(len(p.Errs)-most), "file more")))
+	}
+	switch {
+	case len(p.Errs) == 0: // it is what they have together
+		return nil, nil, together
+	case len(good) == 0:
+		return nil, nil, nil
+	}
+	return read(x, good...)
 }
 
 func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 	var parts []dataset.Part
 	for i := range x.Recipe.Data.Train {
 		err := l.add(ctx, fmt.Sprintf("data.train[%d]", i), func(p *LookoverPart) error {
-			d, err := x.openFiles(ctx, i)
-			if err != nil {
-				return err
-			}
-			index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: true})
-			if err != nil {
+			d, index, err := x.lookInto(ctx, p, x.Recipe.Data.Train[i].Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
+				x.Recipe.Data.Train = slices.Clone(x.Recipe.Data.Train)
+				x.Recipe.Data.Train[i].Path = paths
+				return x.openFiles(ctx, i)
+			})
+			if index == nil || err != nil {
 				return err
 			}
 			part := x.part(d, index)
-			parts, x.skips = append(parts, part), append(x.skips, part.Skip)
+			if p.Errs == nil {
+				parts, x.skips = append(parts, part), append(x.skips, part.Skip)
+			}
 			err = p.lookOverRows(ctx, x, d, index, func() (int64, int64, error) {
 				if d.Tokens() != nil { // which prep has cut
 					return 0, d.Cut(), nil
@@ -121,7 +239,7 @@ func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 			return err
 		}
 	}
-	if len(parts) < len(x.Recipe.Data.Train) {
+	if len(parts) < len(x.Recipe.Data.Train) { // what batches they make shows when all are read
 		return nil
 	}
 	if l.Wrong = x.planOf(parts); l.Wrong == nil {
@@ -209,18 +327,22 @@ func repeats(d *dataset.Dataset, index *dataset.Index) (n int, first, of dataset
 }
 
 func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) error {
-	held, err := x.openHeldOutFiles(ctx, p.Key, h)
-	if err != nil {
-		return err
-	}
-	index, err := held.data.Index(ctx, dataset.IndexConfig{SkipBad: true})
-	if err != nil {
+	var held *heldOut
+	_, index, err := x.lookInto(ctx, p, h.Path, dataset.HeldOut, func(x *Run, paths []string) (_ *dataset.Dataset, err error) {
+		h := h
+		h.Path = paths
+		if held, err = x.openHeldOutFiles(ctx, p.Key, h); err != nil {
+			return nil, err
+		}
+		return held.data, nil
+	})
+	if index == nil || err != nil {
 		return err
 	}
 	err = p.lookOverRows(ctx, x, held.data, index, func() (int64, int64, error) {
 		return held.text.Cut(ctx, held.data, 0, index.Skip(), x.Recipe.Train.Seed, nil)
 	})
-	if err == nil && p.Bad == nil {
+	if err == nil && p.Bad == nil && p.Errs == nil {
 		err = x.checkLonely(p.Key, held.data, held.loss, held.at)
 	}
 	return err

@@ -16,7 +16,8 @@ type Target struct {
 }
 
 // OpenOnPaper opens a recipe to be planned for a target, with Forecast: its data is read, its model is not. Of the model (and a guide) the settings and the tokenizer
-// will do, and from the hub nothing else is downloaded, but where nothing besides the weights says how large they are. What does not fit is no error:
+// will do, and from the hub nothing else is downloaded, but where nothing besides the weights says how large they are. What the model is measured on is read
+// where it is here, and not downloaded. What does not fit is no error:
 // the forecast says so. The run can't train.
 func OpenOnPaper(ctx context.Context, r Recipe, t Target, obs Observer) (*Run, error) {
 	r, err := r.Resolve()

@@ -66,6 +66,7 @@ type Run struct {
 	tasks    []task // what the model is measured on
 	epochs   []int  // steps, counted from 1, with which they end; nil if nothing is done then
 	heldOut  []heldOut
+	unread   int // of both, what a plan does without
 
 	guide *guide // nil without
 

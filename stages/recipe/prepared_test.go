@@ -52,6 +52,9 @@ func TestPreparedTokens(t *testing.T) {
 	if record, err := ReadRecord(filepath.Join(j.dir, "ids")); err != nil || made.Cut() == 0 || record.Cut != made.Cut() || int64(texts.summary.Truncated) != epochs*made.Cut() || !slices.Contains(ids.notes, note) {
 		t.Errorf("%d texts are cut, and %d in %d epochs where the run tokenizes; notes %q, record %+v, %v", made.Cut(), texts.summary.Truncated, epochs, ids.notes, record, err)
 	}
+	if l, _ := j.lookOver(t, path); !strings.Contains(l.Parts[0].Said, fmt.Sprintf(", %d texts longer than max_length and cut by prep", made.Cut())) || l.Err() != nil {
+		t.Errorf("%q, %v", l.Parts[0].Said, l.Err())
+	}
 	for set, want := range map[string]string{
 		"model.max_length=16":                    "max_length {query: 32, document: 32}; this recipe has tokenizer",
 		`data.train.0.prompts={query: "ask: "}`:  `prompts {query: "ask: ", document: ""}`,

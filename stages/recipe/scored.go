@@ -97,6 +97,9 @@ func (x *Run) openScored(ctx context.Context) error {
 		if s.name != "" {
 			t.from = s.name + ": " + shortPath(s.source.Path)
 		}
+		if x.passedOver(t.key, s.source.Path) {
+			continue
+		}
 		var err error
 		if t.scored, err = s.kind.Load(x.noting(ctx, t.key), s.source); err != nil {
 			return fmt.Errorf("%s: %w", t.key, err)

@@ -113,8 +113,9 @@ const verifyDropout = 0.1
 
 // Verify compares the gradient of the recipe's model on the first rows of each dataset, computed in every way that the recipe could compute
 // it, with an f64 computation without cache, sub-batches and tiles, and that one with a finite difference. One row of each
-// batch comes twice, so that duplicates are there to be masked. It returns whether everything agrees; what does not,
-// and by how much, o.Report is told, which DefaultVerify leaves nil.
+// batch comes twice, so that duplicates are there to be masked. It returns whether everything agrees: of gradients that
+// are wrong that is false and no error, which is of a comparison that could not be made, so both are to be looked at. What does not agree, and by how much,
+// o.Report is told, which DefaultVerify leaves nil.
 //
 // Hardness and self-distillation take similarities and scores for numbers that have no gradient, of which a finite difference knows nothing:
 // it is taken of the loss without them. Rows that can't be used are left out, as in training.
