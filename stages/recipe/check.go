@@ -241,16 +241,17 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(r.Train.Sync != "every" || r.Mesh.Shard == 1, "train.sync", "every needs mesh.shard: 1: shares of a gradient are summed once a step")
 	e := r.Eval
 	c.checkFusion(r)
+	c.checkNano(r)
 	c.require(e.Every.Time == 0, "eval.every", "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch")
 	c.checkTasks(e)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := len(e.Retrieval)+len(e.Rerank)+len(e.scored())+len(e.Loss) > 0, "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
+	measured, task := e.tasks()+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
 	switch r.Model.Kind {
 	case "reranker":
 		task = strings.Replace(task, "retrieval", "rerank", 1)
 	case "m3", "multi_vector":
-		task = "eval.retrieval or eval.loss"
+		task = "eval.retrieval, eval.nanobeir or eval.loss"
 	}
 	c.require(!r.Save.Best || measured, "save.best", "needs %s: it is by that metric", task)
 	c.require(!e.AtStart || measured, "eval.at_start", "needs %s", task)

@@ -205,6 +205,7 @@ type Eval struct {
 	Retrieval OneOrMore[Retrieval] `yaml:"retrieval,omitempty"`
 	STS       OneOrMore[STS]       `yaml:"sts,omitempty"`
 	Rerank    OneOrMore[Rerank]    `yaml:"rerank,omitempty"`
+	NanoBEIR  NanoBEIRs            `yaml:"nanobeir,omitempty"`
 
 	PairClassification OneOrMore[PairClassification] `yaml:"pair_classification,omitempty"`
 	Triplets           OneOrMore[Triplets]           `yaml:"triplets,omitempty"`
