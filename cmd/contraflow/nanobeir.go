@@ -86,7 +86,9 @@ func (n *nanoFlags) rerank(cmd *cobra.Command, r *reranker.Reranker, f *rerankFl
 	cut, u := 0, newUI(cmd.ErrOrStderr(), false)
 	for _, name := range names {
 		s := scoring.NanoBEIR(n.dataset, name, f.top, f.scored.found)
-		s.Measures, s.Instead = measures, func(string) string { return "it takes other tasks (--nanobeir=TASKS) or another dataset (--nanobeir-dataset)" }
+		s.Measures, s.Instead = measures, func(string) string {
+			return "it takes other tasks (--nanobeir=TASKS) or another dataset (--nanobeir-dataset)"
+		}
 		t, err := scoring.Candidates.Load(noting(cmd), s)
 		if err != nil {
 			return err

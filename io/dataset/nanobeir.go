@@ -116,8 +116,8 @@ func LoadNanoRetrieval(ctx context.Context, id, task string) (*Retrieval, error)
 }
 
 // LoadNanoCandidates reads likewise what of a task a reranker has to rank: the first top documents that BM25 has found for each query, and the relevant ones that are
-// not among these; with found the latter have been missed, as in [CandidateColumns].
-func LoadNanoCandidates(ctx context.Context, id, task string, top int, found bool) (*Candidates, error) {
+// not among these; with foundAlone the latter have been missed, as in [CandidateColumns].
+func LoadNanoCandidates(ctx context.Context, id, task string, top int, foundAlone bool) (*Candidates, error) {
 	texts := func(config string) (map[string]string, error) {
 		all := map[string]string{}
 		return all, nanoTexts(ctx, nanoURL(id, config, task), func(key, text string) { all[key] = text })
@@ -130,18 +130,17 @@ func LoadNanoCandidates(ctx context.Context, id, task string, top int, found boo
 	if err != nil {
 		return nil, err
 	}
-	textsOf := func(url string, ids []string) (out []string, err error) {
-		for _, id := range ids {
-			text, ok := docs[id]
+	textsOf := func(url string, names []string) (out []string, err error) {
+		for _, name := range names {
+			text, ok := docs[name]
 			if !ok {
-				return nil, fail(ErrMissingColumn, "%s: document %q is not in %s", url, id, nanoURL(id, "corpus", task))
+				return nil, fail(ErrMissingColumn, "%s: document %q is not in %s", url, name, nanoURL(id, "corpus", task))
 			}
 			out = append(out, text)
 		}
 		return out, nil
 	}
-	positives := map[string][]string{}
-	judged := nanoURL(id, "qrels", task)
+	positives, judged := map[string][]string{}, nanoURL(id, "qrels", task)
 	err = nanoDocuments(ctx, judged, "corpus-id", func(query string, docs []string) error {
 		for _, d := range docs {
 			if !slices.Contains(positives[query], d) {
@@ -153,29 +152,37 @@ func LoadNanoCandidates(ctx context.Context, id, task string, top int, found boo
 	if err != nil {
 		return nil, err
 	}
-	c, rows := &Candidates{}, int64(0)
+	type ranking struct {
+		query string
+		docs  []string
+	}
+	var all []ranking
 	url := nanoURL(id, "bm25", task)
-	err = nanoDocuments(ctx, url, "corpus-ids", func(query string, ranked []string) error {
-		rows++
-		text, ok := queries[query]
-		if !ok {
-			return fail(ErrMissingColumn, "%s: query %q is not in %s", url, query, nanoURL(id, "queries", task))
-		}
-		relevant, err := textsOf(judged, positives[query])
-		if err != nil {
-			return err
-		}
-		others, err := textsOf(url, ranked[:min(top, len(ranked))])
-		if err == nil {
-			c.add(text, relevant, others, true, found)
-		}
-		return err
+	err = nanoDocuments(ctx, url, "corpus-ids", func(query string, docs []string) error {
+		all = append(all, ranking{query, docs[:min(top, len(docs))]})
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("what BM25 finds, which a reranker ranks anew: %w", err)
 	}
+	c := &Candidates{}
+	for _, r := range all {
+		text, ok := queries[r.query]
+		if !ok {
+			return nil, fail(ErrMissingColumn, "%s: query %q is not in %s", url, r.query, nanoURL(id, "queries", task))
+		}
+		relevant, err := textsOf(judged, positives[r.query])
+		if err != nil {
+			return nil, err
+		}
+		found, err := textsOf(url, r.docs)
+		if err != nil {
+			return nil, err
+		}
+		c.add(text, relevant, found, true, foundAlone)
+	}
 	if note := Note(ctx); note != nil {
-		c.noteLeftOut(url, rows, note)
+		c.noteLeftOut(url, int64(len(all)), note)
 	}
 	return c, nil
 }

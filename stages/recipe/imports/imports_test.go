@@ -333,6 +333,7 @@ func TestBest(t *testing.T) {
 		{imports.Settings{"save_strategy": "best", "load_best_model_at_end": true}, "ndcg@10", "save_strategy is best: "},
 		{imports.Settings{"save_strategy": "SaveStrategy.BEST", "save_steps": 100.0}, "ndcg@10", "save_strategy is best: "},
 		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "eval_cranfield_cosine_mrr@10"}, "mrr@10", "metric_for_best_model is one evaluator's, eval_cranfield_cosine_mrr@10: eval.metric is mrr@10"},
+		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "eval_NanoBEIR_mean_cosine_mrr@10"}, "mrr@10", "metric_for_best_model is NanoBEIR's mean, eval_NanoBEIR_mean_cosine_mrr@10: eval.nanobeir measures on all tasks"},
 		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "eval_cosine_ndcg@10"}, "ndcg@10", ""},
 		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "dot_recall@100"}, "recall@100", ""},
 		{imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": "cosine_accuracy@1"}, "ndcg@10", "# without counterpart: metric_for_best_model: cosine_accuracy@1"},
@@ -345,6 +346,9 @@ func TestBest(t *testing.T) {
 		r, err := recipe.Parse("imported", []byte(res.Recipe), []string{"eval.retrieval={queries: q}"})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if name, _ := c.settings["metric_for_best_model"].(string); strings.Contains(name, "NanoBEIR") != (len(r.Eval.NanoBEIR) == 1) {
+			t.Errorf("%v: NanoBEIR is measured on: %v", c.settings, r.Eval.NanoBEIR)
 		}
 		said := strings.Contains(res.Recipe, "save_strategy") || strings.Contains(res.Recipe, "metric_for_best_model")
 		if !r.Save.Best || r.Eval.Metric != c.metric || r.Save.Every.Steps != 500 || said != (c.said != "") || !strings.Contains(res.Recipe, c.said) {

@@ -504,7 +504,10 @@ func (r *recipe) metric(name string) {
 	switch _, err := evaluate.ParseMeasure(measure); {
 	case err == nil:
 		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")
-		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
+		if strings.HasPrefix(bare, "NanoBEIR_") {
+			r.keys["eval.nanobeir"] = "true"
+			r.assume("metric_for_best_model is NanoBEIR's mean, %s: eval.nanobeir measures on all tasks, as its evaluator does if nobody names some (dataset_names), which a list does here: [msmarco, nq]", name)
+		} else if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
 			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.%s names, whose mean counts", name, measure, map[bool]string{false: "retrieval", true: "rerank"}[r.reranks()])
 		}
 	case measure == "loss" && !r.measuresLoss():
@@ -582,7 +585,7 @@ var counterparts = map[string]string{
 	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step":   "belongs to model.kind: m3",
 	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates, eval.loss or a reranker's eval.rerank has data",
-	"evaluator":                 "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures the model while it trains, each with files of its own",
+	"evaluator":                 "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures the model while it trains, each with files of its own",
 	"eval_delay":                "evaluations begin after eval.every steps, or with eval.at_start: true before the first",
 	"bf16_full_eval":            "evaluation has no precision of its own",
 	"fp16_full_eval":            "evaluation has no precision of its own",
