@@ -120,6 +120,10 @@ commands have it: what is measured on fewer rows is another task, which no other
 					return e.Similarity(cmd.Context(), queryPrompt, a, b)
 				})
 			}
+			nanos, err := nano.retrieval(noting(cmd))
+			if err != nil {
+				return err
+			}
 			u := newUI(cmd.ErrOrStderr(), quiet)
 			var tasks []taskResult
 			for _, q := range slices.Concat(queries, nano.tasks) {
@@ -131,7 +135,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 					return dataset.LoadRetrieval(ctx, q, corpus, qrels)
 				}
 				if nano.tasks != nil {
-					load = func(ctx context.Context) (*dataset.Retrieval, error) { return nano.retrieval(ctx, q) }
+					load = func(context.Context) (*dataset.Retrieval, error) { return nanos[q], nil }
 				}
 				m, err := measureTask(cmd, e, parts, of, u, q, load, queryPrompt, docPrompt, runFile, bm25)
 				if err != nil {

@@ -66,9 +66,17 @@ func (n *nanoFlags) check(cmd *cobra.Command, reranker bool, others ...string) e
 	return nil
 }
 
-// retrieval loads a task.
-func (n *nanoFlags) retrieval(ctx context.Context, task string) (*dataset.Retrieval, error) {
-	return dataset.LoadNanoRetrieval(ctx, n.dataset, task)
+// retrieval loads all tasks, by name: where one is not there, none is measured for nothing.
+func (n *nanoFlags) retrieval(ctx context.Context) (map[string]*dataset.Retrieval, error) {
+	all := map[string]*dataset.Retrieval{}
+	for _, task := range n.tasks {
+		r, err := dataset.LoadNanoRetrieval(ctx, n.dataset, task)
+		if err != nil {
+			return nil, err
+		}
+		all[task] = r
+	}
+	return all, nil
 }
 
 // rerank measures a reranker on the tasks: it ranks the first documents that BM25 has found.
@@ -82,9 +90,8 @@ func (n *nanoFlags) rerank(cmd *cobra.Command, r *reranker.Reranker, f *rerankFl
 		measures = evaluate.CandidateMeasures(m)
 	}
 	names := n.tasks
-	var results []*evaluate.Candidates
-	cut, u := 0, newUI(cmd.ErrOrStderr(), false)
-	for _, name := range names {
+	var tasks []*scoring.Task
+	for _, name := range names { // all, before one is measured for nothing
 		s := scoring.NanoBEIR(n.dataset, name, f.top, f.scored.found)
 		s.Measures, s.Instead = measures, func(string) string {
 			return "it takes other tasks (--nanobeir=TASKS) or another dataset (--nanobeir-dataset)"
@@ -93,10 +100,15 @@ func (n *nanoFlags) rerank(cmd *cobra.Command, r *reranker.Reranker, f *rerankFl
 		if err != nil {
 			return err
 		}
-		u.printf("%s: %d pairs\n", name, len(t.A))
+		tasks = append(tasks, t)
+	}
+	var results []*evaluate.Candidates
+	cut, u := 0, newUI(cmd.ErrOrStderr(), false)
+	for i, t := range tasks {
+		u.printf("%s: %d pairs\n", names[i], len(t.A))
 		scores, c, err := r.ScorePairs(cmd.Context(), t.A, t.B)
 		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("%s: %w", names[i], err)
 		}
 		result, _, err := t.Measure(widened(scores))
 		if err != nil {

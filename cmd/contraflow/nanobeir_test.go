@@ -108,6 +108,9 @@ func TestEvalNanoBEIR(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q, want %q", args, r.code, r.stderr, want)
 		}
 	}
+	if r := contraflow(t, "", "eval", "--model", model, "--nanobeir=nq,fever"); r.code != 1 || !strings.Contains(r.stderr, `it has no split "NanoFEVER"`) || strings.Contains(r.stderr, "embedded") {
+		t.Errorf("the second is not there: exit code %d, %q", r.code, r.stderr)
+	}
 	if r := contraflow(t, "", "eval", "--model", model, "--nanobeir"); r.code != 1 || !strings.Contains(r.stderr, `it has no split "NanoClimateFEVER", but NanoMSMARCO, NanoNQ`) {
 		t.Errorf("all of a dataset that has two: exit code %d, %q", r.code, r.stderr)
 	}
@@ -148,6 +151,12 @@ func TestRerankNanoBEIR(t *testing.T) {
 	lines := strings.Split(succeed(t, "rerank", "--model", model, "--nanobeir=nq").stdout, "\n")
 	if len(lines) != 4 || !strings.HasPrefix(lines[1], "NanoNQ ") || !strings.HasPrefix(lines[2], "NanoNQ, BM25 ") {
 		t.Errorf("%q", lines)
+	}
+	if r := contraflow(t, "", "rerank", "--model", model, "--nanobeir"); r.code != 1 || !strings.Contains(r.stderr, `it has no split "NanoClimateFEVER"`) {
+		t.Errorf("all of a dataset that has two: exit code %d, %q", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", "rerank", "--model", model, "--nanobeir=nq,fever"); r.code != 1 || !strings.Contains(r.stderr, `it has no split "NanoFEVER"`) || strings.Contains(r.stderr, "pairs") {
+		t.Errorf("the second is not there: exit code %d, %q", r.code, r.stderr)
 	}
 	for want, args := range map[string][]string{
 		"--nanobeir and --first: give one at a time": {"--nanobeir", "--first", "x"},
