@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"contraflow/io/dataset"
 	"contraflow/io/spelling"
 	"contraflow/stages/evaluate"
 )
@@ -504,10 +505,10 @@ func (r *recipe) metric(name string) {
 	switch _, err := evaluate.ParseMeasure(measure); {
 	case err == nil:
 		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")
-		if strings.HasPrefix(bare, "NanoBEIR_") {
-			r.keys["eval.nanobeir"] = "true"
-			r.assume("metric_for_best_model is NanoBEIR's mean, %s: eval.nanobeir measures on all tasks, as its evaluator does if nobody names some (dataset_names), which a list does here: [msmarco, nq]", name)
-		} else if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
+		if r.nanobeir(bare, name) {
+			return
+		}
+		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
 			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.%s names, whose mean counts", name, measure, map[bool]string{false: "retrieval", true: "rerank"}[r.reranks()])
 		}
 	case measure == "loss" && !r.measuresLoss():
@@ -520,6 +521,42 @@ func (r *recipe) metric(name string) {
 		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures", name)
 	}
 }
+
+// nanobeir takes a figure of NanoBEIR's evaluators, as they call it: NanoBEIR_mean_cosine_ndcg@10, of embeddings cut to 64 dimensions NanoBEIR_mean_64_cosine_ndcg@10,
+// of the first 50 of a reranker NanoBEIR_R50_mean_ndcg@10, and of one task NanoMSMARCO_cosine_ndcg@10.
+func (r *recipe) nanobeir(bare, name string) bool {
+	parts := strings.Split(bare, "_")
+	task, err := dataset.NanoTask(parts[0])
+	all := parts[0] == "NanoBEIR"
+	if !all && (err != nil || parts[0] != task) {
+		return false
+	}
+	tasks, top, cut := "true", "", ""
+	for _, p := range parts[1:] {
+		if n, ranked := strings.CutPrefix(p, "R"); isNumber(n) && ranked && n != "100" {
+			top = n
+		} else if isNumber(p) {
+			cut = fmt.Sprintf("; there embeddings were cut to %s dimensions, here they are whole", p)
+		}
+	}
+	switch {
+	case !all && top != "":
+		tasks = fmt.Sprintf("{tasks: [%s], top: %s}", task, top)
+	case !all:
+		tasks = "[" + task + "]"
+	case top != "":
+		tasks = fmt.Sprintf("{top: %s}", top)
+	}
+	r.keys["eval.nanobeir"] = tasks
+	if all {
+		r.assume("metric_for_best_model is NanoBEIR's mean, %s: eval.nanobeir measures on all tasks, as its evaluator does if nobody names some (dataset_names), which a list does here: [msmarco, nq]%s", name, cut)
+	} else {
+		r.assume("metric_for_best_model is of one of NanoBEIR's tasks, %s: eval.nanobeir measures on it alone, as the mean of all that it names decides%s", name, cut)
+	}
+	return true
+}
+
+func isNumber(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // direction says which way is better, where the settings have it the other way: here that is fixed, of a loss lower and of any metric higher.
 func (r *recipe) direction() {
