@@ -105,7 +105,7 @@ func (c *checker) checkNano(r *Recipe) {
 		for k, name := range n.Tasks {
 			task, err := dataset.NanoTask(name)
 			if err != nil {
-				c.fail(key, "%v", err)
+				c.fail(key, "%v; nanobeir: true measures on all", err)
 				continue
 			}
 			n.Tasks[k] = task

@@ -148,6 +148,11 @@ func TestNanoBEIR(t *testing.T) {
 	if p, q := first(t, x), first(t, plain); p == q {
 		t.Errorf("a prompt changes nothing: %v", p)
 	}
+	// Parts of an m3 count as in other retrieval.
+	m3 := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "m3"), "model.kind=m3", "model.vector_dim=64", "eval.part=sparse", "eval.nanobeir={dataset: org/name, tasks: nq}"})
+	if f := m3.tasks[0].retrieval.Fusion; len(f) != 1 || f["sparse"] != 1 {
+		t.Errorf("of an m3 %v counts, want the sparse part", f)
+	}
 }
 
 // first is a run's first figure.
@@ -295,6 +300,7 @@ func TestNanoBEIRForms(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"nanobeir: [msmarko]":                                 "eval.nanobeir: NanoBEIR has no task \"msmarko\"; did you mean msmarco?",
+		"nanobeir: all":                                       "; nanobeir: true measures on all",
 		"nanobeir: [nq, NanoNQ]":                              "eval.nanobeir: names NanoNQ twice",
 		"nanobeir: {tasks: []}":                               "eval.nanobeir.tasks: is an empty list",
 		"nanobeir: {dataset: NanoBEIR-de}":                    "eval.nanobeir.dataset: \"NanoBEIR-de\" is no id of a dataset on the Hugging Face hub",
