@@ -7,9 +7,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/stages/scoring"
 )
 
 // nanoFiles are a dataset in NanoBEIR's layout, with the tasks NanoMSMARCO, NanoNQ and NanoArguAna, whose folder says how its texts begin.
@@ -147,6 +151,10 @@ func TestNanoBEIR(t *testing.T) {
 	}
 	if p, q := first(t, x), first(t, plain); p == q {
 		t.Errorf("a prompt changes nothing: %v", p)
+	}
+	docs := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "z"), `eval.nanobeir={dataset: org/name, tasks: [nq, msmarco], prompts: {document: "which cat "}}`})
+	if p, q := first(t, docs), first(t, plain); p == q {
+		t.Errorf("a prompt of documents changes nothing: %v", p)
 	}
 	// Parts of an m3 count as in other retrieval.
 	m3 := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "m3"), "model.kind=m3", "model.vector_dim=64", "eval.part=sparse", "eval.nanobeir={dataset: org/name, tasks: nq}"})
@@ -312,6 +320,33 @@ func TestNanoBEIRForms(t *testing.T) {
 		"nanobeir: nq, metric: accuracy":                      "eval.metric: measure \"accuracy\" is not known",
 	} {
 		if _, err := read("eval: {" + text + "}\n"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Likewise of a reranker.
+func TestNanoBEIRFormsOfReranker(t *testing.T) {
+	read := func(eval string) (Recipe, error) {
+		return Parse("job", []byte("model: {path: m, kind: reranker, max_length: 32}\ndata: {train: [{path: p, query: q, positive: p, negatives: [n]}]}\nsave: {dir: d}\neval: {"+eval+"}\n"), nil)
+	}
+	r, err := read("nanobeir: true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := r.Eval.nano(); len(all) != 11 || all[10].task != "NanoSciFact" {
+		t.Errorf("all tasks are %v, want those of CrossEncoderNanoBEIREvaluator, without ArguAna and Touche2020", all)
+	}
+	source := r.Eval.nano()[0].source(nil)
+	if source.Instead = nil; !reflect.DeepEqual(source, scoring.NanoBEIR(dataset.NanoBEIR, "NanoClimateFEVER", 100, false)) {
+		t.Errorf("%+v is not the first 100", source)
+	}
+	for text, want := range map[string]string{
+		`nanobeir: {prompts: {query: "x"}}`: "eval.nanobeir.prompts: are for embedders",
+		"nanobeir: {top: -1}":               "eval.nanobeir.top: is negative",
+		"nanobeir: nq, metric: map@5":       "eval.metric: map@5: average precision",
+	} {
+		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
