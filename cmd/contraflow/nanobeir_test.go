@@ -108,6 +108,11 @@ func TestEvalNanoBEIR(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q, want %q", args, r.code, r.stderr, want)
 		}
 	}
+	for command, model := range map[string]string{"eval": model, "rerank": goldens.Path(t, "rerank/cross")} {
+		if r := contraflow(t, "", command, "--model", model, "--nanobeir=nq", "--nanobeir-dataset", "o/other"); r.code != 1 || !strings.Contains(r.stderr, "hf://datasets/o/other?config=queries&split=NanoNQ") {
+			t.Errorf("%s of another dataset: exit code %d, %q", command, r.code, r.stderr)
+		}
+	}
 	if r := contraflow(t, "", "eval", "--model", model, "--nanobeir=nq,fever"); r.code != 1 || !strings.Contains(r.stderr, `it has no split "NanoFEVER"`) || strings.Contains(r.stderr, "embedded") {
 		t.Errorf("the second is not there: exit code %d, %q", r.code, r.stderr)
 	}
