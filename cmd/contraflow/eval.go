@@ -16,6 +16,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
+	"contraflow/stages/scoring"
 )
 
 func newEval() *cobra.Command {
@@ -24,9 +25,10 @@ func newEval() *cobra.Command {
 	var queries []string
 	var corpus, qrels, queryPrompt, docPrompt, runFile string
 	var scored scoredFlags
+	var nano nanoFlags
 	var asJSON, bm25, quiet bool
 	cmd := &cobra.Command{
-		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
+		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --nanobeir[=TASKS] | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
 		Short: "Measure a model on a retrieval task, on pairs or triplets of texts, or on candidates to rank",
 		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them, of each query's first 100 documents.
 
@@ -35,6 +37,9 @@ query_id, doc_id and relevance. MS MARCO's .tsv files (an id, a tab, a text) and
 as they are. A folder in BEIR's or MTEB's layout may be given as --queries alone, also as hf://datasets/org/name, s3:// or gs://, and
 more than one of them: then the mean over tasks stands below. Of another dataset of the hub, such as hf://datasets/org/name?config=qrels, its split test is
 taken, or else validation, or the only one that it has, and a note says which; ?split=NAME names another.
+
+With --nanobeir it measures on NanoBEIR, 13 small retrieval tasks of one dataset of the hub, and below stands their mean: figures are those of sentence-transformers'
+NanoBEIREvaluator (MAP but for queries with more than 100 relevant documents). --nanobeir=msmarco,nq names tasks, and --nanobeir-dataset a translated dataset.
 
 With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
 rank correlation, and Pearson's. With --pair-classification, pairs of texts with labels (1 or true of those that belong together, 0 or false of
@@ -55,19 +60,24 @@ commands have it: what is measured on fewer rows is another task, which no other
   contraflow eval --model q/model --queries beir/scifact --json
   contraflow eval --model q/model --queries hf://datasets/mteb/scifact
   contraflow eval --model q/model --queries beir/scifact --queries beir/nfcorpus --queries beir/arguana
+  contraflow eval --model q/model --nanobeir
+  contraflow eval --model q/model --nanobeir=msmarco,nq --nanobeir-dataset lightonai/NanoBEIR-de
   contraflow eval --model q/model --sts sts.parquet --columns sentence1,sentence2,score
   contraflow eval --model q/model --pair-classification hf://datasets/sentence-transformers/quora-duplicates?config=pair-class
   contraflow eval --model q/model --triplets hf://datasets/sentence-transformers/all-nli?config=triplet
   contraflow eval --model q/model --candidates samples.jsonl --columns query,positive,negative`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, err := scored.given(queries != nil)
+			kind, file, err := scored.given(queries != nil, false)
 			if err != nil {
 				return err
 			}
+			if err := nano.check(cmd, false, append([]string{"queries", "corpus", "qrels", "run"}, scoredFlagsOf(scoring.Kinds...)...)...); err != nil {
+				return err
+			}
 			switch {
-			case queries == nil && kind == nil:
-				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), " + scoredFlagNames("or")))
+			case queries == nil && kind == nil && nano.tasks == nil:
+				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --nanobeir, " + scoredFlagNames("or")))
 			case kind != nil && (corpus+qrels+runFile != "" || bm25):
 				return usageError{errors.New("--corpus, --qrels, --run and --bm25 are for --queries")}
 			}
@@ -118,14 +128,24 @@ commands have it: what is measured on fewer rows is another task, which no other
 					return e.PartSimilarity(cmd.Context(), weights, queryPrompt, a, b)
 				})
 			}
+			nanos, err := nano.retrieval(noting(cmd))
+			if err != nil {
+				return err
+			}
 			u := newUI(cmd.ErrOrStderr(), quiet)
 			var tasks []taskResult
-			for _, q := range queries {
+			for _, q := range slices.Concat(queries, nano.tasks) {
 				of := ""
-				if len(queries) > 1 {
+				if len(queries)+len(nano.tasks) > 1 {
 					of = dataset.TaskName(q) + ": "
 				}
-				m, err := measureTask(cmd, e, weights, u.embedded(of), q, corpus, qrels, queryPrompt, docPrompt, runFile, bm25)
+				load := func(ctx context.Context) (*dataset.Retrieval, error) {
+					return dataset.LoadRetrieval(ctx, q, corpus, qrels)
+				}
+				if nano.tasks != nil {
+					load = func(context.Context) (*dataset.Retrieval, error) { return nanos[q], nil }
+				}
+				m, err := measureTask(cmd, e, weights, of, u, q, load, queryPrompt, docPrompt, runFile, bm25)
 				if err != nil {
 					return err
 				}
@@ -155,6 +175,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 	cmd.Flags().StringArrayVar(&queries, "queries", nil, "the `FILE` with the queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
 	cmd.Flags().StringVar(&corpus, "corpus", "", "the `FILE` with the documents")
 	cmd.Flags().StringVar(&qrels, "qrels", "", "the `FILE` with the judgements")
+	nano.add(cmd.Flags(), "all 13")
 	scored.add(cmd.Flags())
 	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair that is read as queries are", "queries"))
 	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
@@ -191,9 +212,9 @@ type taskResult struct {
 	model, bm25 *evaluate.Result // bm25: nil if nobody asked
 }
 
-func measureTask(cmd *cobra.Command, e *embedder.Embedder, weights map[string]float64, progress func(what string, done, total int), queries, corpus, qrels, queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
+func measureTask(cmd *cobra.Command, e *embedder.Embedder, weights map[string]float64, of string, u *ui, name string, load func(context.Context) (*dataset.Retrieval, error), queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
 	ctx := cmd.Context()
-	r, err := loadRetrieval(cmd, queries, corpus, qrels)
+	r, err := notedRetrieval(cmd, of, load)
 	if err != nil {
 		return m, err
 	}
@@ -201,7 +222,7 @@ func measureTask(cmd *cobra.Command, e *embedder.Embedder, weights map[string]fl
 	if err != nil {
 		return m, err
 	}
-	m.name, task.Fusion, task.Progress = queries, weights, progress
+	m.name, task.Fusion, task.Progress = name, weights, u.embedded(of)
 	keep, err := beginRun(task, runFile)
 	if err != nil {
 		return m, fmt.Errorf("--run: %w", err)
@@ -211,7 +232,7 @@ func measureTask(cmd *cobra.Command, e *embedder.Embedder, weights map[string]fl
 		m.model, err = task.Measure(run, evaluate.Standard()...)
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: %w", queries, err)
+		err = fmt.Errorf("%s: %w", name, err)
 	}
 	if err := keep(run, err); err != nil {
 		return m, err
@@ -243,9 +264,11 @@ func beginRun(task *embedder.Task, file string) (keep func(run evaluate.Run, err
 	}, nil
 }
 
+// meanName is what the mean over tasks is called.
+const meanName = "mean"
+
 // withMean adds the mean of several tasks, and calls them by the last part of their paths where that tells them apart.
 func withMean(tasks []taskResult) ([]taskResult, error) {
-	const meanName = "mean"
 	called := map[string]int{meanName: 1}
 	for _, m := range tasks {
 		called[dataset.TaskName(m.name)]++
@@ -311,12 +334,19 @@ func loadRetrieval(cmd *cobra.Command, queries, corpus, qrels string) (*dataset.
 	if err := isTask(queries, corpus, qrels); err != nil {
 		return nil, err
 	}
-	r, err := dataset.LoadRetrieval(noting(cmd), queries, corpus, qrels)
+	return notedRetrieval(cmd, "", func(ctx context.Context) (*dataset.Retrieval, error) {
+		return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
+	})
+}
+
+// notedRetrieval loads a task, and notes what a user should know of it; of says of which.
+func notedRetrieval(cmd *cobra.Command, of string, load func(context.Context) (*dataset.Retrieval, error)) (*dataset.Retrieval, error) {
+	r, err := load(noting(cmd))
 	if err != nil {
 		return nil, err
 	}
 	if note := r.Note(); note != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "note: %s\n", note)
+		fmt.Fprintf(cmd.ErrOrStderr(), "note: %s%s\n", of, note)
 	}
 	return r, nil
 }

@@ -35,8 +35,8 @@ func (f *scoredFlags) add(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.found, "found", false, "with --documents: positives that are not among a query's documents have been missed: they are not ranked, and lower recall")
 }
 
-// given is the kind of which a file is given, and the file; nil if there is none. Beside queries there is none.
-func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source, err error) {
+// given is the kind of which a file is given, and the file; nil if there is none. Beside queries there is none. Candidates may be NanoBEIR's instead.
+func (f *scoredFlags) given(queries, nano bool) (kind *scoring.Kind, s scoring.Source, err error) {
 	for i, path := range f.files {
 		if path == "" {
 			continue
@@ -49,9 +49,9 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 	switch s.Columns = f.columns; {
 	case f.documents != "" && kind != scoring.Candidates:
 		return nil, s, usageError{errors.New("--documents is for --candidates")}
-	case f.metric != "" && kind != scoring.Candidates:
+	case f.metric != "" && kind != scoring.Candidates && !nano:
 		return nil, s, usageError{errors.New("--metric is for --candidates")}
-	case f.found && f.documents == "":
+	case f.found && f.documents == "" && !nano:
 		return nil, s, usageError{errors.New("--found is of --documents: which of them are positives")}
 	case kind == nil && f.columns != nil:
 		return nil, s, usageError{fmt.Errorf("--columns is for %s", scoredFlagNames("and"))}
@@ -75,12 +75,9 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 		return nil, s, usageError{fmt.Errorf("--columns has a name without anything in it: %s", want)}
 	}
 	if s.Documents, s.Found = f.documents, f.found; f.metric != "" {
-		m, err := evaluate.ParseMeasure(f.metric)
-		if err == nil {
-			err = evaluate.CheckCandidateMeasure(m)
-		}
+		m, err := candidateMeasure(f.metric)
 		if err != nil {
-			return nil, s, usageError{fmt.Errorf("--metric: %w", err)}
+			return nil, s, err
 		}
 		s.Measures = evaluate.CandidateMeasures(m)
 	}
@@ -94,8 +91,28 @@ func (f *scoredFlags) given(queries bool) (kind *scoring.Kind, s scoring.Source,
 	return kind, s, nil
 }
 
+// candidateMeasure is what --metric names.
+func candidateMeasure(name string) (evaluate.Measure, error) {
+	m, err := evaluate.ParseMeasure(name)
+	if err == nil {
+		err = evaluate.CheckCandidateMeasure(m)
+	}
+	if err != nil {
+		return m, usageError{fmt.Errorf("--metric: %w", err)}
+	}
+	return m, nil
+}
+
 // flagOf is the flag of a kind's file.
 func flagOf(k *scoring.Kind) string { return "--" + strings.ReplaceAll(k.Key, "_", "-") }
+
+// scoredFlagsOf are the names of kinds' flags.
+func scoredFlagsOf(kinds ...*scoring.Kind) (names []string) {
+	for _, k := range kinds {
+		names = append(names, strings.TrimPrefix(flagOf(k), "--"))
+	}
+	return names
+}
 
 // scoredFlagNames are the flags of all kinds.
 func scoredFlagNames(and string) string {

@@ -251,8 +251,11 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// expanded says what to do where an argument is a file beside one that a flag names: a shell has made both of a glob.
+// expanded says what to do where an argument is a file beside one that a flag names: a shell has made both of a glob; or the value of a flag that needs none.
 func expanded(cmd *cobra.Command, arg string) (hint string) {
+	if f := cmd.Flags().Lookup("nanobeir"); f != nil && f.Changed {
+		return fmt.Sprintf("; NanoBEIR's tasks stand behind an equals sign: --nanobeir=%s", arg)
+	}
 	if _, err := os.Stat(arg); err != nil {
 		return ""
 	}

@@ -13,6 +13,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
+	"contraflow/stages/scoring"
 	"contraflow/tokenize"
 )
 
@@ -28,6 +29,7 @@ type rerankFlags struct {
 	queries, corpus, qrels string
 	first                  string
 	scored                 scoredFlags
+	nano                   nanoFlags
 	top, cutoff            int
 }
 
@@ -41,7 +43,7 @@ var (
 func newRerank() *cobra.Command {
 	var f rerankFlags
 	cmd := &cobra.Command{
-		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
+		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --nanobeir[=TASKS] | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
 		Short: "Score pairs of texts with a reranker, or measure it behind a first stage, on pairs or on candidates",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
 document.
@@ -57,21 +59,28 @@ With queries, corpus and judgements (as eval has them) it reranks the first docu
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
 of the documents that are reranked (--top).
 
+With --nanobeir it reranks what the dataset has of BM25's ranking (--top), and relevant documents that are not among it, or with --found not, as
+sentence-transformers' CrossEncoderNanoBEIREvaluator does; --metric names the measure that comes first.
+
 With --sts, --pair-classification, --triplets and --candidates it measures the model's scores as eval does an embedding model's cosines.`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
   jq -c '{query: .q, document: .a}' pairs.json | contraflow rerank --model r/model --input - --output -
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
+  contraflow rerank --model r/model --nanobeir=msmarco,nfcorpus,nq
   contraflow rerank --model r/model --pair-classification pairs.parquet --columns question,answer,correct
   contraflow rerank --model r/model --candidates samples.jsonl --documents documents --columns query,positive`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, err := f.scored.given(f.queries != "")
+			kind, file, err := f.scored.given(f.queries != "", cmd.Flags().Changed("nanobeir"))
 			if err != nil {
 				return err
 			}
-			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || kind != nil
+			if err := f.nano.check(cmd, true, append([]string{"input", "output", "queries", "corpus", "qrels", "first"}, scoredFlagsOf(scoring.Kinds...)...)...); err != nil {
+				return err
+			}
+			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || f.nano.tasks != nil || kind != nil
 			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
-				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, or one of " + scoredFlagNames("and")))
+				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, --nanobeir, or one of " + scoredFlagNames("and")))
 			}
 			of, goes := []string{"first", "top", "corpus", "qrels", "json"}, "goes with --queries, which measures a reranker; --input is scored"
 			if measures {
@@ -115,6 +124,9 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 					return widened(scores), err
 				})
 			}
+			if f.nano.tasks != nil {
+				return f.nano.rerank(cmd, r, &f)
+			}
 			return f.measure(cmd, r)
 		},
 	}
@@ -132,6 +144,7 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 	fl.StringVar(&f.queries, "queries", "", "the `FILE` with the queries, or a folder in BEIR's layout")
 	fl.StringVar(&f.corpus, "corpus", "", "the `FILE` with the documents")
 	fl.StringVar(&f.qrels, "qrels", "", "the `FILE` with the judgements")
+	f.nano.add(fl, "all but ArguAna and Touche2020")
 	f.scored.add(fl)
 	fl.StringVar(&f.first, "first", "", "the folder `DIR` or hub id of an embedding model whose first documents are reranked as well as BM25's")
 	fl.IntVar(&f.top, "top", 100, "how many documents of each query are reranked")

@@ -55,7 +55,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"tokenize", "--model", "./nowhere"}, 1, "nowhere"},
 		{[]string{"train", "-c", "r.yaml", "--out", ""}, 2, "--out is empty"},
 		{[]string{"init", "--out", "", "--input", "x", "--column", "y"}, 2, "--out is empty"},
-		{[]string{"eval", "--model", "m"}, 2, "give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --sts, --pair-classification, --triplets or --candidates"},
+		{[]string{"eval", "--model", "m"}, 2, "give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --nanobeir, --sts, --pair-classification, --triplets or --candidates"},
 		{[]string{"eval", "--model", "m", "--queries", "nofile"}, 2, "give --queries, --corpus and --qrels"},
 		{[]string{"eval", "--model", "m", "--queries", "q", "--corpus", "c"}, 2, "give --queries, --corpus and --qrels"},
 		{[]string{"embed", "--model", "m", "--text", "x", "--input", "y"}, 2, "give one or the other"},

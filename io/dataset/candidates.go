@@ -51,47 +51,52 @@ func LoadCandidates(ctx context.Context, path string, columns CandidateColumns) 
 			continue
 		}
 		positives, texts := row.Column(nil, 1), row.Column(nil, 2)
-		relevant := make([]bool, len(texts))
-		if ranked {
-			for i, x := range texts {
-				relevant[i] = slices.Contains(positives, x)
-			}
-		}
-		found := counted(relevant)
-		missed := max(0, len(positives)-found) // documents may have one twice
-		given := slices.Clone(relevant)
-		if found > 0 {
-			given = append(given, trues(missed)...)
-		}
-		if !foundAlone {
-			rest := slices.Clone(positives)
-			for i, x := range texts {
-				if !relevant[i] {
-					rest = append(rest, x)
-				}
-			}
-			texts, relevant = rest, append(trues(len(positives)), make([]bool, len(rest)-len(positives))...)
-		}
-		switch {
-		case len(positives) == 0:
-			c.Without++
-			continue
-		case len(texts) == len(positives) && !foundAlone:
-			c.Alone++
-			continue
-		}
-		c.Queries, c.Texts, c.Relevant = append(c.Queries, row.Column(nil, 0)[0]), append(c.Texts, texts), append(c.Relevant, relevant)
-		if ranked {
-			c.Given = append(c.Given, given)
-		}
-		if foundAlone {
-			c.Missed = append(c.Missed, missed)
-		}
+		c.add(row.Column(nil, 0)[0], positives, texts, ranked, foundAlone)
 	}
 	if note := Note(ctx); note != nil {
 		c.noteLeftOut(path, d.Rows(), note)
 	}
 	return c, nil
+}
+
+// add adds a query with its positives and others; ranked ones are all candidates, in an order, and with foundAlone no others are. It is counted where it tells nothing.
+func (c *Candidates) add(query string, positives, texts []string, ranked, foundAlone bool) {
+	relevant := make([]bool, len(texts))
+	if ranked {
+		for i, x := range texts {
+			relevant[i] = slices.Contains(positives, x)
+		}
+	}
+	found := counted(relevant)
+	missed := max(0, len(positives)-found) // documents may have one twice
+	given := slices.Clone(relevant)
+	if found > 0 {
+		given = append(given, trues(missed)...)
+	}
+	if !foundAlone {
+		rest := slices.Clone(positives)
+		for i, x := range texts {
+			if !relevant[i] {
+				rest = append(rest, x)
+			}
+		}
+		texts, relevant = rest, append(trues(len(positives)), make([]bool, len(rest)-len(positives))...)
+	}
+	switch {
+	case len(positives) == 0:
+		c.Without++
+		return
+	case len(texts) == len(positives) && !foundAlone:
+		c.Alone++
+		return
+	}
+	c.Queries, c.Texts, c.Relevant = append(c.Queries, query), append(c.Texts, texts), append(c.Relevant, relevant)
+	if ranked {
+		c.Given = append(c.Given, given)
+	}
+	if foundAlone {
+		c.Missed = append(c.Missed, missed)
+	}
 }
 
 // noteLeftOut tells of the queries that are left out of so many.

@@ -26,6 +26,10 @@ type Retrieval struct {
 	Unknown   int               // judgements left out because their query is not there
 	Repeated  int               // judgements that say again what one before has said
 	EmptyDocs int               // documents without any text; they keep their place
+	LeftOut   int               `json:",omitempty"` // queries and documents without any text that are not here
+
+	// Ascending puts documents with equal scores in the order of their ids, as sentence-transformers does; else it is the reverse one, trec_eval's.
+	Ascending bool `json:",omitempty"`
 }
 
 // Judgement says how relevant a document is to a query: indices into Queries and Docs, and a grade (0: not).
@@ -56,6 +60,9 @@ func (r *Retrieval) Note() string {
 	}
 	if r.EmptyDocs > 0 {
 		notes = append(notes, fmt.Sprintf("%d documents are empty, and ranked as such", r.EmptyDocs))
+	}
+	if r.LeftOut > 0 {
+		notes = append(notes, fmt.Sprintf("%d queries and documents are empty, and left out, as sentence-transformers does", r.LeftOut))
 	}
 	return strings.Join(notes, "; ")
 }

@@ -121,3 +121,35 @@ func TestWriteRun(t *testing.T) {
 		}
 	}
 }
+
+// Documents with equal scores stand in trec_eval's order, or where data says so in that of ids: in a search, where it ends among them, and in what is measured.
+func TestTies(t *testing.T) {
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	r := &dataset.Retrieval{QueryIDs: []string{"q"}, Queries: []string{"a cat"}, DocIDs: []string{"b", "a", "c"}, Docs: []string{"a cat", "a cat", "a cat"}, Judgements: []dataset.Judgement{{Doc: 1, Relevance: 1}}}
+	for ascending, want := range map[bool]struct {
+		first int32
+		mrr   float64
+	}{false: {2, 1. / 3}, true: {1, 1}} {
+		r.Ascending = ascending
+		task, err := e.NewTask(t.Context(), r, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := e.Rank(t.Context(), task, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := e.Rank(t.Context(), task, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := task.Measure(all, evaluate.MRR(0))
+		if err != nil || m.Means[0] != want.mrr || first[0][0].Doc != want.first {
+			t.Errorf("ascending %t: first %v, reciprocal rank %v (%v), want %+v", ascending, first, m.Means, err, want)
+		}
+	}
+}

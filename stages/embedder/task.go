@@ -99,7 +99,9 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("corpus: %w", err)
 	}
-	t := &Task{Fusion: x.Fusion, data: r, qrels: evaluate.NewQrels(queries, docs), tie: docs.TieOrder()}
+	t := &Task{Fusion: x.Fusion, data: r, qrels: evaluate.NewQrels(queries, docs)}
+	t.qrels.Ascending = r.Ascending
+	t.tie = t.qrels.TieOrder()
 	for _, j := range r.Judgements {
 		if err := t.qrels.Add(r.QueryIDs[j.Query], r.DocIDs[j.Doc], int(j.Relevance)); err != nil {
 			return nil, err

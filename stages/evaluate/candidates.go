@@ -189,6 +189,31 @@ func (m Measure) reciprocalRank(groups []alike) (mean float64) {
 	return 0
 }
 
+// AverageCandidates is [Average] of candidates' measures.
+func AverageCandidates(results ...*Candidates) (*Candidates, error) {
+	if len(results) == 0 {
+		return nil, errors.New("the average of no results")
+	}
+	first := results[0]
+	all := &Candidates{Measures: first.Measures, Means: make([]float64, len(first.Measures))}
+	if first.Before != nil {
+		all.Before = make([]float64, len(first.Measures))
+	}
+	for _, c := range results {
+		if !slices.Equal(c.Measures, first.Measures) || (c.Before == nil) != (first.Before == nil) {
+			return nil, fmt.Errorf("the average of %v and %v: results must have the same measures, and all or none an order that was given", first.Measures, c.Measures)
+		}
+		for m := range all.Measures {
+			all.Means[m] += c.Means[m] / float64(len(results))
+			if c.Before != nil {
+				all.Before[m] += c.Before[m] / float64(len(results))
+			}
+		}
+		all.Queries += c.Queries
+	}
+	return all, nil
+}
+
 // String is a line of the figures.
 func (c *Candidates) String() string {
 	line := func(values []float64) string {
@@ -203,6 +228,18 @@ func (c *Candidates) String() string {
 		text += "; in the order of the file " + line(c.Before)
 	}
 	return text
+}
+
+// Rows are lines of a [Table]: the figures, and those of the given order, where there is one.
+func (c *Candidates) Rows(name, before string) []Row {
+	row := func(name string, means []float64) Row {
+		return Row{name, &Result{Measures: c.Measures, Means: means, Queries: make([]int, c.Queries)}}
+	}
+	rows := []Row{row(name, c.Means)}
+	if c.Before != nil {
+		rows = append(rows, row(before, c.Before))
+	}
+	return rows
 }
 
 // MarshalJSON gives the means by their measures' names, in their order, and those of the given order with base_ before them as sentence-transformers has

@@ -136,3 +136,24 @@ func TestDCG(t *testing.T) {
 		}
 	}
 }
+
+func TestAverageCandidates(t *testing.T) {
+	a := &Candidates{Measures: []Measure{NDCG(10), MAP(0)}, Means: []float64{0.5, 0.25}, Before: []float64{1, 0}, Queries: 3}
+	b := &Candidates{Measures: []Measure{NDCG(10), MAP(0)}, Means: []float64{0.25, 0.75}, Before: []float64{0.5, 0.5}, Queries: 7}
+	got, err := AverageCandidates(a, b)
+	if js, _ := json.Marshal(got); err != nil || string(js) != `{"ndcg@10":0.375,"map":0.5,"base_ndcg@10":0.75,"base_map":0.25,"queries":10}` {
+		t.Errorf("%s, %v", js, err)
+	}
+	rows := got.Rows("mean", "before")
+	if table := Table(rows...); !strings.Contains(table, "mean     0.3750  0.5000       10\nbefore   0.7500  0.2500       10\n") {
+		t.Errorf("%s", table)
+	}
+	for _, other := range []*Candidates{{Measures: a.Measures, Means: a.Means, Queries: 1}, {Measures: a.Measures[:1], Means: a.Means[:1], Before: a.Before[:1], Queries: 1}} {
+		if _, err := AverageCandidates(a, other); err == nil || !strings.Contains(err.Error(), "results must have the same measures") {
+			t.Error(err)
+		}
+	}
+	if _, err := AverageCandidates(); err == nil {
+		t.Error("the average of nothing")
+	}
+}

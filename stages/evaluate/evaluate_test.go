@@ -386,3 +386,35 @@ func TestAverage(t *testing.T) {
 		t.Error("an average of nothing")
 	}
 }
+
+// With Ascending, equal scores stand in the order of names, in a search and in what is measured of it; without, in the reverse one.
+func TestTiesEitherWay(t *testing.T) {
+	for ascending, want := range map[bool][]float64{false: {1, 1. / 3}, true: {1. / 3, 1}} {
+		queries, err := NewIDs([]string{"p", "q"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs, err := NewIDs([]string{"b", "c", "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := NewQrels(queries, docs)
+		q.Ascending = ascending
+		for query, doc := range map[string]string{"p": "c", "q": "a"} {
+			if err := q.Add(query, doc, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tied := []Hit{{0, 1}, {1, 1}, {2, 1}}
+		r, err := Evaluate(Run{tied, tied}, q, MRR(0))
+		if err != nil || !slices.Equal(r.Values[0], want) {
+			t.Errorf("ascending %t: %v, %v, want %v", ascending, r.Values, err, want)
+		}
+		hits := slices.Clone(tied)
+		sortHits(hits, q.TieOrder())
+		first := map[bool]int32{false: 1, true: 2}[ascending]
+		if hits[0].Doc != first || hits[1].Doc != 0 {
+			t.Errorf("ascending %t: %v", ascending, hits)
+		}
+	}
+}

@@ -15,6 +15,7 @@ type Judgment struct {
 // Qrels are relevance judgments over numbered queries and documents.
 type Qrels struct {
 	Queries, Docs *IDs
+	Ascending     bool // documents with equal scores stand in the order of their names, not in trec_eval's reverse one
 
 	judged  [][]Judgment // [query], each sorted by document
 	queries int          // of the query set; those with higher numbers are known to the judgments alone
@@ -47,6 +48,17 @@ func (q *Qrels) Add(query, doc string, relevance int) error {
 	q.judged[i] = slices.Insert(q.judged[i], at, Judgment{d, int32(relevance)})
 	q.total++
 	return nil
+}
+
+// TieOrder is that of its documents with equal scores.
+func (q *Qrels) TieOrder() TieOrder {
+	tie := q.Docs.TieOrder()
+	if q.Ascending {
+		for i, place := range tie {
+			tie[i] = int32(len(tie)) - 1 - place
+		}
+	}
+	return tie
 }
 
 // Len is how many judgments there are.

@@ -104,14 +104,17 @@ func Evaluate(run Run, qrels *Qrels, measures ...Measure) (*Result, error) {
 	return r, nil
 }
 
-// compare orders hits as trec_eval does. Equal scores are rare enough to compare names then: Evaluate does not need the
-// sorted list of all names that IDs.TieOrder makes.
+// compare orders hits, those with equal scores as TieOrder does. Equal scores are rare enough to compare names then: Evaluate does not need the
+// sorted list of all names that it makes.
 func (q *Qrels) compare(a, b Hit) int {
 	switch {
 	case a.Score > b.Score:
 		return -1
 	case a.Score < b.Score:
 		return 1
+	}
+	if q.Ascending {
+		a, b = b, a
 	}
 	return strings.Compare(q.Docs.Name(int(b.Doc)), q.Docs.Name(int(a.Doc)))
 }

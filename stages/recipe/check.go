@@ -241,11 +241,12 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(r.Train.Sync != "every" || r.Mesh.Shard == 1, "train.sync", "every needs mesh.shard: 1: shares of a gradient are summed once a step")
 	e := r.Eval
 	c.checkFusion(r)
+	c.checkNano(r)
 	c.require(e.Every.Time == 0, "eval.every", "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch")
 	c.checkTasks(e)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := len(e.Retrieval)+len(e.Rerank)+len(e.scored())+len(e.Loss) > 0, "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
+	measured, task := e.tasks()+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
 	if r.Model.Kind == "reranker" {
 		task = strings.Replace(task, "retrieval", "rerank", 1)
 	}

@@ -22,7 +22,7 @@ type Evaluation struct {
 	Step   int            `json:"step"`
 	Metric string         `json:"metric"`
 	Value  float64        `json:"value"`
-	Eval   json.Marshaler `json:"eval,omitempty"`  // of the only task: all measures
+	Eval   json.Marshaler `json:"eval,omitempty"`  // of the only task, or the mean of those of eval.nanobeir alone: all measures
 	Tasks  []TaskValue    `json:"tasks,omitempty"` // of several, in the recipe's order; and of those that stand beside a loss that decides
 
 	Loss   *float64           `json:"loss,omitempty"`   // of eval.loss, also where it is the value; of several datasets the mean of theirs
@@ -41,6 +41,9 @@ type TaskValue struct {
 	Metric string         `json:"metric"`
 	Value  float64        `json:"value"`
 	Eval   json.Marshaler `json:"eval"`
+
+	of     string // the tasks that it belongs to, as task.of
+	result any    // a *evaluate.Result or *evaluate.Candidates, where it belongs to some
 }
 
 // Key tells the value from those of other tasks, where one name is wanted.
@@ -77,11 +80,13 @@ type task struct {
 	key  string // eval.retrieval, or of several eval.retrieval[1]
 	name string
 	from string // the file, for the model card
+	of   string // the name of tasks that count as one, by their mean; "": it counts alone
 
 	data      *dataset.Retrieval
 	retrieval *embedder.Task // of data
 	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
 	top       int            // of them
+	prompts   *Prompts       // of this task alone
 	scored    *scoring.Task
 	fusion    map[string]float64 // what each part of an m3 counts in scored
 }
@@ -100,6 +105,14 @@ func taskName(name, path string) string {
 // checkTasks checks what a model is measured on.
 func (c *checker) checkTasks(e Eval) {
 	names := map[string]string{}
+	for _, n := range e.nano() {
+		_, twice := names[n.name]
+		c.require(!twice, n.key, "names %s twice: it would count twice in the mean", n.name)
+		names[n.name] = n.key
+	}
+	for _, n := range e.nano() {
+		names[n.of] = n.key // their mean
+	}
 	key := func(kind string, i, n int, name, path string) string {
 		key := taskKey(kind, i, n)
 		if name = taskName(name, path); name == "" {
@@ -125,13 +138,18 @@ func (c *checker) checkTasks(e Eval) {
 	c.checkScored(e, key)
 	if e.Metric == lossMetric {
 		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
-	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank)+len(e.Candidates) > 0) {
+	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank)+len(e.Candidates)+len(e.NanoBEIR) > 0) {
 		also := ""
 		if m := e.scoredMetrics(); m != nil {
-			also = fmt.Sprintf("; it is of retrieval, rerank and candidates, and what else is measured here goes by %s", strings.Join(m, " and "))
+			also = fmt.Sprintf("; it is of retrieval, rerank, candidates and nanobeir, and what else is measured here goes by %s", strings.Join(m, " and "))
 		}
 		c.fail("eval.metric", "%v%s; or loss, of the rows of eval.loss", err, also)
 	}
+}
+
+// tasks counts what ranks documents or scores pairs.
+func (e Eval) tasks() int {
+	return len(e.Retrieval) + len(e.NanoBEIR) + len(e.Rerank) + len(e.scored())
 }
 
 func taskKey(kind string, i, n int) string {
@@ -152,6 +170,9 @@ func (x *Run) openEval(ctx context.Context) error {
 			return err
 		}
 		x.tasks = append(x.tasks, t)
+	}
+	if err := x.openNano(ctx); err != nil {
+		return err
 	}
 	for i, r := range e.Rerank {
 		t := task{key: taskKey("rerank", i, len(e.Rerank)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries) + ", BM25's candidates", top: r.Top}
@@ -184,10 +205,16 @@ func (x *Run) noting(ctx context.Context, key string) context.Context {
 	return dataset.WithNote(ctx, func(message string) { x.obs.note("%s: %s", key, message) })
 }
 
-func (x *Run) loadTask(ctx context.Context, t *task, queries, corpus, qrels string, text embedder.Text) (err error) {
-	if t.data, err = dataset.LoadRetrieval(x.noting(ctx, t.key), queries, corpus, qrels); err != nil {
+func (x *Run) loadTask(ctx context.Context, t *task, queries, corpus, qrels string, text embedder.Text) error {
+	data, err := dataset.LoadRetrieval(x.noting(ctx, t.key), queries, corpus, qrels)
+	if err != nil {
 		return fmt.Errorf("%s: %w", t.key, err)
 	}
+	return x.newTask(ctx, t, data, text)
+}
+
+func (x *Run) newTask(ctx context.Context, t *task, data *dataset.Retrieval, text embedder.Text) (err error) {
+	t.data = data
 	if note := t.data.Note(); note != "" {
 		x.obs.note("%s: %s", t.key, note)
 	}
@@ -204,15 +231,17 @@ func (x *Run) evalText() embedder.Text {
 }
 
 // evaluates tells whether there is something to measure the model on.
-func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut)+x.unread > 0 }
+func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut)+len(x.unread) > 0 }
 
 // passedOver tells of files that a plan does without, for they are elsewhere: what is measured changes none of its figures but the memory of ranking.
 func (x *Run) passedOver(key string, paths ...string) bool {
 	if !x.paper || !slices.ContainsFunc(paths, dataset.Remote) {
 		return false
 	}
-	x.obs.note("%s is not downloaded for a plan: what measuring takes of memory, besides a pass, is not in it", key)
-	x.unread++
+	if !slices.Contains(x.unread, key) { // NanoBEIR's tasks have one
+		x.obs.note("%s is not downloaded for a plan: what measuring takes of memory, besides a pass, is not in it", key)
+		x.unread = append(x.unread, key)
+	}
 	return true
 }
 
@@ -230,6 +259,10 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 			ev.Tasks, ev.results = append(ev.Tasks, *v), append(ev.results, metrics...)
 		}
 	}
+	counted, all, err := ev.together()
+	if err != nil {
+		return nil, err
+	}
 	if err := x.measureLosses(ctx, engine, ev); err != nil {
 		return nil, err
 	}
@@ -237,20 +270,25 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 		if ev.Loss == nil {
 			return nil, nil
 		}
-		ev.Metric, ev.Value = lossMetric, *ev.Loss
+		ev.Metric, ev.Value, ev.Tasks = lossMetric, *ev.Loss, all
 		return ev, nil
 	}
-	if ev.Tasks == nil {
+	if counted == nil {
 		return nil, nil
 	}
-	first := ev.Tasks[0]
+	first := counted[0]
 	if len(ev.Tasks) == 1 {
 		ev.Metric, ev.Value, ev.Eval, ev.Tasks = first.Metric, first.Value, first.Eval, nil
 		return ev, nil
 	}
 	ev.Metric = mixedMean + " " + first.Metric
-	for _, t := range ev.Tasks {
-		ev.Value += t.Value / float64(len(ev.Tasks))
+	if len(counted) == 1 {
+		ev.Value, ev.Eval = first.Value, first.Eval
+		return ev, nil
+	}
+	ev.Tasks = all
+	for _, t := range counted {
+		ev.Value += t.Value / float64(len(counted))
 		if t.Metric != first.Metric {
 			ev.Metric = mixedMean
 		}
@@ -281,7 +319,7 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 		all = append(all, hfmodel.Metric{Dataset: t.from, Name: m.String(), Value: res.Means[i]})
 	}
 	value, _ := res.Mean(measure)
-	return &TaskValue{t.name, name, value, res}, all, nil
+	return &TaskValue{Name: t.name, Metric: name, Value: value, Eval: res, of: t.of, result: res}, all, nil
 }
 
 // measure ranks a task's documents; on ranks but the first it returns nil.
@@ -299,7 +337,7 @@ func (x *Run) ranking() (*task, error) {
 			return &x.tasks[i], nil
 		}
 	}
-	return nil, errors.New("the recipe has no eval.retrieval or eval.rerank")
+	return nil, errors.New("the recipe has no eval.retrieval, eval.nanobeir of an embedder, or eval.rerank")
 }
 
 // Evaluate measures the model as it is on the recipe's retrieval task, the first of several.
@@ -333,15 +371,22 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 
 // identity names what a task measures, and its content.
 func (t *task) identity(metric string) (name string, content any) {
+	name, content = metric, t.data
 	switch {
 	case t.scored != nil && t.fusion != nil:
 		return fmt.Sprint(t.scored.Counts(), t.fusion), t.scored.Content
 	case t.scored != nil:
-		return t.scored.Counts(), t.scored.Content
+		name, content = t.scored.Counts(), t.scored.Content
 	case t.first != nil:
-		return fmt.Sprintf("%s of %d", metric, t.top), t.data
+		name = fmt.Sprintf("%s of %d", metric, t.top)
 	case t.retrieval.Fusion != nil:
-		return fmt.Sprint(metric, t.retrieval.Fusion), t.data
+		name = fmt.Sprint(metric, t.retrieval.Fusion)
 	}
-	return metric, t.data
+	if t.of != "" {
+		name += " in " + t.of
+	}
+	if t.prompts != nil {
+		content = []any{content, *t.prompts}
+	}
+	return name, content
 }

@@ -353,9 +353,9 @@ func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 	listing := func(p *LookoverPart) context.Context {
 		return dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
 	}
-	ranking := func(key, queries, corpus, qrels string) error {
+	ranking := func(key string, load func(context.Context) (*dataset.Retrieval, error)) error {
 		return l.add(ctx, key, func(p *LookoverPart) error {
-			t, err := dataset.LoadRetrieval(listing(p), queries, corpus, qrels)
+			t, err := load(listing(p))
 			if err != nil {
 				return err
 			}
@@ -366,18 +366,34 @@ func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 			return nil
 		})
 	}
+	files := func(queries, corpus, qrels string) func(context.Context) (*dataset.Retrieval, error) {
+		return func(ctx context.Context) (*dataset.Retrieval, error) {
+			return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
+		}
+	}
 	for i, r := range e.Retrieval {
-		if err := ranking(taskKey("retrieval", i, len(e.Retrieval)), r.Queries, r.Corpus, r.Qrels); err != nil {
+		if err := ranking(taskKey("retrieval", i, len(e.Retrieval)), files(r.Queries, r.Corpus, r.Qrels)); err != nil {
+			return err
+		}
+	}
+	for _, n := range e.nano() {
+		if n.reranker {
+			break
+		}
+		err := ranking(n.at(), func(ctx context.Context) (*dataset.Retrieval, error) {
+			return dataset.LoadNanoRetrieval(ctx, n.Dataset, n.task)
+		})
+		if err != nil {
 			return err
 		}
 	}
 	for i, r := range e.Rerank {
-		if err := ranking(taskKey("rerank", i, len(e.Rerank)), r.Queries, r.Corpus, r.Qrels); err != nil {
+		if err := ranking(taskKey("rerank", i, len(e.Rerank)), files(r.Queries, r.Corpus, r.Qrels)); err != nil {
 			return err
 		}
 	}
 	for _, s := range e.scored() {
-		err := l.add(ctx, taskKey(s.kind.Key, s.i, s.n), func(p *LookoverPart) error {
+		err := l.add(ctx, s.key(), func(p *LookoverPart) error {
 			t, err := s.kind.Load(listing(p), s.source)
 			if err != nil {
 				return err

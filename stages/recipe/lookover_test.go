@@ -150,7 +150,7 @@ func TestPlanPassesOver(t *testing.T) {
 	j := newJob(t, 30)
 	at := "nowhere://data/" // fetching it is an error
 	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), "eval.every=2", "eval.loss={path: " + at + "dev.jsonl, query: q, positive: p}",
-		"eval.retrieval={queries: " + at + "task}", "eval.sts={path: " + at + "sts.jsonl, a: a, b: b, score: s}"})
+		"eval.retrieval={queries: " + at + "task}", "eval.sts={path: " + at + "sts.jsonl, a: a, b: b, score: s}", "eval.nanobeir=true"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,9 +165,15 @@ func TestPlanPassesOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	for _, key := range []string{"eval.loss", "eval.retrieval", "eval.sts"} {
-		if !slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, key+" is not downloaded for a plan") }) {
-			t.Errorf("no note of %s: %q", key, notes)
+	for _, key := range []string{"eval.loss", "eval.retrieval", "eval.sts", "eval.nanobeir"} {
+		said := 0
+		for _, n := range notes {
+			if strings.HasPrefix(n, key+" is not downloaded for a plan") {
+				said++
+			}
+		}
+		if said != 1 {
+			t.Errorf("%d notes of %s: %q", said, key, notes)
 		}
 	}
 	if said := x.when(); !slices.ContainsFunc(said, func(l [2]string) bool { return l[0] == "eval" && strings.Contains(l[1], "2") }) || x.Memory.Evaluation == 0 {

@@ -66,7 +66,7 @@ type Run struct {
 	tasks    []task // what the model is measured on
 	epochs   []int  // steps, counted from 1, with which they end; nil if nothing is done then
 	heldOut  []heldOut
-	unread   int // of both, what a plan does without
+	unread   []string // of both, the keys of what a plan does without
 
 	guide *guide // nil without
 

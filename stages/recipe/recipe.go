@@ -199,12 +199,13 @@ type Mesh struct {
 type Eval struct {
 	Every   Period `yaml:"every"`    // not a time; 0: at the end alone
 	AtStart bool   `yaml:"at_start"` // before the first step too
-	Metric  string `yaml:"metric"`   // of retrieval, rerank and candidates; or loss: what eval.loss measures decides
+	Metric  string `yaml:"metric"`   // of retrieval, nanobeir, rerank and candidates; or loss: what eval.loss measures decides
 
 	// One each, or several: an evaluation's value is then the mean of theirs.
 	Retrieval OneOrMore[Retrieval] `yaml:"retrieval,omitempty"`
 	STS       OneOrMore[STS]       `yaml:"sts,omitempty"`
 	Rerank    OneOrMore[Rerank]    `yaml:"rerank,omitempty"`
+	NanoBEIR  NanoBEIRs            `yaml:"nanobeir,omitempty"`
 
 	PairClassification OneOrMore[PairClassification] `yaml:"pair_classification,omitempty"`
 	Triplets           OneOrMore[Triplets]           `yaml:"triplets,omitempty"`

@@ -20,6 +20,15 @@ type scoredTask struct {
 	i, n   int // the i-th of n of its kind
 	name   string
 	source scoring.Source
+	nano   *nanoTask // nil: it is a file of its own
+}
+
+// key is where the recipe names it.
+func (s scoredTask) key() string {
+	if s.nano != nil {
+		return s.nano.at()
+	}
+	return taskKey(s.kind.Key, s.i, s.n)
 }
 
 // scored are all of them.
@@ -29,7 +38,7 @@ func (e Eval) scored() (all []scoredTask) {
 		s.Instead = func(role string) string {
 			return fmt.Sprintf("it takes another file (%s.path) or column (%[1]s.%s), or no eval.%s", key, role, kind.Key)
 		}
-		all = append(all, scoredTask{kind, i, n, name, s})
+		all = append(all, scoredTask{kind: kind, i: i, n: n, name: name, source: s})
 	}
 	for i, s := range e.STS {
 		add(scoring.STS, i, len(e.STS), s.Name, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
@@ -44,6 +53,11 @@ func (e Eval) scored() (all []scoredTask) {
 		add(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{
 			Path: c.Path, Columns: []string{c.Query, c.Positive, c.Negative}, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures(),
 		})
+	}
+	for _, n := range e.nano() {
+		if n.reranker {
+			all = append(all, scoredTask{kind: scoring.Candidates, name: n.name, source: n.source(e.candidateMeasures()), nano: &n})
+		}
 	}
 	return all
 }
@@ -70,6 +84,9 @@ func (e Eval) scoredMetrics() (names []string) {
 // checkScored checks them; key gives one its key and takes its name.
 func (c *checker) checkScored(e Eval, key func(kind string, i, n int, name, path string) string) {
 	for _, s := range e.scored() {
+		if s.nano != nil {
+			continue // checkNano did
+		}
 		key := key(s.kind.Key, s.i, s.n, s.name, s.source.Path)
 		last := len(s.kind.Roles) - 1
 		if s.kind == scoring.Candidates {
@@ -93,11 +110,15 @@ func (c *checker) checkCandidates(e Eval, x Candidates, key string) {
 
 func (x *Run) openScored(ctx context.Context) error {
 	for _, s := range x.Recipe.Eval.scored() {
-		t := task{key: taskKey(s.kind.Key, s.i, s.n), name: taskName(s.name, s.source.Path), from: shortPath(s.source.Path), fusion: x.Recipe.fusion()}
-		if s.name != "" {
+		t := task{key: s.key(), name: taskName(s.name, s.source.Path), from: shortPath(s.source.Path), fusion: x.Recipe.fusion()}
+		key, file := t.key, s.source.Path
+		if s.nano != nil {
+			t.from, t.of = s.nano.from(), s.nano.of
+			key, file = s.nano.key, s.nano.url()
+		} else if s.name != "" {
 			t.from = s.name + ": " + shortPath(s.source.Path)
 		}
-		if x.passedOver(t.key, s.source.Path) {
+		if x.passedOver(key, file) {
 			continue
 		}
 		var err error
@@ -140,5 +161,5 @@ func (x *Run) measureScored(ctx context.Context, engine *embedder.Engine, t *tas
 		metrics = append(metrics, hfmodel.Metric{Dataset: t.from, Task: t.scored.Card, Name: m.Name, Value: m.Value})
 	}
 	js, err := json.Marshal(result)
-	return &TaskValue{t.name, t.scored.Counts(), all[0].Value, json.RawMessage(js)}, metrics, err
+	return &TaskValue{Name: t.name, Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), of: t.of, result: result}, metrics, err
 }

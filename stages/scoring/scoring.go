@@ -58,8 +58,21 @@ type Source struct {
 	Documents string             // the column with all of them, in an order of theirs, in the place of those that are not relevant
 	Found     bool               // then: relevant ones that are not among these have been missed
 
+	nano *nano
+
 	// Instead is how another file, or another column for a role (of Kind.Roles, or documents), is asked for. It ends errors of files that nothing can be measured on.
 	Instead func(role string) string
+}
+
+// nano says where in NanoBEIR candidates are.
+type nano struct {
+	dataset, task string
+	top           int
+}
+
+// NanoBEIR is what [dataset.LoadNanoCandidates] reads, in the place of a file of Candidates.
+func NanoBEIR(id, task string, top int, found bool) Source {
+	return Source{Path: task + " of " + id, Columns: []string{"query-id", "corpus-id"}, Documents: "corpus-ids", Found: found, nano: &nano{id, task, top}}
 }
 
 // Task is a task that can be measured again and again.
@@ -77,6 +90,14 @@ type Task struct {
 type Figure struct {
 	Name  string
 	Value float64
+}
+
+// Figures are measures' means.
+func Figures(measures []evaluate.Measure, means []float64) (all []Figure) {
+	for i, m := range measures {
+		all = append(all, Figure{m.String(), means[i]})
+	}
+	return all
 }
 
 // Counts is the name of the figure that counts.
@@ -190,7 +211,13 @@ func loadCandidates(ctx context.Context, t *Task) error {
 	if t.Documents == "" {
 		others, columns.Negative = "negative", t.Columns[2]
 	}
-	x, err := dataset.LoadCandidates(ctx, t.Path, columns)
+	var x *dataset.Candidates
+	var err error
+	if t.nano != nil {
+		x, err = dataset.LoadNanoCandidates(ctx, t.nano.dataset, t.nano.task, t.nano.top, t.Found)
+	} else {
+		x, err = dataset.LoadCandidates(ctx, t.Path, columns)
+	}
 	if errors.Is(err, dataset.ErrMissingColumn) && t.Documents == "" {
 		err = fmt.Errorf("%w; where rows have a list of all candidates %s", err, t.Instead(documents))
 	}
@@ -238,11 +265,7 @@ func loadCandidates(ctx context.Context, t *Task) error {
 			return nil, nil, err
 		}
 		r.Before = before
-		var all []Figure
-		for i, m := range r.Measures {
-			all = append(all, Figure{m.String(), r.Means[i]})
-		}
-		return r, all, nil
+		return r, Figures(r.Measures, r.Means), nil
 	}
 	return nil
 }

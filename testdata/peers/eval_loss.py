@@ -1,6 +1,7 @@
 """The loss on held-out rows (eval.loss), and sentence-transformers' eval_loss of the same rows in the same batches, the last of which is not full: of
 models as they are, before the first step, and of what contraflow has trained from them. Likewise what its evaluators of pairs, triplets and candidates say, and
-what eval.sts, eval.pair_classification, eval.triplets and eval.candidates do.
+what eval.sts, eval.pair_classification, eval.triplets and eval.candidates do; and on NanoBEIR, here a small dataset in its layout, what eval.nanobeir, eval and
+rerank do.
 
     python testdata/peers/eval_loss.py CONTRAFLOW [--seed N] [LOSS ...]
 
@@ -22,6 +23,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import datasets
 import torch
 import transformers
+from nanobeir import TASKS, Nano
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import DefaultBatchSampler
@@ -193,7 +195,41 @@ save: {{dir: {work / "run"}}}
         bad.append(f"{compared} figures")
 
 
+def nanobeir():
+    nano = Nano(args.contraflow, work, words, args.seed)
+    where = {"dataset_names": TASKS, "dataset_id": str(nano.folder)}
+    prompt = {"query_prompts": "ask: ", "corpus_prompts": ""}
+    embedder = lambda folder, **more: E.NanoBEIREvaluator(**where, **more, precision_recall_at_k=[100])(SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32}))
+    nano.eval("embedder", tiny, embedder(tiny), "cosine")
+    identity = torch.nn.Identity()
+    reranker = lambda folder, **more: CE.CrossEncoderNanoBEIREvaluator(**where, **more)(CrossEncoder(str(folder), device="cpu", activation_fn=identity, model_kwargs={"dtype": torch.float32}))
+    nano.rerank("reranker", cross, reranker(cross), 100)
+    nano.rerank("reranker, of what was found", cross, reranker(cross, rerank_k=30, always_rerank_positives=False), 30, "--found")
+    for model, kind, loss, evaluate, mean, of in (
+        (tiny, "", MNRL, lambda folder: embedder(folder, **prompt), "NanoBEIR_mean_cosine", "_cosine"),
+        (cross, ", kind: reranker", "name: cross_entropy", reranker, "NanoBEIR_R100_mean", "_R100"),
+    ):
+        shutil.rmtree(work / "run", ignore_errors=True)
+        more = "" if kind else ', prompts: {query: "ask: "}'
+        (work / "recipe.yaml").write_text(f"""
+model: {{path: {model}{kind}}}
+data: {{train: [{{path: {work / "train.jsonl"}, {PAIR}, negatives: n}}]}}
+batch: {{global_size: {BATCH}, no_duplicates: false}}
+loss: {{{loss}}}
+optimizer: {{lr: 1e-3}}
+train: {{max_steps: 4}}
+eval: {{at_start: true, nanobeir: {{tasks: [{", ".join(TASKS)}]{more}}}}}
+save: {{dir: {work / "run"}}}
+""")
+        nano.run("train", "-c", work / "recipe.yaml", "--quiet")
+        lines = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines() if '"metric"' in line]
+        for which, line, folder in (("before", lines[0], model), ("after", lines[-1], work / "run" / "model")):
+            figures = {t["name"]: t["eval"] for t in line["tasks"]} | {"mean": line["eval"] | {"ndcg@10": line["value"]}}
+            nano.compare(f"a recipe's {'reranker' if kind else 'embedder'} {which}", figures, evaluate(folder), mean, of)
+
+
 if not args.only:
+    nanobeir()
     print("evaluators | figure | sentence-transformers | error")
     compare(tiny, "", MNRL)
     compare(cross, ", kind: reranker", "name: cross_entropy")

@@ -9,7 +9,8 @@ random ModernBERT, whose sliding windows hide all of a short query's tokens from
 3. the weights behind two steps of AdamW, of both;
 4. what training saves, from each of these folders and from an encoder without a projection, loads there and gives the same token vectors;
 5. pairs with scores or labels, triplets and candidates have the figures of its evaluators: with scores the MultiVectorDistillationEvaluator's of flat pairs, and for labels
-   scikit-learn's average precision of similarity_pairwise, as it has no evaluator of these.
+   scikit-learn's average precision of similarity_pairwise, as it has no evaluator of these;
+6. what contraflow eval --nanobeir says is what MultiVectorNanoBEIREvaluator does.
 
     python testdata/peers/multivector.py CONTRAFLOW
 
@@ -35,11 +36,13 @@ import scipy.stats
 import sklearn.metrics
 import torch
 import transformers
+from nanobeir import TASKS, Nano
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder import evaluation as E
 from sentence_transformers.multi_vector_encoder import losses as L
 from sentence_transformers.multi_vector_encoder import scoring
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorNanoBEIREvaluator
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 transformers.utils.logging.disable_progress_bar()
@@ -303,4 +306,6 @@ fresh = train("fresh", tiny, "", "", GENTLE, model=", vector_dim: 20, skiplist: 
 model = compare("a new projection, with LoRA", fresh)
 if model.get_embedding_dimension() != 20 or model[0].query_expansion != {"strategy": "fixed", "attend": False, "token": None, "length": 10} or model[0].document_length != 16 or len(model[2].skiplist_words) != 32:
     sys.exit(f"what training with a new projection has saved is not what the recipe says: {model}")
+nano = Nano(contraflow, work, WORDS)
+nano.eval("attended to", a, MultiVectorNanoBEIREvaluator(TASKS, str(nano.folder), precision_recall_at_k=[100])(MultiVectorEncoder(str(a), device="cpu")), "maxsim")
 shutil.rmtree(work)

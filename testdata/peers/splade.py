@@ -5,7 +5,8 @@
 2. the loss and the norm of all parameters' gradients are SpladeLoss's, of every sparse loss, on 3 ranks with unequal rows and sub-batches that are embedded
    twice, of one loss plainly as well;
 3. two steps of SGD on two ranks change every parameter as they do there in one process, with the regularizer's weights growing as
-   SpladeRegularizerWeightSchedulerCallback has them grow.
+   SpladeRegularizerWeightSchedulerCallback has them grow;
+4. what contraflow eval --nanobeir says is what SparseNanoBEIREvaluator does.
 
     python testdata/peers/splade.py CONTRAFLOW
 
@@ -28,11 +29,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
+from nanobeir import TASKS, Nano
 from safetensors.torch import load_file
 from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder import losses as L
 from sentence_transformers.sparse_encoder.callbacks.splade_callbacks import SpladeRegularizerWeightSchedulerCallback
+from sentence_transformers.sparse_encoder.evaluation import SparseNanoBEIREvaluator
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 contraflow = sys.argv[1]
@@ -268,6 +271,10 @@ for name, folder in folders.items():
     now = compare(f"{name}, trained in contraflow, in sentence-transformers", trained, some)
     if (now - dense(folder, some)).abs().max() < 1e-3:
         sys.exit("training changed nothing: this check would not see a model that is saved as it was loaded")
+nano = Nano(contraflow, work, words)
+evaluator = SparseNanoBEIREvaluator(TASKS, str(nano.folder), precision_recall_at_k=[100])
+for name in ("bert", "modernbert"):
+    nano.eval(name, folders[name], evaluator(SparseEncoder(str(folders[name]), device="cpu")), "dot")
 shutil.rmtree(work)
 
 import queries  # noqa: E402, F401: in the same process, as loading the peers takes longer than comparing

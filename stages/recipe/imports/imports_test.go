@@ -353,6 +353,31 @@ func TestBest(t *testing.T) {
 	}
 }
 
+// A figure of NanoBEIR's evaluators has a recipe measure on what they do.
+func TestBestOfNanoBEIR(t *testing.T) {
+	for _, c := range []struct {
+		metric, loss string
+		want, said   string
+	}{
+		{"eval_NanoBEIR_mean_cosine_ndcg@10", "MultipleNegativesRankingLoss", "true", "eval.nanobeir measures on all tasks"},
+		{"NanoBEIR_mean_64_cosine_ndcg@10", "MultipleNegativesRankingLoss", "true", "embeddings were cut to 64 dimensions"},
+		{"eval_NanoMSMARCO_cosine_ndcg@10", "MultipleNegativesRankingLoss", "[NanoMSMARCO]", "measures on it alone"},
+		{"eval_msmarco_cosine_ndcg@10", "MultipleNegativesRankingLoss", "", "metric_for_best_model is one evaluator's"},
+		{"eval_NanoBEIR_R100_mean_ndcg@10", "BinaryCrossEntropyLoss", "true", "eval.nanobeir measures on all tasks"},
+		{"eval_NanoBEIR_R50_mean_ndcg@10", "BinaryCrossEntropyLoss", "{top: 50}", "eval.nanobeir measures on all tasks"},
+		{"eval_NanoFiQA2018_R50_ndcg@10", "BinaryCrossEntropyLoss", "{tasks: [NanoFiQA2018], top: 50}", "measures on it alone"},
+	} {
+		res, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"load_best_model_at_end": true, "metric_for_best_model": c.metric, "loss": c.loss, "columns": []any{"q", "d", "label"}}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, got, _ := strings.Cut(res.Recipe, "\n  nanobeir: ")
+		if got, _, _ = strings.Cut(got, "\n"); got != c.want || !strings.Contains(res.Recipe, c.said) || !strings.Contains(res.Recipe, `metric: "ndcg@10"`) {
+			t.Errorf("%s: %q, want %q, saying %q\n%s", c.metric, got, c.want, c.said, res.Recipe)
+		}
+	}
+}
+
 // What transformers' schedules make of their options, and what they do not have.
 func TestSchedules(t *testing.T) {
 	for _, c := range []struct {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"contraflow/io/dataset"
 	"contraflow/io/spelling"
 	"contraflow/stages/evaluate"
 )
@@ -504,6 +505,9 @@ func (r *recipe) metric(name string) {
 	switch _, err := evaluate.ParseMeasure(measure); {
 	case err == nil:
 		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")
+		if r.nanobeir(bare, name) {
+			return
+		}
 		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
 			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.%s names, whose mean counts", name, measure, map[bool]string{false: "retrieval", true: "rerank"}[r.reranks()])
 		}
@@ -514,9 +518,45 @@ func (r *recipe) metric(name string) {
 			r.assume("metric_for_best_model is one dataset's, %s: eval.metric is loss, of all that eval.loss names, whose mean counts", name)
 		}
 	default:
-		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures", name)
+		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures", name)
 	}
 }
+
+// nanobeir takes a figure of NanoBEIR's evaluators, as they call it: NanoBEIR_mean_cosine_ndcg@10, of embeddings cut to 64 dimensions NanoBEIR_mean_64_cosine_ndcg@10,
+// of the first 50 of a reranker NanoBEIR_R50_mean_ndcg@10, and of one task NanoMSMARCO_cosine_ndcg@10.
+func (r *recipe) nanobeir(bare, name string) bool {
+	parts := strings.Split(bare, "_")
+	task, err := dataset.NanoTask(parts[0])
+	all := parts[0] == "NanoBEIR"
+	if !all && (err != nil || parts[0] != task) {
+		return false
+	}
+	tasks, top, cut := "true", "", ""
+	for _, p := range parts[1:] {
+		if n, ranked := strings.CutPrefix(p, "R"); isNumber(n) && ranked && n != "100" {
+			top = n
+		} else if isNumber(p) {
+			cut = fmt.Sprintf("; there embeddings were cut to %s dimensions, here they are whole", p)
+		}
+	}
+	switch {
+	case !all && top != "":
+		tasks = fmt.Sprintf("{tasks: [%s], top: %s}", task, top)
+	case !all:
+		tasks = "[" + task + "]"
+	case top != "":
+		tasks = fmt.Sprintf("{top: %s}", top)
+	}
+	r.keys["eval.nanobeir"] = tasks
+	if all {
+		r.assume("metric_for_best_model is NanoBEIR's mean, %s: eval.nanobeir measures on all tasks, as its evaluator does if nobody names some (dataset_names), which a list does here: [msmarco, nq]%s", name, cut)
+	} else {
+		r.assume("metric_for_best_model is of one of NanoBEIR's tasks, %s: eval.nanobeir measures on it alone, as the mean of all that it names decides%s", name, cut)
+	}
+	return true
+}
+
+func isNumber(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // direction says which way is better, where the settings have it the other way: here that is fixed, of a loss lower and of any metric higher.
 func (r *recipe) direction() {
@@ -581,8 +621,8 @@ var counterparts = map[string]string{
 	"use_self_distill":          "belongs to model.kind: m3",
 	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step":   "belongs to model.kind: m3",
-	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates, eval.loss or a reranker's eval.rerank has data",
-	"evaluator":                 "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures the model while it trains, each with files of its own",
+	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates, eval.loss or a reranker's eval.rerank has data",
+	"evaluator":                 "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures the model while it trains, each with files of its own",
 	"eval_delay":                "evaluations begin after eval.every steps, or with eval.at_start: true before the first",
 	"bf16_full_eval":            "evaluation has no precision of its own",
 	"fp16_full_eval":            "evaluation has no precision of its own",
@@ -598,7 +638,7 @@ var counterparts = map[string]string{
 	"processing_class":          "the tokenizer is the one in the model's folder",
 	"tokenizer":                 "the tokenizer is the one in the model's folder",
 	"callbacks":                 "Python's are not called; eval.early_stopping is there (settings early_stopping_patience and early_stopping_threshold say it)",
-	"compute_metrics":           "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates and a reranker's eval.rerank have metrics of their own",
+	"compute_metrics":           "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates and a reranker's eval.rerank have metrics of their own",
 	"optimizers":                "the optimizer is AdamW, with the settings of the arguments",
 	"optimizer_cls_and_kwargs":  "the optimizer is AdamW, with the settings of the arguments",
 	"save_merged_lora_model":    "an embedder's adapter is saved as it is, and contraflow merge makes a model of it; a reranker's is merged when it is saved",
@@ -616,7 +656,7 @@ var counterparts = map[string]string{
 	"head_type":                 "a layer-wise reranker's heads are those that its config.json tells of; any other has one, on its last layer",
 
 	"restore_callback_states_from_checkpoint": "Python's callbacks are not called",
-	"preprocess_logits_for_metrics":           "eval.retrieval, eval.sts, eval.pair_classification, eval.triplets, eval.candidates and a reranker's eval.rerank have metrics of their own",
+	"preprocess_logits_for_metrics":           "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates and a reranker's eval.rerank have metrics of their own",
 	"fsdp_transformer_layer_cls_to_wrap":      "parameters and optimizer state are sharded with mesh.shard",
 	"tokenizer_name":                          "the tokenizer is the one in the model's folder",
 	"config_name":                             "the configuration is the one in the model's folder",

@@ -1,0 +1,225 @@
+package recipe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/scoring"
+)
+
+// NanoBEIR are tasks of a dataset in NanoBEIR's layout, as [dataset.LoadNanoRetrieval] reads them: retrieval of embedders, and reranking of what BM25 has found.
+// They count as one task, whose figures are the means of theirs.
+type NanoBEIR struct {
+	Dataset string   `yaml:"dataset,omitempty"` // its id on the hub; "": dataset.NanoBEIR
+	Tasks   []string `yaml:"tasks,omitempty"`   // nil: dataset.NanoTasks
+	Prompts *Prompts `yaml:"prompts,omitempty"` // of queries and documents; nil: those of other evaluations
+	Top     int      `yaml:"top,omitempty"`     // of a reranker: documents of each query; 0: 100
+	Found   bool     `yaml:"found,omitempty"`   // of a reranker: relevant documents that are not among these have been missed, they are not ranked
+
+	reranker bool
+}
+
+// NanoBEIRs are one, or several that differ in their prompts or dataset.
+type NanoBEIRs []NanoBEIR
+
+// decode takes true for all tasks of the English dataset, a list of tasks, a mapping, or a list of mappings.
+func (l *NanoBEIRs) decode(d *decoder, path string, n *node) {
+	if n.kind == scalar && !n.quoted {
+		if yes, err := strconv.ParseBool(n.text); err == nil {
+			if *l = nil; yes {
+				*l = NanoBEIRs{{}}
+			}
+			return
+		}
+	}
+	if n.kind == scalar || n.kind == list && !slices.ContainsFunc(n.list, func(e *node) bool { return e.kind == mapping }) {
+		var one NanoBEIR
+		d.value(path, n, reflect.ValueOf(&one.Tasks).Elem())
+		*l = NanoBEIRs{one}
+		return
+	}
+	d.slice(path, n, reflect.ValueOf((*[]NanoBEIR)(l)).Elem())
+}
+
+// MarshalYAML writes what decode reads.
+func (l NanoBEIRs) MarshalYAML() (any, error) { return OneOrMore[NanoBEIR](l).MarshalYAML() }
+
+// nanoTask is one task of them.
+type nanoTask struct {
+	NanoBEIR
+	key, name, task string
+	of              string // what their mean is called
+}
+
+// nano are all of them, those of one dataset together.
+func (e Eval) nano() (all []nanoTask) {
+	var ids []string
+	called := map[string]int{} // datasets by the last part of their ids
+	for _, n := range e.NanoBEIR {
+		if !slices.Contains(ids, n.Dataset) {
+			ids = append(ids, n.Dataset)
+			called[path.Base(n.Dataset)]++
+		}
+	}
+	for _, id := range ids {
+		of := id
+		if called[path.Base(id)] == 1 {
+			of = path.Base(id)
+		}
+		for i, n := range e.NanoBEIR {
+			for _, task := range n.Tasks {
+				t := nanoTask{NanoBEIR: n, key: taskKey("nanobeir", i, len(e.NanoBEIR)), name: task, task: task, of: of}
+				if len(ids) > 1 {
+					t.name = of + "/" + task
+				}
+				if n.Dataset == id {
+					all = append(all, t)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// checkNano checks and resolves them.
+func (c *checker) checkNano(r *Recipe) {
+	reranker := r.Model.Kind == "reranker"
+	for i := range r.Eval.NanoBEIR {
+		n, key := &r.Eval.NanoBEIR[i], taskKey("nanobeir", i, len(r.Eval.NanoBEIR))
+		n.reranker, n.Dataset = reranker, cmp.Or(n.Dataset, dataset.NanoBEIR)
+		if err := dataset.CheckNano(n.Dataset); err != nil {
+			c.fail(key+".dataset", "%v", err)
+		}
+		if n.Tasks == nil {
+			n.Tasks = dataset.NanoTasks(reranker)
+		}
+		c.require(len(n.Tasks) > 0, key+".tasks", "is an empty list: without it all tasks are measured, and with nanobeir: false none")
+		for k, name := range n.Tasks {
+			task, err := dataset.NanoTask(name)
+			if err != nil {
+				c.fail(key, "%v; nanobeir: true measures on all", err)
+				continue
+			}
+			n.Tasks[k] = task
+		}
+		c.require(n.Top >= 0, key+".top", "is negative")
+		if !reranker {
+			c.require(n.Top == 0 && !n.Found, key, "top and found are of a reranker, which ranks what BM25 has found: an embedder ranks all documents")
+			c.require(n.Prompts == nil || n.Prompts.Positive+n.Prompts.Negative == "", key+".prompts", "positive and negative are for training: queries and documents are measured")
+			continue
+		}
+		c.require(n.Prompts == nil, key+".prompts", "are for embedders: a reranker has those of data.train")
+		if m, err := evaluate.ParseMeasure(r.Eval.ranks()); err == nil {
+			if err := evaluate.CheckCandidateMeasure(m); err != nil {
+				c.fail("eval.metric", "%v", err)
+			}
+		}
+	}
+}
+
+// source is what a reranker ranks of a task.
+func (n nanoTask) source(measures []evaluate.Measure) scoring.Source {
+	s := scoring.NanoBEIR(n.Dataset, n.task, cmp.Or(n.Top, defaultTop), n.Found)
+	s.Measures = measures
+	s.Instead = func(string) string {
+		return fmt.Sprintf("it takes other tasks (%s.tasks) or another dataset (%[1]s.dataset)", n.key)
+	}
+	return s
+}
+
+// at is where the recipe names it, and which it is.
+func (n nanoTask) at() string { return n.key + ", " + n.name }
+
+// url is the dataset's.
+func (n NanoBEIR) url() string { return "hf://datasets/" + n.Dataset }
+
+// from names a task in a model card.
+func (n nanoTask) from() string { return n.task + " of " + n.Dataset }
+
+// openNano loads those that an embedder is measured on; a reranker's are scored.
+func (x *Run) openNano(ctx context.Context) error {
+	for _, n := range x.Recipe.Eval.nano() {
+		if n.reranker {
+			return nil
+		}
+		if x.passedOver(n.key, n.url()) {
+			continue
+		}
+		t := task{key: n.at(), name: n.name, from: n.from(), of: n.of, prompts: n.Prompts}
+		data, err := dataset.LoadNanoRetrieval(x.noting(ctx, t.key), n.Dataset, n.task)
+		if err != nil {
+			return fmt.Errorf("%s: %w", t.key, err)
+		}
+		text := x.evalText()
+		if n.Prompts != nil {
+			text.QueryPrompt, text.DocumentPrompt = n.Prompts.Query, n.Prompts.Document
+		}
+		if err := x.newTask(ctx, &t, data, text); err != nil {
+			return err
+		}
+		x.tasks = append(x.tasks, t)
+	}
+	return nil
+}
+
+// together are the tasks whose mean an evaluation's value is, where those that belong together are one; and all tasks, with such means behind their own.
+func (e *Evaluation) together() (counted, all []TaskValue, err error) {
+	for i, n := 0, 0; i < len(e.Tasks); i += n {
+		t := e.Tasks[i]
+		for n = 1; t.of != "" && i+n < len(e.Tasks) && e.Tasks[i+n].of == t.of; n++ {
+		}
+		all = append(all, e.Tasks[i:i+n]...)
+		if n > 1 {
+			var metrics []hfmodel.Metric
+			if t, metrics, err = meanOf(e.Tasks[i : i+n]); err != nil {
+				return nil, nil, err
+			}
+			all, e.results = append(all, t), append(e.results, metrics...)
+		}
+		counted = append(counted, t)
+	}
+	return counted, all, nil
+}
+
+// meanOf are the means of tasks that belong together.
+func meanOf(tasks []TaskValue) (mean TaskValue, metrics []hfmodel.Metric, err error) {
+	mean = TaskValue{Name: tasks[0].of, Metric: tasks[0].Metric}
+	for _, t := range tasks {
+		mean.Value += t.Value / float64(len(tasks))
+	}
+	var figures []scoring.Figure
+	card := ""
+	if _, scored := tasks[0].result.(*evaluate.Candidates); scored {
+		var of []*evaluate.Candidates
+		for _, t := range tasks {
+			of = append(of, t.result.(*evaluate.Candidates))
+		}
+		c, err := evaluate.AverageCandidates(of...)
+		if err != nil {
+			return mean, nil, err
+		}
+		mean.Eval, figures, card = c, scoring.Figures(c.Measures, c.Means), scoring.Candidates.Card
+	} else {
+		var of []*evaluate.Result
+		for _, t := range tasks {
+			of = append(of, t.result.(*evaluate.Result))
+		}
+		r, err := evaluate.Average(of...)
+		if err != nil {
+			return mean, nil, err
+		}
+		mean.Eval, figures = r, scoring.Figures(r.Measures, r.Means)
+	}
+	for _, f := range figures {
+		metrics = append(metrics, hfmodel.Metric{Dataset: fmt.Sprintf("%s, mean of %d tasks", mean.Name, len(tasks)), Task: card, Name: f.Name, Value: f.Value})
+	}
+	return mean, metrics, nil
+}
