@@ -172,6 +172,9 @@ type Chunk struct {
 
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 
+	// Place is Next of a source of one's own: whatever it goes on by after this chunk, as JSON has it. The step's StepResult has it, and a checkpoint's Data are it.
+	Place any
+
 	plan *planned   // of a Plan's rows
 	bad  *RowsError // for which the run ends before the chunk's batch; it has no rows then
 }
