@@ -172,7 +172,8 @@ type Chunk struct {
 
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 
-	// Place is Next of a source of one's own: whatever it goes on by after this chunk, as JSON has it. The step's StepResult has it, and a checkpoint's Data are it.
+	// Place is Next of a source of one's own, in a chunk that ends a step: whatever the source goes on by after it, as JSON has it. The step's StepResult has it,
+	// and a checkpoint's Data are it: of several ranks the first one's.
 	Place any
 
 	plan *planned   // of a Plan's rows
