@@ -131,7 +131,7 @@ func Example_loss() {
 }
 
 // Rows may come from anywhere: a source of one's own gives out chunks of them, and says where batches and steps end. How such a run
-// is resumed Example_cursor shows.
+// is resumed Example_cursor shows. Rows that are all there at once are a dataset ([dataset.FromRows]), which Ingest shuffles and resumes.
 func Example_dataset() {
 	capitals := [][2]string{{"capital of France", "Paris"}, {"capital of Italy", "Rome"}, {"capital of Spain", "Madrid"}, {"capital of Peru", "Lima"}}
 	rows := func(_ context.Context, g *pipeline.Graph, _ parts) (pipeline.Port[*stages.Chunk], func() error, error) {

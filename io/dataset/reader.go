@@ -23,7 +23,8 @@ type Example struct {
 	Teacher []float32 // a teacher's embedding; likewise
 }
 
-// NewExample is a row of one's own with a text for each column, the query first, and the weight 1: for sources that read no files.
+// NewExample is a row of one's own with a text for each column, the query first, and the weight 1: for sources of which not all rows
+// are there at once, as those of [FromRows] are.
 func NewExample(row int64, texts ...string) Example {
 	e := Example{Row: row, Texts: texts, Hashes: make([]Hash128, len(texts)), Weight: 1}
 	for i, text := range texts {

@@ -16,14 +16,14 @@ type GradientCheck struct {
 	// Step is how far an embedding's number is moved, up and down. 0: 2^-17, for losses that compute in float64. A loss that sums up float32s, as a [Host] may,
 	// has a value that is known to seven digits, and needs a large step, such as 1/64, with a Limit of 1e-3.
 	Step float64
-	// Elements is how many numbers of each matrix are looked at, evenly spread over it. 0: all.
+	// Elements is about how many numbers of each matrix are looked at, evenly spread over it. 0: all.
 	Elements int
 }
 
-// CheckGradient is for tests of losses: it compares the gradient that a loss gives of a batch with the difference quotients of its Result's Sum, number by
-// number, of the embeddings and of the parts. The batch is in f64 in the host's memory, such as [RandomBatch] makes, with what else the loss asks for: labels, scores. Numbers
-// that are 0 are left out, as those of sparse embeddings have nothing below them. Where two texts change places in a maximum, or a margin ends,
-// within a step, the quotient is of neither side: that takes another batch.
+// CheckGradient is for tests of losses: it compares the gradient that a loss gives of a batch with the difference quotients of its Result's Sum, for
+// each number of the embeddings and of the parts. The batch is in f64 in the host's memory, such as [RandomBatch] makes, with what else the loss
+// asks for: labels, scores. Numbers that are 0 are left out, as those of sparse embeddings have nothing below them. Where two texts change
+// places in a maximum, or a margin ends, within a step, the quotient is of neither side: that takes another batch.
 //
 // It finds besides a loss that is another one when it is computed again, that changes the embeddings, keeps memory of the arena, or says that it splits rows
 // ([RowSplitter]) where the rows' sums and gradients do not add up to the batch's. Tiles and blocks, which some losses have as fields, are the caller's to try.
