@@ -28,7 +28,7 @@ func (m Mesh) String() string {
 // Comm is a rank's place in a mesh with its communicators.
 type Comm struct {
 	Mesh
-	World     World
+	World     World // of all ranks
 	Replicate Group // ranks with the same shard: they hold the same parameters
 	Shard     Group // ranks of the same replica: together they hold all parameters
 }

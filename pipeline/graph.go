@@ -356,7 +356,7 @@ func Sink[A any](g *Graph, name string, in Port[A], f func(*Task, A) error, opts
 
 // Task is one call of a stage's function.
 type Task struct {
-	Index Index
+	Index Index // of a stage at Stream, such as Source and what maps its items, without a Step
 	run   *running
 	stage *Stage
 	lane  Lane

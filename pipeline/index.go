@@ -31,13 +31,14 @@ func (l Level) String() string {
 }
 
 // Index names a value or a task: a stream item has N; a step, batch or sub-batch has its place on each level down to its
-// own.
+// own. Other fields are 0 and say nothing: which step a stream item will be of nobody knows yet. A stage that asks for it stands
+// behind the one that makes batches.
 type Index struct {
 	Level Level
-	N     int // stream item
-	Step  int
-	Batch int // within the step
-	Sub   int // within the batch
+	N     int // of a stream item, from 0
+	Step  int // of all levels but Stream
+	Batch int // within the step; of Batch and Sub
+	Sub   int // within the batch; of Sub
 }
 
 func streamIndex(n int) Index   { return Index{Level: Stream, N: n} }

@@ -21,6 +21,7 @@ type Batch struct {
 	First    int             // the first of them's place in the global batch
 	Total    int             // rows of the global batch
 	Next     *dataset.Cursor // where the data goes on, if the batch ends a step
+	Place    any             // likewise, of a source of one's own
 
 	Weights []float64 // [B]; nil if every row has weight 1
 	Labels  []float64 // [B]; nil without labels
@@ -144,7 +145,7 @@ func Assemble(g *pipeline.Graph, chunks pipeline.Port[*TokenChunk]) pipeline.Por
 }
 
 // errNil is for who means to leave rows out.
-var errNil = errors.New("a stage before has put nil in the place of rows: rows are left out with dataset.Part.Skip")
+var errNil = errors.New("a stage before has put nil in the place of rows: rows are left out with dataset.Part.Skip, or by a source of one's own before it makes a chunk of them")
 
 // check finds what Tokenize would not have made.
 func (c *TokenChunk) check() error {
@@ -168,7 +169,7 @@ func (c *TokenChunk) check() error {
 		}
 		if len(c.IDs) != len(columns) || len(c.Texts) != len(columns) || len(c.IDs[col]) != texts || len(c.Texts[col]) != texts ||
 			column.Ragged && (col >= len(c.Counts) || len(c.Counts[col]) != len(c.Rows)) || c.Seen != nil && (col >= len(c.Seen) || len(c.Seen[col]) != texts) {
-			return fmt.Errorf("a stage before has put a TokenChunk of %d rows whose IDs, Texts, Seen or Counts of column %d are not those of its rows: rows are left out with dataset.Part.Skip", len(c.Rows), col)
+			return fmt.Errorf("a stage before has put a TokenChunk of %d rows whose IDs, Texts, Seen or Counts of column %d are not those of its rows: rows are left out with dataset.Part.Skip, or by a source of one's own before it makes a chunk of them", len(c.Rows), col)
 		}
 	}
 	return nil
@@ -206,7 +207,7 @@ func (b *Batch) check() error {
 
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
-	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, plan: end.plan, Source: end.Source, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
+	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Place: end.Place, plan: end.plan, Source: end.Source, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
 	b.Pairs, b.Head, b.Weighed = end.Pairs, end.Head, end.Weighed
 	weighted := false
 	for _, c := range chunks {

@@ -123,9 +123,13 @@ func (e *Encoder) inTurn(ctx context.Context, do func() (checkpoint.Part, error)
 
 // manifest is what a checkpoint knows of a state besides its tensors.
 func (e *Encoder) manifest(st *State) (checkpoint.State, error) {
-	data, err := json.Marshal(st.Result.Next)
+	place := any(st.Result.Next)
+	if st.Result.Next == nil {
+		place = st.Result.Place
+	}
+	data, err := json.Marshal(place)
 	if err != nil {
-		return checkpoint.State{}, err
+		return checkpoint.State{}, fmt.Errorf("the place in the data after step %d: %w", st.Result.Step+1, err)
 	}
 	remembered, err := json.Marshal(st.Note)
 	if err != nil {
@@ -139,7 +143,8 @@ func (e *Encoder) manifest(st *State) (checkpoint.State, error) {
 }
 
 // Resume puts the plan where a checkpoint's run has left it. The run begins with that step ([pipeline.FirstStep]); its state comes with
-// [Encoder.Restore], and what its program remembers is c.Progress.
+// [Encoder.Restore], and what its program remembers is c.Progress. A source of one's own has no plan: it goes on behind the [Chunk].Place in c.Data, and
+// its run begins with step c.Step.
 func (p *Plan) Resume(c *checkpoint.Checkpoint) error {
 	var at dataset.Cursor
 	if err := json.Unmarshal(c.Data, &at); err != nil {
@@ -162,6 +167,9 @@ func (p *Plan) ResumeAfter(r StepResult) error {
 
 // resume puts the plan behind so many steps.
 func (p *Plan) resume(at *dataset.Cursor, steps int) error {
+	if err := p.check(); err != nil {
+		return err
+	}
 	if err := p.Sampler.Restore(*at); err != nil {
 		return err
 	}

@@ -130,7 +130,8 @@ func Example_loss() {
 	// Output: 2 steps, smaller each time: true <nil>
 }
 
-// Rows may come from anywhere: a source of one's own gives out chunks of them, and says where batches and steps end.
+// Rows may come from anywhere: a source of one's own gives out chunks of them, and says where batches and steps end. How such a run
+// is resumed Example_cursor shows. Rows that are all there at once are a dataset ([dataset.FromRows]), which Ingest shuffles and resumes.
 func Example_dataset() {
 	capitals := [][2]string{{"capital of France", "Paris"}, {"capital of Italy", "Rome"}, {"capital of Spain", "Madrid"}, {"capital of Peru", "Lima"}}
 	rows := func(_ context.Context, g *pipeline.Graph, _ parts) (pipeline.Port[*stages.Chunk], func() error, error) {
@@ -142,7 +143,7 @@ func Example_dataset() {
 			}
 			c := &stages.Chunk{Data: described, EndsBatch: true, EndsStep: true, Total: 2}
 			for i, texts := range capitals[next : next+2] {
-				c.Examples = append(c.Examples, dataset.Example{Row: int64(next + i), Texts: texts[:], Hashes: []dataset.Hash128{dataset.HashText(texts[0]), dataset.HashText(texts[1])}, Weight: 1})
+				c.Examples = append(c.Examples, dataset.NewExample(int64(next+i), texts[0], texts[1]))
 			}
 			next += 2
 			return c, nil

@@ -172,6 +172,10 @@ type Chunk struct {
 
 	Next *dataset.Cursor // where the data goes on after this chunk, if it ends a step
 
+	// Place is Next of a source of one's own, in a chunk that ends a step: whatever the source goes on by after it, as JSON has it. The step's StepResult has it,
+	// and a checkpoint's Data are it: of several ranks the first one's.
+	Place any
+
 	plan *planned   // of a Plan's rows
 	bad  *RowsError // for which the run ends before the chunk's batch; it has no rows then
 }

@@ -165,3 +165,10 @@ func TestSlice(t *testing.T) {
 		}
 	}
 }
+
+// A plan that nobody has made resumes nothing.
+func TestResumeWithoutPlan(t *testing.T) {
+	if err := new(stages.Plan).ResumeAfter(stages.StepResult{Next: new(dataset.Cursor)}); err == nil || !strings.Contains(err.Error(), "Plan.Sampler is nil") {
+		t.Error(err)
+	}
+}

@@ -70,7 +70,7 @@ type Exchanging struct {
 	Streamed       bool           // hold shares of the parameters alone, where there is a shard axis
 	EverySubBatch  bool           // reduce gradients after every sub-batch instead of once a step: to show what it costs
 	NoOverlap      bool           // communicate on the compute lane, with nothing hidden: likewise
-	BucketBytes    int            // reduce that much at once, or a layer if it is more; 0: see defaultBucket
+	BucketBytes    int            // reduce that much at once, or a layer if it is more; 0: a 24th of the gradient, but 256 KiB to 4 MiB
 }
 
 // Join prepares a rank for training with the others. All ranks call it.

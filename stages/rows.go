@@ -32,7 +32,7 @@ func (c *Chunk) Unusable(t *pipeline.Task, err error) (*Chunk, error) {
 		return nil, err
 	}
 	bad := *c
-	bad.Examples, bad.InBatch, bad.EndsBatch, bad.EndsStep, bad.Next = nil, nil, false, false, nil
+	bad.Examples, bad.InBatch, bad.EndsBatch, bad.EndsStep, bad.Next, bad.Place = nil, nil, false, false, nil, nil
 	bad.bad = &RowsError{Err: err, Row: errors.Is(err, dataset.ErrBadRow)}
 	t.EndBefore(bad.bad)
 	return &bad, nil

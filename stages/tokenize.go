@@ -115,6 +115,9 @@ func (x Text) takes(c *Chunk) error {
 	if c == nil || c.Data == nil {
 		return errors.New("a chunk is nil, or its Data are: a stage before stages.Tokenize has given it so")
 	}
+	if c.Next != nil && c.Place != nil {
+		return errors.New("a chunk has Next and Place: where the data goes on Next says of a Plan's rows, and Place of those of a source of one's own")
+	}
 	if c.InBatch != nil && x.Pairs == nil {
 		return fmt.Errorf("dataset %d: its rows get documents of other rows (Plan.InBatch, NewHeldOutInBatch), which are for models that score (Text.Pairs): in an embedder's batch all documents are each other's negatives as it is", c.Source)
 	}

@@ -161,6 +161,7 @@ func TestTokenizeBrokenRows(t *testing.T) {
 		"the row has 3 Starts, and 3 columns":                        func(_ *Chunk, e *dataset.Example) { e.Starts = e.Starts[:3] },
 		"are those of column 1 (positive)":                           func(_ *Chunk, e *dataset.Example) { e.Starts = []int32{0, 1, 3, 4} },
 		"are those of column 0 (query)":                              func(_ *Chunk, e *dataset.Example) { e.Starts = []int32{1, 2, 3, 4} },
+		"a chunk has Next and Place":                                 func(c *Chunk, _ *dataset.Example) { c.Next, c.Place = new(dataset.Cursor), 1 },
 		"a chunk is nil, or its Data are":                            func(c *Chunk, _ *dataset.Example) { c.Data = nil },
 		"mine: row 7: the weight is -1":                              func(_ *Chunk, e *dataset.Example) { e.Weight = -1 },
 		"the weight is +Inf: it must be a number >= 0":               func(_ *Chunk, e *dataset.Example) { e.Weight = inf },

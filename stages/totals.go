@@ -88,7 +88,7 @@ func (e *Encoder) totals(g *pipeline.Graph, grads pipeline.Port[Gradient]) pipel
 func weightless(step, rows int, weight float64) error {
 	switch {
 	case rows == 0:
-		return fmt.Errorf("step %d has no rows: where a stage behind Ingest leaves rows out, leave them out with dataset.Part.Skip instead", step)
+		return fmt.Errorf("step %d has no rows: where a stage behind Ingest leaves rows out, leave them out with dataset.Part.Skip instead, and a source of one's own gives no batch that has none", step)
 	case weight == 0:
 		return fmt.Errorf("all rows of step %d have weight 0 (data.train[].weight, in Go Example.Weight): some row of each step needs a weight above 0; rows that are not to count can be left out of the data", step)
 	}

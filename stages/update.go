@@ -126,7 +126,7 @@ type OnNaN string
 
 const (
 	StopOnNaN     OnNaN = "stop"     // the run ends with an error that names what is not finite
-	SkipOnNaN     OnNaN = "skip"     // the step changes nothing; after maxSkipped of them in a row the run ends
+	SkipOnNaN     OnNaN = "skip"     // the step changes nothing; after 10 of them in a row the run ends
 	RollbackOnNaN OnNaN = "rollback" // the run ends with the step and a *RollbackError, for the last checkpoint's state to go on with the data after it
 )
 
@@ -169,6 +169,7 @@ type StepResult struct {
 
 	Asked Asked           // what ranks want to be done after the step
 	Next  *dataset.Cursor // where the data goes on
+	Place any             // likewise, of a source of one's own ([Chunk].Place)
 }
 
 // Apply adds the stage that divides the step's gradient by the rows' weight, clips it, and updates the parameters.
@@ -232,7 +233,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 		weight := sum.Weight
 		for _, l := range losses.All(t) {
 			r.Epoch = l.Batch.Epoch
-			r.Next = l.Batch.Next
+			r.Next, r.Place = l.Batch.Next, l.Batch.Place
 			r.Batches++
 			r.Sources = append(r.Sources, l.Batch.Source)
 			r.Sparsity = r.Sparsity.Plus(l.Sparsity)

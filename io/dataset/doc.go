@@ -4,7 +4,7 @@
 //
 //  1. A [Source] names files and columns. [Open] finds them, in parquet by the footers, in JSON lines in one pass (which .csv and
 //     .tsv files become, csv.go, and JSON arrays, jsonarray.go), and checks every column by its shape before anything is read. Rows are numbered through
-//     all files: a row's id is its position.
+//     all files: a row's id is its position. Rows that a program has in memory are a dataset likewise ([FromRows]).
 //  2. Files are cut into blocks of up to 4,096 rows. A block is what is read and decoded at once, from any place.
 //  3. [Dataset.Index] is the first pass: it checks every text and keeps its identity, 128 bits. It is needed for
 //     no-duplicates batches only, and takes 20 bytes per text.

@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"contraflow/io/dataset"
 )
@@ -63,6 +64,53 @@ func Example() {
 	// batch 0, row 1: "who orders the tiles?" -> "the plan", 1 negative
 	// batch 1, row 2: "what decides the order?" -> "the plan", 1 negative
 	// batch 1, row 3: "where do rows wait?" -> "in the sampler", 1 negative
+}
+
+// Rows that a program has already, of a database or made by it, are a dataset as files are. Here the first of them are given out again, as a run does
+// that goes on from a checkpoint.
+func ExampleFromRows() {
+	type pair struct {
+		Question string   `json:"question"`
+		Answers  []string `json:"answers"` // of which each epoch takes one
+	}
+	var rows []pair
+	for i := range 6 {
+		rows = append(rows, pair{fmt.Sprint("question ", i), []string{fmt.Sprint("answer ", i%3)}})
+	}
+	ctx := context.Background()
+	data, err := dataset.FromRows(ctx, "faq", rows, dataset.Source{Query: "question", Positive: "answers"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer data.Close()
+	index, err := data.Index(ctx, dataset.IndexConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	order := dataset.SamplerConfig{Seed: 42, GlobalSize: 3, Epochs: 2, Shuffle: true, NoDuplicates: true}
+	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout(), Texts: index}}, order, dataset.Mixing{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	sampler.Next()
+	place := sampler.Cursor()
+	next, _ := sampler.Next()
+	if err := sampler.Restore(place); err != nil { // an error, if the rows were others
+		log.Fatal(err)
+	}
+	again, _ := sampler.Next()
+	reader := data.NewReader(dataset.ReaderConfig{Seed: 42})
+	defer reader.Close()
+	examples, err := reader.Read(ctx, next.Epoch, next.Rows)
+	if err != nil {
+		log.Fatal(err)
+	}
+	answers := map[string]bool{}
+	for _, e := range examples {
+		answers[e.Texts[1]] = true
+	}
+	fmt.Println(len(answers), "different answers; the same rows again:", slices.Equal(next.Rows, again.Rows), data.Locate(5))
+	// Output: 3 different answers; the same rows again: true faq: row 5
 }
 
 func ExampleOpenTable() {

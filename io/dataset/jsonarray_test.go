@@ -246,3 +246,14 @@ func TestObjectOfRows(t *testing.T) {
 		table.Close()
 	}
 }
+
+// A column of the wrong kind is told by the first element that has it.
+func TestJSONArrayColumn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.json")
+	if err := os.WriteFile(path, []byte("[{\"q\": \"x\", \"p\": null},\n\n{\"q\": \"y\", \"p\": 3}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "p"}); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), `a.json: element 2: column "p" is a number`) {
+		t.Error(err)
+	}
+}

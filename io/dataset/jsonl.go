@@ -45,6 +45,7 @@ type jsonlFile struct {
 	gaps   gaps
 	spool  *os.File // the unpacked content of a compressed file, or the rows of one of separated values
 	array  bool     // the file is a JSON array, and lines are its elements
+	memory []byte   // the lines of rows in memory (rows.go), which are in no file
 	text   bool     // of separated values: all values are strings or null, and a row that is none is a string
 }
 
@@ -207,7 +208,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 			rest = rest[len(line):]
 			at += int64(len(line))
 			if at-lineAt > maxLine {
-				return fmt.Errorf("%s:%d: the line is longer than %d MiB: is this one JSON object a line?", j.path, j.line(j.rows), maxLine>>20)
+				return fmt.Errorf("%v: the line is longer than %d MiB: is this one JSON object a line?", j.at(j.rows), maxLine>>20)
 			}
 			if nl >= 0 {
 				endLine()
@@ -242,9 +243,10 @@ func (j *jsonlFile) elements(f *os.File, in io.Reader) (io.Reader, error) {
 // at says where a row is at rest.
 func (j *jsonlFile) at(row int64) Location {
 	l := Location{File: j.path, RowGroup: -1, Row: row}
-	if j.array {
+	switch {
+	case j.array:
 		l.Element = row + 1
-	} else {
+	case j.memory == nil:
 		l.Line = j.line(row)
 	}
 	return l
@@ -269,7 +271,7 @@ func (j *jsonlFile) missing(name string, have []string) error {
 
 // listOfRows is the first list of objects in the one object that a file has, as jq writes its items, .data[]; "" if there is none, or more rows.
 func (j *jsonlFile) listOfRows() (found string) {
-	if j.rows != 1 || j.array || j.text {
+	if j.rows != 1 || j.array || j.text || j.memory != nil {
 		return ""
 	}
 	buf, err := j.read(j.blocks[0], nil)
@@ -306,6 +308,9 @@ var plainKey = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // read returns the bytes of a block in buf's memory.
 func (j *jsonlFile) read(b jsonlBlock, buf []byte) ([]byte, error) {
+	if j.memory != nil {
+		return append(buf[:0], j.memory[b.at:b.at+b.bytes]...), nil // texts are unescaped where they stand
+	}
 	buf = slices.Grow(buf[:0], int(b.bytes))[:b.bytes]
 	f := j.spool
 	if f == nil {

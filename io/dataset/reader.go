@@ -14,7 +14,7 @@ type Example struct {
 	Row    int64     // row id, another one for every row: dropout is drawn by it, and [Dataset.Locate] says where it is at rest
 	Texts  []string  // in the order of [Dataset.Columns]; nil with Source.Tokens
 	IDs    [][]int32 // likewise, with Source.Tokens
-	Hashes []Hash128 // of Texts, by which duplicates are known: who changes a text makes its hash anew (HashText)
+	Hashes []Hash128 // of Texts, by which duplicates are known: [Example.SetText] changes both
 	Starts []int32   // column c's texts are Starts[c] to Starts[c+1]-1; nil: no column is ragged, each has one
 
 	Weight  float32
@@ -22,6 +22,19 @@ type Example struct {
 	Scores  []float32 // of the documents, Texts[1:]; nil if the source names none
 	Teacher []float32 // a teacher's embedding; likewise
 }
+
+// NewExample is a row of one's own with a text for each column, the query first, and the weight 1: for sources of which not all rows
+// are there at once, as those of [FromRows] are.
+func NewExample(row int64, texts ...string) Example {
+	e := Example{Row: row, Texts: texts, Hashes: make([]Hash128, len(texts)), Weight: 1}
+	for i, text := range texts {
+		e.Hashes[i] = HashText(text)
+	}
+	return e
+}
+
+// SetText puts another text in the place of text i, with its hash.
+func (e *Example) SetText(i int, text string) { e.Texts[i], e.Hashes[i] = text, HashText(text) }
 
 // Column returns which of Texts are column c's.
 func (e *Example) Column(c int) (from, to int) {

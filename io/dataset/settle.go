@@ -200,7 +200,7 @@ func (j *jsonlFile) shape(name string, names []string, kinds map[string]valueKin
 	}
 	s := shape{name: jsonKind(kind.first), numbers: kind.numbers}
 	if kind.row >= 0 {
-		s.at = fmt.Sprintf("%s:%d", j.path, j.line(kind.row))
+		s.at = j.at(kind.row).String()
 	}
 	switch kind.first {
 	case '"', 'n': // null so far: rows are checked one by one

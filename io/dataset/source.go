@@ -128,7 +128,7 @@ type roleColumn struct {
 	picks  int // AllNegatives: all
 }
 
-// dataFile is a file of either format. Exactly one of parquet and jsonl is set.
+// dataFile is a file of either format, or rows in memory. Exactly one of parquet and jsonl is set.
 type dataFile struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
@@ -171,7 +171,22 @@ type blockRef struct {
 // Close releases those temporary files.
 func Open(ctx context.Context, src Source) (*Dataset, error) { return open(ctx, src, defaultLimit) }
 
-func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err error) {
+func open(ctx context.Context, src Source, limit blockLimit) (*Dataset, error) {
+	return openFrom(ctx, src, limit, func(d *Dataset) error {
+		named := Files
+		if src.InOrder {
+			named = expandInOrder
+		}
+		paths, err := named(ctx, src.Paths, src.Splits)
+		if err != nil {
+			return err
+		}
+		return d.openFiles(ctx, paths, limit)
+	})
+}
+
+// openFrom makes a dataset of what files opens for it.
+func openFrom(ctx context.Context, src Source, limit blockLimit, files func(d *Dataset) error) (_ *Dataset, err error) {
 	if src.Documents != "" && (src.Positive != "" || len(src.Negatives) > 0 || src.NegativesPerQuery != 0 || src.Tokens || isTemplate(src.Documents)) {
 		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and no token ids are read of it", src.Documents)
 	}
@@ -180,14 +195,6 @@ func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err er
 	}
 	if src.Positive == "" && src.Documents == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
-	}
-	named := Files
-	if src.InOrder {
-		named = expandInOrder
-	}
-	paths, err := named(ctx, src.Paths, src.Splits)
-	if err != nil {
-		return nil, err
 	}
 	d := &Dataset{src: src}
 	defer func() {
@@ -198,7 +205,7 @@ func open(ctx context.Context, src Source, limit blockLimit) (_ *Dataset, err er
 	if err := d.nameColumns(); err != nil {
 		return nil, err
 	}
-	if err := d.openFiles(ctx, paths, limit); err != nil {
+	if err := files(d); err != nil {
 		return nil, err
 	}
 	if err := d.settleColumns(); err != nil {

@@ -85,7 +85,7 @@ func mix64(z uint64) uint64 {
 type Sketch struct {
 	Text   uint64 // its hash: equal texts have the same
 	Size   int
-	Hashes []uint32 // ascending, all of them if Size is at most sketchSize
+	Hashes []uint32 // ascending, all of them if Size is at most 256
 }
 
 // NewSketch makes the sketch of a text of its sorted, distinct shingles, which it keeps.

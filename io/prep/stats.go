@@ -36,7 +36,7 @@ type RuleStats struct {
 	Samples []Sample         `json:"samples,omitempty"`
 }
 
-// Firsts are the first rows with each reason, at most mostFirsts of it, ascending.
+// Firsts are the first rows with each reason, at most 3 of it, ascending.
 type Firsts map[string][]Place
 
 // Place is a row and where it is at rest, without the folders that all files are in.

@@ -494,7 +494,7 @@ func (e *Embedder) DefaultPrompt() string { return e.prompt }
 var ErrNoPrompt = errors.New("no such prompt")
 
 // Embed returns one embedding per text, in order. It uses the model's default prompt, if it has one. Where queries are weights of tokens the texts are
-// documents, whatever the prompt is called.
+// documents, whatever the prompt is called. With a [*NotFiniteError] it returns the others' all the same, with any other error none.
 func (e *Embedder) Embed(ctx context.Context, texts []string) ([][]float32, error) {
 	return e.rows(ctx, Document, e.prompt, texts)
 }
@@ -528,6 +528,9 @@ func (e *Embedder) rows(ctx context.Context, role Role, prompt string, texts []s
 		vecs[i] = flat[i*e.Size() : (i+1)*e.Size() : (i+1)*e.Size()]
 	}
 	_, err := e.EmbedAs(ctx, role, prompt, texts, flat)
+	if err != nil && !errors.Is(err, ErrNotFinite) {
+		return nil, err
+	}
 	return vecs, err
 }
 

@@ -205,7 +205,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	if _, err := e.EmbedPrompt(context.Background(), "shopping", []string{"x"}); !errors.Is(err, ErrNoPrompt) || !strings.HasSuffix(err.Error(), `"shopping"; the model has "document", "query"`) {
+	if vecs, err := e.EmbedPrompt(context.Background(), "shopping", []string{"x"}); vecs != nil || !errors.Is(err, ErrNoPrompt) || !strings.HasSuffix(err.Error(), `"shopping"; the model has "document", "query"`) {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

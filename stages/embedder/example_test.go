@@ -30,6 +30,34 @@ func Example() {
 	// Output: 2 vectors of 32 numbers; a text and itself: 1.000 <nil>
 }
 
+// A SparseEncoder of sentence-transformers gives each text a weight for some tokens of its vocabulary, which an inverted index keeps: its embedding
+// has a number for every token, and Active makes a list of those that are not 0.
+func ExampleActive() {
+	e, err := embedder.Load("../../testdata/golden/splade/encoder") // a small random model, of 120 tokens
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer e.Close()
+	vectors, err := e.Embed(context.Background(), []string{"what flies", "a bird"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	query := map[int32]float32{}
+	ids, weights := embedder.Active(vectors[0])
+	for k, id := range ids {
+		query[id] = weights[k]
+	}
+	score := float32(0) // of what both have
+	ids, weights = embedder.Active(vectors[1])
+	for k, id := range ids {
+		score += query[id] * weights[k]
+	}
+	fmt.Printf("%d and %d of %d tokens, score %.2f\n", len(query), len(ids), e.Size(), score)
+	// Output: 92 and 88 of 120 tokens, score 134.26
+}
+
 // Hard negatives of pairs, among the other pairs' positives and more documents: what the model takes to be near a query and is not its own.
 func ExampleEmbedder_Mine() {
 	e, err := embedder.Load("../../testdata/golden/bert/minilm-tiny") // random: its negatives are hard for no other model

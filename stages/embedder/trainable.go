@@ -44,6 +44,9 @@ func Dropout(p float64) TrainableOption { return func(t *trainableOptions) { t.d
 // otherwise. An adapter is merged into its base model's weights, and all of them train; with LoRA among the options its factors train, which must be
 // as many and as large as the options say.
 func LoadTrainable(folder string, d gpustage.Device, opts ...TrainableOption) (*Trainable, error) {
+	if d == nil {
+		return nil, errors.New("no device to train on: it is nil; gpustage/cpu's New opens the processor")
+	}
 	var o trainableOptions
 	for _, f := range opts {
 		f(&o)

@@ -548,3 +548,9 @@ func trainable(t *testing.T, dir string) *Trainable {
 	t.Cleanup(func() { m.Close() })
 	return m
 }
+
+func TestTrainableWithoutDevice(t *testing.T) {
+	if _, err := LoadTrainable(t.TempDir(), nil); err == nil || !strings.Contains(err.Error(), "no device to train on") {
+		t.Error(err)
+	}
+}

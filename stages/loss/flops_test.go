@@ -133,26 +133,7 @@ func TestFlopsSplits(t *testing.T) {
 			t.Errorf("%+v: of parts %+v, of all %+v, gradients differ by %.3g", l, parts, whole, d)
 		}
 		b.Only = nil
-		x := gpustage.Slice[float64](b.Embeddings)
-		for i, was := range x {
-			if was == 0 { // a difference quotient would see what is beyond
-				continue
-			}
-			const h = 1e-6
-			value := func(v float64) float64 {
-				x[i] = v
-				r, err := l.Compute(s, newArena(t, s, 1<<20), b)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return r.Sum
-			}
-			d := (value(was+h) - value(was-h)) / (2 * h)
-			x[i] = was
-			if math.Abs(d-want[i]) > 1e-7*(1+math.Abs(d)) {
-				t.Errorf("%+v: element %d: gradient %v, difference quotient %v", l, i, want[i], d)
-			}
-		}
+		checkGradient(t, s, l, b, 1e-7)
 	}
 }
 

@@ -73,7 +73,7 @@ var HardnessModes = []Hardness{InBatchNegatives, HardNegatives, AllNegatives}
 // with Directions QueryToDoc, QueryToQuery (contrast_anchors) and PositiveToPositive (contrast_positives) and Scale 1/temperature.
 //
 // A text that the guide embeds as it does the positive has the same cosine but for rounding, which differs between tiles, sub-batches and
-// ranks. So that it does not decide, guideSlack is added to t_i: such a text stays, by this rule, in every computation. An anchor is
+// ranks. So that it does not decide, 4e-6 is added to t_i: such a text stays, by this rule, in every computation. An anchor is
 // no candidate of itself whatever the margin; the peer leaves that to rounding where query and positive are one text.
 type Guide struct {
 	Margin   float64 // at least 0

@@ -136,19 +136,8 @@ func TestMultiVectorRows(t *testing.T) {
 				b.Labels = append(b.Labels, rng.NormFloat64())
 			}
 		}
-		_, grad := computeVectors(t, s, l, b)
-		vs := gpustage.Slice[float64](b.Parts[0].X)
-		for k := 0; k < len(vs); k += 1 + len(vs)/60 {
-			const h = 1e-6
-			was := vs[k]
-			vs[k] = was + h
-			up, _ := computeVectors(t, s, l, b)
-			vs[k] = was - h
-			down, _ := computeVectors(t, s, l, b)
-			vs[k] = was
-			if want := (up.Sum - down.Sum) / (2 * h); !(math.Abs(want-grad[k]) <= 2e-7*(1+math.Abs(want))) {
-				t.Errorf("%T %+v: vector %d: gradient %v, difference quotient %v", l, l, k, grad[k], want)
-			}
+		if err := CheckGradient(s, l, b, GradientCheck{Limit: 2e-7, Elements: 60}); err != nil {
+			t.Errorf("%+v: %v", l, err)
 		}
 		all, want := computeVectors(t, s, l, b)
 		var sum Result

@@ -38,7 +38,7 @@
 // goes back through it at once: see lexical.go and maxsim.go.
 //
 // All of these compute the terms of some rows alone when asked to ([RowSplitter]), which is how ranks share the work; there is no second
-// implementation for caching, sub-batches or several ranks.
+// implementation for caching, sub-batches or several ranks. [CheckGradient] verifies a loss, the project's and one's own, by finite differences.
 //
 // # Normalization
 //

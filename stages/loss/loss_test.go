@@ -171,20 +171,10 @@ func TestGoldenMasked(t *testing.T) {
 
 // randomBatch has duplicates, negatives owned unevenly, and weights.
 func randomBatch(t testing.TB, s gpustage.Stream, d gpustage.DType, rng *rand.Rand, rows, negatives, size int) *Batch {
-	n := 2*rows + negatives
-	x := make([]float64, n*size)
-	for i := range x {
-		x[i] = float64(float32(rng.NormFloat64()))
-	}
-	b := &Batch{Rows: rows, Embeddings: tensor(t, s, d, n, size, x), Gradient: tensor(t, s, d, n, size, nil)}
-	for range negatives {
-		b.Owner = append(b.Owner, int32(rng.IntN(rows)))
-	}
-	for range n {
-		b.Texts = append(b.Texts, TextID{uint64(rng.IntN(n)), 0})
-	}
-	for range rows {
-		b.Weights = append(b.Weights, rng.Float64())
+	t.Helper()
+	b, err := RandomBatch(s.Device(), d, rng, rows, negatives, size)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return b
 }
@@ -192,19 +182,8 @@ func randomBatch(t testing.TB, s gpustage.Stream, d gpustage.DType, rng *rand.Ra
 // checkGradient compares the gradient of a batch in f64 with difference quotients.
 func checkGradient(t *testing.T, s gpustage.Stream, l Loss, b *Batch, limit float64) {
 	t.Helper()
-	_, grad := compute(t, s, l, b)
-	x := gpustage.Slice[float64](b.Embeddings)
-	for i := range x {
-		const h = 1e-5
-		was := x[i]
-		x[i] = was + h
-		up, _ := compute(t, s, l, b)
-		x[i] = was - h
-		down, _ := compute(t, s, l, b)
-		x[i] = was
-		if want := (up - down) / (2 * h); !(math.Abs(want-grad[i]) <= limit*(1+math.Abs(want))) {
-			t.Errorf("%T %+v: element %d: gradient %v, difference quotient %v", l, l, i, grad[i], want)
-		}
+	if err := CheckGradient(s, l, b, GradientCheck{Limit: limit}); err != nil {
+		t.Errorf("%+v: %v", l, err)
 	}
 }
 

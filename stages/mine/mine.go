@@ -140,7 +140,11 @@ type Pairs struct {
 }
 
 // Pair numbers texts: corpus first, then the positives that it lacks, as the peer does. A pair that comes twice is one.
+// It panics unless there are as many positives as queries.
 func Pair(queries, positives, corpus []string) Pairs {
+	if len(queries) != len(positives) {
+		panic(fmt.Sprintf("mine.Pair: %d queries and %d positives: a pair is one of each", len(queries), len(positives)))
+	}
 	var p Pairs
 	docs, asked := map[string]int{}, map[string]int{}
 	var given []int // pairs of each query

@@ -346,3 +346,12 @@ func ExamplePairs_Mine() {
 	fmt.Println(p.Corpus[rows[0].Negatives[0].Doc], rows[0].Negatives[0].Score, err)
 	// Output: sort.Strings 0.8 <nil>
 }
+
+func TestPairOfOne(t *testing.T) {
+	defer func() {
+		if got := fmt.Sprint(recover()); got != "mine.Pair: 2 queries and 1 positives: a pair is one of each" {
+			t.Error(got)
+		}
+	}()
+	Pair([]string{"a", "b"}, []string{"x"}, nil)
+}

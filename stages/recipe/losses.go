@@ -12,7 +12,7 @@ import (
 	"contraflow/stages/loss"
 )
 
-// Loss is the objective and its options. Each loss has options of its own (see lossKinds); what a loss does not have is an error
+// Loss is the objective and its options. Each loss has options of its own (the commented recipes of [Template] have them); what a loss does not have is an error
 // where a recipe says it, and is left out where one is written. A name alone is a loss with its defaults, and a list of losses their sum.
 type Loss struct {
 	Name               string           `yaml:"name"`

@@ -121,7 +121,7 @@ const verifyDropout = 0.1
 // it is taken of the loss without them. Rows that can't be used are left out, as in training.
 //
 // With WithLoss, of Train's options, it is the gradient of that loss, and with WithRow the rows are changed first; the others are Train's alone. A loss that
-// computes in f32, as loss.Host has it, gives differences that are coarse: its finite difference may be off by as much as ownLimit, 1e-3, which finds
+// computes in f32, as loss.Host has it, gives differences that are coarse: its finite difference may be off by as much as 1e-3, which finds
 // a gradient that is wrong, and none that is slightly so.
 func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) (bool, error) {
 	if x.closed {

@@ -29,6 +29,9 @@ type Trainable struct {
 // zero value is f32, and all. A layer-wise reranker trains by the scores of all its layers, the last layer's first, by which it is measured. Adapters are
 // errors.
 func LoadTrainable(folder string, d gpustage.Device, text TextOptions, o transformer.Options) (*Trainable, error) {
+	if d == nil {
+		return nil, errors.New("no device to train on: it is nil; gpustage/cpu's New opens the processor")
+	}
 	f, err := hfmodel.Open(folder)
 	if err != nil {
 		return nil, err

@@ -202,3 +202,9 @@ func TestHeadAndClosed(t *testing.T) {
 		}
 	}
 }
+
+func TestTrainableWithoutDevice(t *testing.T) {
+	if _, err := LoadTrainable(t.TempDir(), nil, TextOptions{}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), "no device to train on") {
+		t.Error(err)
+	}
+}

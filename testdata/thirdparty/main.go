@@ -43,8 +43,7 @@ func main() {
 	enc := must(stages.NewEncoder(g, model.Model, 0, 1<<30, 1))
 	shout := pipeline.Map(g, "shout", stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}), func(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
 		for _, e := range c.Examples {
-			e.Texts[0] = strings.ToUpper(e.Texts[0])
-			e.Hashes[0] = dataset.HashText(e.Texts[0]) // by which duplicates are known
+			e.SetText(0, strings.ToUpper(e.Texts[0])) // and its hash, by which duplicates are known
 		}
 		return c, nil
 	})

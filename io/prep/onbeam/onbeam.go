@@ -1,26 +1,5 @@
 //go:build beam
 
-// Package onbeam runs the steps of package prep as an Apache Beam pipeline. It needs the build tag beam: Beam's hundred packages take
-// minutes to compile, and nothing else needs them.
-//
-// # The story
-//
-// An element is a shard of the input, a range of blocks: row groups of parquet, stretches of JSON lines. Rows are never shuffled, only what they
-// are compared by, and their ids:
-//
-//	shards -> keys -> group by text's hash -> survivors -> bands -> group by band -> dropped ids
-//	   \                        \-> dropped ids                                          |
-//	    \-----------------------------> group by shard <---------------------------------/
-//	                                          |
-//	                                    read again, write -> statistics -> merge
-//
-// Every shard's file is written by one call, under a temporary name, as a whole; a bundle that is tried again writes the same file. What a
-// row is dropped for depends on the rows alone, so the files are those of the in-process runner, byte for byte.
-//
-// # Where it runs
-//
-// Input and output must be reachable from every worker under the same paths. [Run] waits for the job, and completes the output only when the
-// job has succeeded.
 package onbeam
 
 import (
@@ -32,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -49,7 +29,7 @@ var Runners = []string{"prism", "universal", "dataflow"}
 
 // Options of a run.
 type Options struct {
-	Runner    string
+	Runner    string   // one of Runners
 	Flags     []string // Beam's: --endpoint, --environment_type, --parallelism, --project, ...
 	Overwrite bool
 	Note      func(message string) // what a user should know; may be nil
@@ -71,6 +51,9 @@ func Worker(args []string) {
 
 // Run prepares a dataset on a runner of Beam.
 func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err error) {
+	if !slices.Contains(Runners, o.Runner) { // of which Beam would end the process
+		return nil, fmt.Errorf("no runner %q: want %s", o.Runner, strings.Join(Runners, ", "))
+	}
 	for _, p := range c.Check() { // which completes it too: the card has it so, in whatever process it is made
 		return nil, p
 	}

@@ -203,3 +203,12 @@ func TestErrorNamesRow(t *testing.T) {
 	}
 	d.Close()
 }
+
+// Of a runner that it does not know Beam ends the process.
+func TestUnknownRunner(t *testing.T) {
+	for _, name := range []string{"", "prysm"} {
+		if _, err := Run(t.Context(), raw(t), Options{Runner: name}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no runner %q: want prism, universal, dataflow", name)) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
