@@ -34,6 +34,9 @@ func CheckGradient(s gpustage.Stream, l Loss, b *Batch, o GradientCheck) error {
 	if o.Step == 0 {
 		o.Step = 1. / (1 << 17)
 	}
+	if b.Rows == 0 {
+		return errors.New("the batch has no rows: there is nothing to compare")
+	}
 	c := gradientCheck{s: s, l: l, b: *b, o: o}
 	if !b.Embeddings.IsZero() {
 		c.add("Embeddings", b.Embeddings, b.Gradient)

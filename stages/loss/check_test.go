@@ -77,6 +77,9 @@ func TestCheckGradient(t *testing.T) {
 			t.Error("the batch is asked for some rows afterwards")
 		}
 	}
+	if err := CheckGradient(s, InfoNCE{}, &Batch{Teacher: []float32{1}}, GradientCheck{}); err == nil || !strings.Contains(err.Error(), "has no rows") {
+		t.Error(err)
+	}
 	narrow := randomBatch(t, s, gpustage.F32, rand.New(rand.NewPCG(1, 1)), 3, 6, 4)
 	if err := CheckGradient(s, InfoNCE{}, narrow, GradientCheck{}); err == nil || !strings.Contains(err.Error(), "want both of float64") {
 		t.Error(err)
