@@ -117,11 +117,7 @@ func (c *checker) checkNano(r *Recipe) {
 			continue
 		}
 		c.require(n.Prompts == nil, key+".prompts", "are for embedders: a reranker has those of data.train")
-		if m, err := evaluate.ParseMeasure(r.Eval.ranks()); err == nil {
-			if err := evaluate.CheckCandidateMeasure(m); err != nil {
-				c.fail("eval.metric", "%v", err)
-			}
-		}
+		c.checkCandidateMeasure(r.Eval)
 	}
 }
 

@@ -101,6 +101,11 @@ func (c *checker) checkScored(e Eval, key func(kind string, i, n int, name, path
 func (c *checker) checkCandidates(e Eval, x Candidates, key string) {
 	c.require(x.Path != "" && x.Query != "" && x.Positive != "" && (x.Negative == "") != (x.Documents == ""), key, "needs path and the columns query, positive and one of negative and documents")
 	c.require(!x.Found || x.Documents != "", key+".found", "is of documents: which of them are positives; with negative all positives are ranked")
+	c.checkCandidateMeasure(e)
+}
+
+// checkCandidateMeasure refuses an eval.metric that ranks documents otherwise than candidates can be.
+func (c *checker) checkCandidateMeasure(e Eval) {
 	if m, err := evaluate.ParseMeasure(e.ranks()); err == nil {
 		if err := evaluate.CheckCandidateMeasure(m); err != nil {
 			c.fail("eval.metric", "%v", err)
