@@ -246,7 +246,7 @@ func TestShapes(t *testing.T) {
 }
 
 // A NaN or an infinity of A reaches its row of C, one of B its column, and nothing else: not what shares its strip, its
-// panel or its pair. Numbers below the smallest normal one are numbers, in float32.
+// panel or its pair. Numbers below the smallest normal one are numbers, in float32, but for large products with AMX.
 func TestExtremes(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
@@ -278,6 +278,15 @@ func TestExtremes(t *testing.T) {
 		tiny, c := math.Float32frombits(0x1234), []float32{0}
 		if err := ws.Small(&Job[float32]{M: 1, N: 1, K: 1, A: []float32{tiny}, LDA: 1, B: []float32{2}, LDB: 1, C: c, LDC: 1}); err != nil || c[0] != 2*tiny {
 			t.Errorf("2 * %v is %v, %v", tiny, c[0], err)
+		}
+		for _, x := range []float32{tiny, 0x1.234566p-100} {
+			want := 2 * x
+			if k == AMX && x == tiny {
+				want = 0
+			}
+			if err := ws.Multiply(&Job[float32]{M: 1, N: 1, K: 1, A: []float32{x}, LDA: 1, B: []float32{2}, LDB: 1, C: c, LDC: 1}, serial{}); err != nil || c[0] != want {
+				t.Errorf("a large product makes of 2 * %v %v, want %v: %v", x, c[0], want, err)
+			}
 		}
 	})
 }
@@ -328,7 +337,7 @@ func TestFloat64(t *testing.T) {
 	})
 }
 
-// Each element's bits must depend on its row, its column and K alone.
+// Each element's bits must depend on its row, its column and K alone; where Small has other kernels, Multiply's are compared.
 func TestSameBits(t *testing.T) {
 	forEachKernel(t, sameBits[float32])
 	forEachKernel(t, sameBits[float64])
@@ -340,7 +349,7 @@ func sameBits[T Float](t *testing.T, k Kernels) {
 	for range 20 { // tiles of every kind
 		j := randomJob[T](r, 1+r.IntN(200), 1+r.IntN(200), 1+r.IntN(1500))
 		j.Add = false
-		if err := ws.Small(j); err != nil {
+		if err := run(ws, j, firstWay(ws, false)); err != nil {
 			t.Fatal(err)
 		}
 		want := append([]T(nil), j.C...)
@@ -372,7 +381,7 @@ func sameBits[T Float](t *testing.T, k Kernels) {
 					}
 				}
 			}
-			for way := range 4 {
+			for way := firstWay(ws, bf16); way < 4; way++ {
 				clear(j.C)
 				if err := run(ws, j, way); err != nil {
 					t.Fatal(err)
@@ -393,13 +402,21 @@ func sameBits[T Float](t *testing.T, k Kernels) {
 				part.A = first(j.A, j.LDA, row, !j.TransA)
 				part.B = first(j.B, j.LDB, col, j.TransB)
 				part.C = make([]T, len(j.C))
-				if err := run(ws, &part, r.IntN(4)); err != nil {
+				if err := run(ws, &part, max(firstWay(ws, bf16), r.IntN(4))); err != nil {
 					t.Fatal(err)
 				}
 				same(fmt.Sprintf("rows %d and columns %d from [%d %d]", part.M, part.N, row, col), &part, row, col)
 			}
 		}
 	}
+}
+
+// firstWay is run's first way with the bits of the others.
+func firstWay[T Float](ws *Workspace[T], bf16 bool) int {
+	if ws.small != ws.plain && !bf16 {
+		return 1
+	}
+	return 0
 }
 
 func TestEpilogue(t *testing.T) {

@@ -15,7 +15,7 @@ const (
 	AVX2       Kernels = "avx2"       // amd64 with AVX2 and FMA
 	AVX512     Kernels = "avx512"     // amd64 with AVX-512 F, DQ, BW and VL
 	AVX512BF16 Kernels = "avx512bf16" // the same, and AVX512-BF16 for products in bf16
-	AMX        Kernels = "amx"        // the same, and AMX-BF16 for products in bf16; on Linux
+	AMX        Kernels = "amx"        // the same, and AMX-BF16 for products in bf16 and large ones in float32; on Linux
 )
 
 // Available lists the kernels that this machine can run, the fastest first. On Linux the first call asks the system for the use of
@@ -47,8 +47,8 @@ func Select(name string) (Kernels, error) {
 // set is the kernels of one type and precision, and how they want their operands.
 type set[T Float] struct {
 	rows, cols int // the micro-tile: rows of A in a strip, columns of B in a panel
-	pair       int // elements of k in one step: 2 if they are pairs of bf16
-	group      int // the kernel does so many steps at a time: what is missing of the last group is packed as zeros
+	// The kernel does group steps at a time, for span elements of k: what is missing of the last group is packed as zeros.
+	span, group int
 	// kc steps of nc columns of B are a block, which stays in the second-level cache while rows of A pass by it.
 	kc, nc int
 	mc     int // rows of A in a tile when B is packed for all of them
@@ -60,7 +60,8 @@ type set[T Float] struct {
 	packWork int
 
 	strip   func(*strip[T])
-	fetches bool // the strip fetches rows of A for later strips
+	small   *set[T] // what Small takes in the place of these kernels, if not nil
+	fetches bool    // the strip fetches rows of A for later strips
 	// packB packs k x n elements of B into panels of steps(k) rows of cols elements, ps apart; packBT does from B's
 	// transpose, n x k.
 	packB, packBT func(w *worker[T], dst []T, ps int, src []T, ld, k, n int)
@@ -69,7 +70,7 @@ type set[T Float] struct {
 	roundsA bool
 	// packAT packs k x n elements of A's transpose into panels of steps(k) rows of aWidth elements, ps apart, for rows rows
 	// of A each; if aWidth is 0 into rows ps apart, as packA does, of which there must be a multiple of 16.
-	packAT func(dst []T, ps int, src []T, ld, k, n int)
+	packAT func(w *worker[T], dst []T, ps int, src []T, ld, k, n int)
 	aWidth int
 	// probe does n times probeWork floating-point operations, as fast as can be.
 	probe     func(n int)
@@ -77,7 +78,7 @@ type set[T Float] struct {
 }
 
 // steps is how many steps a block of k elements takes.
-func (s *set[T]) steps(k int) int { return ceil(k, s.pair*s.group) * s.group }
+func (s *set[T]) steps(k int) int { return ceil(k, s.span) * s.group }
 
 // panelSize is the elements from one packed panel to the next, for panels whose rows have width elements. An odd number of
 // rows keeps the panels from falling into the same lines of the first-level cache: copying 384 columns of A into 28
@@ -94,7 +95,7 @@ func portableSet[T Float]() *set[T] {
 // packedInGo is a set without a strip and blocks, whose operands plain Go packs.
 func packedInGo[T Float](rows, cols int) *set[T] {
 	return &set[T]{
-		rows: rows, cols: cols, pair: 1, group: 1, packWork: 12,
+		rows: rows, cols: cols, span: 1, group: 1, packWork: 12,
 		packB: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) {
 			copyPanels(dst, ps, src, ld, k, n, cols, cols)
 		},
@@ -102,7 +103,7 @@ func packedInGo[T Float](rows, cols int) *set[T] {
 			transposePanels(dst, ps, src, ld, k, n, cols)
 		},
 		packA: copyRowsOfA[T],
-		packAT: func(dst []T, ps int, src []T, ld, k, n int) {
+		packAT: func(_ *worker[T], dst []T, ps int, src []T, ld, k, n int) {
 			copyPanels(dst, ps, src, ld, k, n, rows, cols)
 		},
 		aWidth: cols,
@@ -144,8 +145,8 @@ func emulateBF16(s *set[float32], round func(dst, src []float32)) *set[float32] 
 			round(dst[i*ds:][:k], src[i*ld:])
 		}
 	}
-	e.packAT = func(dst []float32, ps int, src []float32, ld, k, n int) {
-		s.packAT(dst, ps, src, ld, k, n)
+	e.packAT = func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+		s.packAT(w, dst, ps, src, ld, k, n)
 		round(dst[:ceil(n, s.rows)*ps], dst)
 	}
 	return &e

@@ -45,6 +45,7 @@ var (
 	avx512Bits = emulateBF16(avx512, roundAVX2)
 	avx512Pair = bf16Set()
 	amx        = amxSet()
+	amxPieces  = piecesSet()
 )
 
 // nativeSet is the assembly's part of setOf.
@@ -60,6 +61,8 @@ func nativeSet(k Kernels, bf16 bool) *set[float32] {
 		return avx512Pair
 	case k == AMX && bf16:
 		return amx
+	case k == AMX:
+		return amxPieces
 	}
 	return avx512
 }
@@ -69,7 +72,7 @@ func nativeSet64() *set[float64] { return avx2Wide }
 
 func avx2Set() *set[float32] {
 	return &set[float32]{
-		rows: 6, cols: 16, pair: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
+		rows: 6, cols: 16, span: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
 		strip:  func(s *strip32) { stripAVX2((*byte)(unsafe.Pointer(s))) },
 		packB:  copyB(copyRowsBAVX2, 16),
 		packBT: transposeB(transposeAVX2, 16, 8),
@@ -94,7 +97,7 @@ func avx2Set64() *set[float64] {
 // 66). Not measured where that cache has 32 KB, as Zen 4's.
 func avx512Set() *set[float32] {
 	return &set[float32]{
-		rows: 14, cols: 32, pair: 1, group: 1, kc: 192, nc: 384, mc: 140, packWork: 24,
+		rows: 14, cols: 32, span: 1, group: 1, kc: 192, nc: 384, mc: 140, packWork: 24,
 		strip:   func(s *strip32) { stripAVX512((*byte)(unsafe.Pointer(s))) },
 		fetches: true,
 		packB:   copyB(copyRowsBAVX512, 32),
@@ -108,7 +111,7 @@ func avx512Set() *set[float32] {
 
 func bf16Set() *set[float32] {
 	return &set[float32]{
-		rows: 14, cols: 32, pair: 2, group: 1, kc: 384, nc: 192, mc: 140, packWork: 12,
+		rows: 14, cols: 32, span: 2, group: 1, kc: 384, nc: 192, mc: 140, packWork: 12,
 		strip:   func(s *strip32) { stripBF16((*byte)(unsafe.Pointer(s))) },
 		fetches: true,
 		packB:   copyB(pairRowsBBF16, 32),
@@ -131,7 +134,7 @@ func pairRowsOfA(dst []float32, ds int, src []float32, ld, n, k int) {
 // amxSet reads the same panels of B as bf16Set, but 16 steps of 32 columns at a time, and 16 steps of 32 rows of A.
 func amxSet() *set[float32] {
 	s := &set[float32]{
-		rows: 32, cols: 32, pair: 2, group: 16, kc: 384, nc: 192, mc: 128, packWork: 120,
+		rows: 32, cols: 32, span: 32, group: 16, kc: 384, nc: 192, mc: 128, packWork: 120,
 		strip: func(s *strip32) { stripAMX((*byte)(unsafe.Pointer(s))) },
 		probe: probeAMX, probeWork: 4 * 16 * 16 * 32 * 2,
 		roundsA: true,
@@ -149,16 +152,16 @@ func amxSet() *set[float32] {
 		pairRowsOfA(dst, ds, src, ld, n, k)
 		s.fill(dst, ds, 1, k, n)
 	}
-	s.packAT = func(dst []float32, ds int, src []float32, ld, k, n int) {
+	s.packAT = func(_ *worker[float32], dst []float32, ds int, src []float32, ld, k, n int) {
 		_, _ = dst[:ceil(n, 16)*16*ds], src[:(k-1)*ld+n]
 		columnsBF16(&dst[0], ds, &src[0], ld, k, n)
 	}
 	return s
 }
 
-// fill writes the zeros after k elements of n rows or columns, in panels of width of them, ps apart.
+// fill writes the zeros after k elements of n rows or columns, pairs in panels of width of them, ps apart.
 func (s *set[T]) fill(dst []T, ps, width, k, n int) {
-	done, all := ceil(k, s.pair), s.steps(k)
+	done, all := ceil(k, 2), s.steps(k)
 	if done == all {
 		return
 	}
@@ -178,8 +181,8 @@ func copyB(f copyRows, cols int) func(w *worker[float32], dst []float32, ps int,
 }
 
 // copyA is packAT by assembly, for panels of so many rows of A.
-func copyA(f copyRows, rows int) func(dst []float32, ps int, src []float32, ld, k, n int) {
-	return func(dst []float32, ps int, src []float32, ld, k, n int) {
+func copyA(f copyRows, rows int) func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
+	return func(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
 		_, _ = dst[:ceil(n, rows)*ps], src[:(k-1)*ld+n]
 		f(&dst[0], ps, &src[0], ld, k, n)
 	}

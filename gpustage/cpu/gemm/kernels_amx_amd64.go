@@ -3,17 +3,36 @@
 package gemm
 
 // stripAMX multiplies the strip32 at s: up to 32 rows of A by panels of B, 32 columns wide, one after another
-// until s.cols columns of C are done. s.rows and s.cols are at least 1, s.k is a multiple of 16 and at least that. A and B are pairs of bf16,
-// neighbours in k, in the place of a float32; A can be read for whole tiles of 16 rows.
+// until s.cols columns of C are done. s.rows and s.cols are at least 1, s.k is a multiple of 16 and at least that.
+// A and B are pairs of bf16, neighbours in k, in the place of a float32; A can be read for whole tiles of 16 rows.
 //
 //go:noescape
 func stripAMX(s *byte)
+
+// stripPieces multiplies the strip32 at s: up to 32 rows of A by panels of B, 32 columns wide, one after another
+// until s.cols columns of C are done. s.rows and s.cols are at least 1, s.k is a multiple of 48 and at least that.
+// Of A and B each 16 steps are the pairs of piece 0, as many of piece 1 and of piece 2 in the places of 48 float32; A can be read for whole tiles of 16 rows.
+//
+//go:noescape
+func stripPieces(s *byte)
 
 // columnsBF16 rounds k >= 1 rows of cols >= 1 elements from src, ss elements apart, to bf16 and writes each column as a row of pairs to dst,
 // ds elements apart, up to a multiple of 16 pairs. What is missing is zero. It writes to as many rows as the next multiple of 16 columns.
 //
 //go:noescape
 func columnsBF16(dst *float32, ds int, src *float32, ss int, k int, cols int)
+
+// piecesOfRowsB splits k rows, 1 to 32, of cols >= 1 elements from src, ss elements apart, into pieces and writes them as panels
+// of 32 columns to dst, ps elements apart: (k+1)/2 rows of 32 pairs (row 2i, row 2i+1) of each piece, 16 rows from piece to piece.
+//
+//go:noescape
+func piecesOfRowsB(dst *float32, ps int, src *float32, ss int, k int, cols int)
+
+// piecesOfRowsA splits k >= 1 elements of each of n >= 1 rows, ld apart, into pieces and writes them to rows of dst, ds apart:
+// for each 32 elements 16 pairs of each piece, one behind the other. What is missing of the last 32 is zero.
+//
+//go:noescape
+func piecesOfRowsA(dst *float32, ds int, src *float32, ld int, n int, k int)
 
 // probeAMX does n times 4 products of tiles.
 func probeAMX(n int)

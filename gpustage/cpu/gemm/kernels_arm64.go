@@ -25,7 +25,7 @@ const neonRows, neonCols = 6, 16
 // first-level cache of 64 KB. A strip of one to three rows costs three. It has been tested in QEMU, and not timed.
 func neonSet() *set[float32] {
 	return &set[float32]{
-		rows: neonRows, cols: neonCols, pair: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
+		rows: neonRows, cols: neonCols, span: 1, group: 1, kc: 384, nc: 192, mc: 144, packWork: 12,
 		strip:  stripNEON,
 		packB:  packBNEON,
 		packBT: transposeB(transposeNEON, neonCols, 4),

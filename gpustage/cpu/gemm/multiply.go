@@ -5,6 +5,7 @@ package gemm
 type Workspace[T Float] struct {
 	plain   *set[T]
 	bf16    *set[T] // nil for float64
+	small   *set[T] // plain for Small
 	workers []*worker[T]
 	shared  Packed[T] // B, packed for one product
 
@@ -24,6 +25,7 @@ type worker[T Float] struct {
 	strip strip[T]
 	rows  [16]*T
 	a, b  []T // packed blocks
+	pairs []T // pieces that are to be transposed
 	_     [64]byte
 }
 
@@ -31,6 +33,9 @@ type worker[T Float] struct {
 // them. Products of float64 are AVX2's on amd64, and portable elsewhere.
 func NewWorkspace[T Float](k Kernels) *Workspace[T] {
 	ws := &Workspace[T]{plain: setOf[T](k, false)}
+	if ws.small = ws.plain.small; ws.small == nil {
+		ws.small = ws.plain
+	}
 	if !isFloat64[T]() {
 		ws.bf16 = setOf[T](k, true)
 	}
@@ -55,7 +60,7 @@ func (ws *Workspace[T]) setFor(bf16 bool) *set[T] {
 // Multiply computes j with the threads of r. The bits of an element of C depend on its row of A, its column of B, K,
 // Alpha and the kernels: not on M, N, the threads, or whether B was packed before.
 func (ws *Workspace[T]) Multiply(j *Job[T], r Runner) error {
-	if err := ws.check(j); err != nil || j.M == 0 || j.N == 0 {
+	if err := ws.check(j, ws.setFor(j.BF16)); err != nil || j.M == 0 || j.N == 0 {
 		return err
 	}
 	ws.grow(r.Threads())
@@ -73,9 +78,14 @@ func (ws *Workspace[T]) Multiply(j *Job[T], r Runner) error {
 }
 
 // Small computes j on the calling goroutine, with little to do before and after: for products that take microseconds,
-// as those of attention do. The epilogue's worker is 0.
+// as those of attention do. The epilogue's worker is 0. In float32 AMX's workspace takes AVX-512 for it, so that its bits differ from Multiply's:
+// splitting the operands would take longer than it gains (BenchmarkSmall, 136 tokens: 96, 26 and 42 GFLOP/s against 93, 110 and 115).
 func (ws *Workspace[T]) Small(j *Job[T]) error {
-	if err := ws.check(j); err != nil || j.M == 0 || j.N == 0 {
+	s := ws.small
+	if j.BF16 {
+		s = ws.bf16
+	}
+	if err := ws.check(j, s); err != nil || j.M == 0 || j.N == 0 {
 		return err
 	}
 	ws.job, ws.b, ws.k0, ws.k1 = j, j.Packed, 0, j.K
@@ -154,7 +164,7 @@ func (ws *Workspace[T]) blockA(w *worker[T], r0, r1, k0, k int) ([]T, int) {
 	case j.TransA && s.aWidth > 0:
 		ps := s.panelSize(k, s.aWidth)
 		w.a = atLeast(w.a, strips*ps)
-		s.packAT(w.a, ps, j.A[k0*j.LDA+r0:], j.LDA, k, r1-r0)
+		s.packAT(w, w.a, ps, j.A[k0*j.LDA+r0:], j.LDA, k, r1-r0)
 		st.rs, st.ks = 1, s.aWidth
 		return w.a, ps
 	case !ws.plan.packA:
@@ -165,7 +175,7 @@ func (ws *Workspace[T]) blockA(w *worker[T], r0, r1, k0, k int) ([]T, int) {
 		ds := (st.k+15)/16*16 | 16
 		w.a = atLeast(w.a, strips*s.rows*ds)
 		if j.TransA {
-			s.packAT(w.a, ds, j.A[k0*j.LDA+r0:], j.LDA, k, r1-r0)
+			s.packAT(w, w.a, ds, j.A[k0*j.LDA+r0:], j.LDA, k, r1-r0)
 		} else {
 			s.packA(w.a, ds, j.A[r0*j.LDA+k0:], j.LDA, r1-r0, k)
 		}
@@ -210,5 +220,5 @@ func (ws *Workspace[T]) fetch(st *strip[T], task, row, k1 int, firstColumns bool
 		r0, _ := p.tileRows(task, s.rows, j.M)
 		st.fetch = j.A[min((r0+row)*j.LDA+k1, len(j.A)):]
 	}
-	st.fetchRow, st.fetchStep = j.LDA, s.pair
+	st.fetchRow, st.fetchStep = j.LDA, s.span
 }

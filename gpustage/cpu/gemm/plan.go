@@ -45,7 +45,7 @@ func (s *set[T]) plan(j *Job[T], threads int) plan {
 		p.tilesM, p.tilesN = s.grid(j.M, j.N, p.threads)
 		return p
 	}
-	size := int(unsafe.Sizeof(j.Alpha)) / s.pair
+	size := int(unsafe.Sizeof(j.Alpha)) * s.group / s.span
 	mc := s.mc
 	if j.K*j.N*size > largeB {
 		mc *= 4

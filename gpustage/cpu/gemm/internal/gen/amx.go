@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -30,7 +31,8 @@ import (
 //	~r3 ~x3 ~b3 00010       the fourth bits of the ModRM byte's register, the index and the base; opcode map 0F38
 //	W=0 ~v3 ~v2 ~v1 ~v0 0 pp   pp: 00 is NP, 10 is F3, 11 is F2
 //
-// sibmem is base + index, the index being the bytes between a tile's rows; a displacement of eight bits is always given.
+// sibmem is base + index, the index being the bytes between a tile's rows; a displacement is always given, of eight bits or, with 10 in the
+// place of ModRM's 01, of 32.
 const (
 	opTileConfig = 0x49
 	opTileMove   = 0x4b
@@ -58,17 +60,21 @@ func number(r GPPhysical) int {
 	panic(fmt.Sprintf("%s is no 64-bit register", r.Asm()))
 }
 
-func sibmem(pp, tile int, base, index GPPhysical, disp int8) []byte {
-	return vex(opTileMove, pp, 0, index, base, byte(1<<6|tile<<3|4), byte(number(index)&7<<3|number(base)&7), byte(disp))
+func sibmem(pp, tile int, base, index GPPhysical, disp int) []byte {
+	mod, tail := byte(1<<6), []byte{byte(disp)}
+	if disp != int(int8(disp)) {
+		mod, tail = 2<<6, binary.LittleEndian.AppendUint32(nil, uint32(disp))
+	}
+	return vex(opTileMove, pp, 0, index, base, append([]byte{mod | byte(tile<<3|4), byte(number(index)&7<<3 | number(base)&7)}, tail...)...)
 }
 
 func encodeTileDot(c, a, b int) []byte { return vex(opTileDot, ppF3, b, nil, nil, byte(3<<6|c<<3|a)) }
 
-func encodeTileLoad(tile int, base, index GPPhysical, disp int8) []byte {
+func encodeTileLoad(tile int, base, index GPPhysical, disp int) []byte {
 	return sibmem(ppF2, tile, base, index, disp)
 }
 
-func encodeTileStore(tile int, base, index GPPhysical, disp int8) []byte {
+func encodeTileStore(tile int, base, index GPPhysical, disp int) []byte {
 	return sibmem(ppF3, tile, base, index, disp)
 }
 
@@ -87,11 +93,11 @@ func tiledot(c, a, b int) {
 }
 
 func tileload(base, index GPPhysical, disp, tile int) {
-	emit(encodeTileLoad(tile, base, index, int8(disp)), fmt.Sprintf("TILELOADD %d(%s)(%s*1), TMM%d", disp, base.Asm(), index.Asm(), tile))
+	emit(encodeTileLoad(tile, base, index, disp), fmt.Sprintf("TILELOADD %d(%s)(%s*1), TMM%d", disp, base.Asm(), index.Asm(), tile))
 }
 
 func tilestore(tile int, base, index GPPhysical, disp int) {
-	emit(encodeTileStore(tile, base, index, int8(disp)), fmt.Sprintf("TILESTORED TMM%d, %d(%s)(%s*1)", tile, disp, base.Asm(), index.Asm()))
+	emit(encodeTileStore(tile, base, index, disp), fmt.Sprintf("TILESTORED TMM%d, %d(%s)(%s*1)", tile, disp, base.Asm(), index.Asm()))
 }
 
 func tilezero(tile int) { emit(encodeTileZero(tile), fmt.Sprintf("TILEZERO TMM%d", tile)) }
@@ -121,12 +127,17 @@ const (
 	scratchRow   = 128 // bytes: two tiles side by side
 )
 
+// pieceProducts are the products of a piece of A and one of B that make up a product in float32, in an order in which each loads new tiles of
+// A or of B, not of both. What is left out is smaller than float32's own rounding: see pieces_amd64.go.
+var pieceProducts = [][2]int{{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}}
+
 // stripAMX multiplies a strip of up to 32 rows. Tiles of C that exist as a whole, with alpha = 1, are read and written
 // where they lie; all others pass through a block on the stack. Either way a sum starts with what it is added to, or, if
-// alpha is not 1, is scaled and then added: an element's bits don't depend on which way it goes.
+// alpha is not 1, is scaled and then added: an element's bits don't depend on which way it goes. In pieces it always starts
+// with 0 and is added at the end: rounded six times for 32 elements of k, the sum of a long row would lose what its pieces have gained.
 //
 // Fetching B's tiles two steps ahead, or C's lines before they are written, changed nothing that could be told from noise.
-func stripAMX() {
+func stripAMX(name string, pieces int) {
 	var (
 		a, a1, as = RSI, R8, R9
 		bs        = R10 // bytes between rows of B
@@ -134,12 +145,15 @@ func stripAMX() {
 		scratch   = R13
 		row, left = R15, RDX
 	)
-	defineTileShapes()
-	TEXT("stripAMX", 0, "func(s *byte)")
+	what := "A and B are pairs of bf16, neighbours in k, in the place of a float32"
+	if pieces > 1 {
+		what = "Of A and B each 16 steps are the pairs of piece 0, as many of piece 1 and of piece 2 in the places of 48 float32"
+	}
+	TEXT(name, 0, "func(s *byte)")
 	Pragma("noescape")
-	Doc("stripAMX multiplies the strip32 at s: up to 32 rows of A by panels of B, 32 columns wide, one after another",
-		"until s.cols columns of C are done. s.rows and s.cols are at least 1, s.k is a multiple of 16 and at least that. A and B are pairs of bf16,",
-		"neighbours in k, in the place of a float32; A can be read for whole tiles of 16 rows.")
+	Doc(name+" multiplies the strip32 at s: up to 32 rows of A by panels of B, 32 columns wide, one after another",
+		fmt.Sprintf("until s.cols columns of C are done. s.rows and s.cols are at least 1, s.k is a multiple of %d and at least that.", 16*pieces),
+		what+"; A can be read for whole tiles of 16 rows.")
 	frame := AllocLocal(32*scratchRow + 64)
 	Load(Param("s"), args)
 	LEAQ(frame.Offset(64), scratch)
@@ -168,7 +182,6 @@ func stripAMX() {
 		CMPQ(field("rows"), Imm(32))
 		JLT(LabelRef(part))
 	}
-	whole("clear", "partial")
 	// each calls move for the four tiles of C, whose rows begin stride bytes apart from base on.
 	each := func(base, stride GPPhysical, move func(tile int, base GPPhysical, disp int)) {
 		move(0, base, 0)
@@ -185,62 +198,76 @@ func stripAMX() {
 	store := func(base, stride GPPhysical) {
 		each(base, stride, func(tile int, base GPPhysical, disp int) { tilestore(tile, base, stride, disp) })
 	}
-	CMPB(field("add"), Imm(0))
-	JEQ(LabelRef("clear"))
-	load(cp, ldc)
-	JMP(LabelRef("multiply"))
+	if pieces == 1 {
+		whole("clear", "partial")
+		CMPB(field("add"), Imm(0))
+		JEQ(LabelRef("clear"))
+		load(cp, ldc)
+		JMP(LabelRef("multiply"))
 
-	Label("partial")
-	CMPB(field("add"), Imm(0))
-	JEQ(LabelRef("clear"))
-	selectColumns("masksin", 2, row)
-	MOVQ(field("rows"), count)
-	MOVQ(cp, row)
-	MOVQ(scratch, left)
-	Label("in")
-	for v := range 2 {
-		VMOVUPS_Z(Mem{Base: row, Disp: 64 * v}, opmasks[v], zmm[v])
-		VMOVUPS(zmm[v], Mem{Base: left, Disp: 64 * v})
+		Label("partial")
+		CMPB(field("add"), Imm(0))
+		JEQ(LabelRef("clear"))
+		selectColumns("masksin", 2, row)
+		MOVQ(field("rows"), count)
+		MOVQ(cp, row)
+		MOVQ(scratch, left)
+		Label("in")
+		for v := range 2 {
+			VMOVUPS_Z(Mem{Base: row, Disp: 64 * v}, opmasks[v], zmm[v])
+			VMOVUPS(zmm[v], Mem{Base: left, Disp: 64 * v})
+		}
+		ADDQ(ldc, row)
+		ADDQ(Imm(scratchRow), left)
+		DECQ(count)
+		JNZ(LabelRef("in"))
+		load(scratch, bs)
+		JMP(LabelRef("multiply"))
+
+		Label("clear")
 	}
-	ADDQ(ldc, row)
-	ADDQ(Imm(scratchRow), left)
-	DECQ(count)
-	JNZ(LabelRef("in"))
-	load(scratch, bs)
-	JMP(LabelRef("multiply"))
-
-	Label("clear")
 	for i := range 4 {
 		tilezero(i)
 	}
 
 	Label("multiply")
 	MOVQ(field("k"), count)
-	SHRQ(Imm(4), count)
 	CMPQ(field("rows"), Imm(16))
 	JLE(LabelRef("upper"))
 	CMPQ(cols, Imm(16))
 	JLE(LabelRef("left"))
+	products := [][2]int{{0, 0}}
+	if pieces > 1 {
+		products = pieceProducts
+	}
 	steps := func(name string, rows, cols int) {
 		if rows*cols == 4 {
 			pcalign(64)
 		}
 		Label(name)
-		for j := range cols {
-			tileload(bp, bs, 64*j, tileB+j)
-		}
-		for i := range rows {
-			tileload([]GPPhysical{a, a1}[i], as, 0, tileA+i)
-			for j := range cols {
-				tiledot(2*i+j, tileA+i, tileB+j)
+		of := [2]int{-1, -1} // the pieces of A and B that are in their tiles
+		for _, p := range products {
+			if of[1] != p[1] {
+				for j := range cols {
+					tileload(bp, bs, p[1]*16*128+64*j, tileB+j)
+				}
 			}
+			for i := range rows {
+				if of[0] != p[0] {
+					tileload([]GPPhysical{a, a1}[i], as, 64*p[0], tileA+i)
+				}
+				for j := range cols {
+					tiledot(2*i+j, tileA+i, tileB+j)
+				}
+			}
+			of = p
 		}
-		ADDQ(Imm(64), a)
+		ADDQ(U32(uint32(64*pieces)), a)
 		if rows > 1 {
-			ADDQ(Imm(64), a1)
+			ADDQ(U32(uint32(64*pieces)), a1)
 		}
-		ADDQ(U32(16*128), bp)
-		DECQ(count)
+		ADDQ(U32(uint32(16*128*pieces)), bp)
+		SUBQ(Imm(uint64(16*pieces)), count)
 		JNZ(LabelRef(name))
 	}
 	steps("all", 2, 2)
@@ -257,6 +284,10 @@ func stripAMX() {
 	steps("ones", 1, 1)
 
 	Label("done")
+	if pieces > 1 {
+		CMPB(field("add"), Imm(0))
+		JNE(LabelRef("out"))
+	}
 	whole("out", "out")
 	store(cp, ldc)
 	JMP(LabelRef("next"))
@@ -271,8 +302,10 @@ func stripAMX() {
 	MOVQ(field("rows"), count)
 	CMPB(field("add"), Imm(0))
 	JEQ(LabelRef("set"))
-	CMPL(field("alpha"), U32(0x3f800000))
-	JEQ(LabelRef("set"))
+	if pieces == 1 {
+		CMPL(field("alpha"), U32(0x3f800000))
+		JEQ(LabelRef("set"))
+	}
 	rowsOut := func(name string, f func(v int)) {
 		Label(name)
 		for v := range 2 {
@@ -307,8 +340,7 @@ func stripAMX() {
 }
 
 // columnsBF16 makes rows of A, as tiles want them, of its transpose.
-func columnsBF16() {
-	order := interleave()
+func columnsBF16(order Mem) {
 	TEXT("columnsBF16", NOSPLIT|NOFRAME, "func(dst *float32, ds int, src *float32, ss int, k, cols int)")
 	Pragma("noescape")
 	Doc("columnsBF16 rounds k >= 1 rows of cols >= 1 elements from src, ss elements apart, to bf16 and writes each column as a row of pairs to dst,",

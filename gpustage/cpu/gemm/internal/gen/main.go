@@ -37,8 +37,13 @@ var files = map[string]func(){
 		probeAVX512("probeBF16", dot)
 	},
 	"amx": func() {
-		stripAMX()
-		columnsBF16()
+		defineTileShapes()
+		stripAMX("stripAMX", 1)
+		stripAMX("stripPieces", 3)
+		order := interleave()
+		columnsBF16(order)
+		copyPanelsPieces(order)
+		piecesOfRows(order)
 		probeAMX()
 	},
 }
