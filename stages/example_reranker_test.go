@@ -35,10 +35,10 @@ func trainReranker(ctx context.Context) error {
 	}
 	defer p.Close()
 	file := filepath.Join(p.dir, "groups.jsonl")
-	groups := `{"q": "what barks", "pos": "a dog barks", "neg": ["a cat purrs loudly", "fish swim"]}
-{"q": "what purrs", "pos": "a cat purrs loudly", "neg": ["a dog barks", "a bird flies"]}
-{"q": "what swims", "pos": "fish swim", "neg": ["a dog barks", "a frog hops"]}
-{"q": "what hops", "pos": "a frog hops", "neg": ["fish swim", "a bird flies"]}
+	groups := `{"q": "what barks", "pos": "a dog barks", "neg": ["a cat purrs loudly", "fish swim", "a frog hops"]}
+{"q": "what purrs", "pos": "a cat purrs loudly", "neg": ["a dog barks", "fish swim", "a frog hops"]}
+{"q": "what swims", "pos": "fish swim", "neg": ["a dog barks", "a cat purrs loudly", "a frog hops"]}
+{"q": "what hops", "pos": "a frog hops", "neg": ["a dog barks", "a cat purrs loudly", "fish swim"]}
 `
 	if err := os.WriteFile(file, []byte(groups), 0o600); err != nil {
 		return err
