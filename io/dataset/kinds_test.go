@@ -9,6 +9,41 @@ import (
 
 // What a column of JSON lines is, most of its values say, whichever comes first. A row with another value is one that can't be used, and named; a column that is
 // not what it has to be is named with a line of it.
+// What is wrong with a key's value is forgotten where the key comes again, and nothing else is.
+func TestKeysThatComeAgain(t *testing.T) {
+	for line, want := range map[string]string{
+		`{"q": 5, "p": ["a"], "q": "ok"}`:                           "",
+		`{"q": "ok", "p": ["a"], "q": 5}`:                           `column "q": it is a number, want a string`,
+		`{"q": 5, "p": ["a", 7], "q": "ok"}`:                        `column "p": it is a number, want a list of strings`,
+		`{"q": 5, "p": ["a", 7], "q": "ok", "p": ["b"]}`:            "",
+		`{"q": 5, "p": ["a", 7]}`:                                   `column "q": it is a number, want a string`,
+		`{"q": 5, "p": ["a", 7], "w": {}, "p": ["b"], "q": "ok"}`:   `column "w": it is an object, want a number`,
+		`{"q": "ok", "p": ["a", 7, {}], "w": 1, "w": true, "w": 2}`: `column "p": it is a number, want a list of strings`,
+	} {
+		usable := strings.Repeat(`{"q": "q", "p": ["p"], "w": 1}`+"\n", 3)
+		line = strings.TrimSuffix(line, "}")
+		if !strings.Contains(line, `"w"`) {
+			line += `, "w": 1`
+		}
+		dir := write(t, map[string]string{"a.jsonl": usable + line + "}\n"})
+		d, err := Open(t.Context(), Source{Paths: []string{dir + "/a.jsonl"}, Query: "q", Positive: "p", Weight: "w"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := d.Index(t.Context(), IndexConfig{SkipBad: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, bad := range x.Bad() {
+			got += bad.Kind()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+	}
+}
+
 func TestJSONLKinds(t *testing.T) {
 	const two = `"a"|"a"`
 	for _, c := range []struct {
