@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -43,6 +44,11 @@ func TestLoadCandidates(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(*got, c.want) || note != url+": "+c.note {
 			t.Errorf("%s: %v, %q\n%+v, want\n%+v", name, err, note, got, c.want)
 		}
+	}
+	broken := write(t, map[string]string{"c.jsonl": `{"q": "a", "p": ["x"], "d": ["y"]}` + "\n" + `{"q": "b", "p": ["x"], "d": ["y", null]}`})
+	_, err := LoadCandidates(t.Context(), filepath.Join(broken, "c.jsonl"), CandidateColumns{Query: "q", Positive: "p", Documents: "d"})
+	if want := `c.jsonl:2, column "d": text 1 of the list is null`; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 	if !reflect.DeepEqual(splits, []Splits{HeldOut, HeldOut, HeldOut}) {
 		t.Errorf("splits %v, want those that are held out", splits)

@@ -210,24 +210,28 @@ func TestShapeErrors(t *testing.T) {
 
 // TestShapeFingerprint: what rows carry is part of what a cursor is of.
 func TestShapeFingerprint(t *testing.T) {
-	seen := map[Hash128]string{}
-	base := Source{Paths: []string{golden("shapes.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: AllNegatives}
-	for name, change := range map[string]func(*Source){
-		"plain": func(*Source) {}, "label": func(s *Source) { s.Label = "label" }, "other label": func(s *Source) { s.Label = "stars" },
-		"scores": func(s *Source) { s.Scores = []string{"score", "neg_scores"} }, "other scores": func(s *Source) { s.Scores = []string{"stars", "neg_scores"} },
-		"teacher": func(s *Source) { s.Teacher = "teacher" }, "sampled": func(s *Source) { s.NegativesPerQuery = 1 },
-		"joined": func(s *Source) { s.Positive = "{title} {text}" }, "joined otherwise": func(s *Source) { s.Positive = "{title}: {text}" },
-	} {
-		src := base
-		change(&src)
-		d, err := Open(context.Background(), src)
-		if err != nil {
-			t.Fatal(err)
+	for _, file := range []string{"shapes.parquet", "shapes.jsonl"} { // of the first the columns' bytes are hashed as well
+		seen := map[Hash128]string{}
+		base := Source{Paths: []string{golden(file)}, Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: AllNegatives}
+		for name, change := range map[string]func(*Source){
+			"plain": func(*Source) {}, "label": func(s *Source) { s.Label = "label" }, "other label": func(s *Source) { s.Label = "stars" },
+			"documents":       func(s *Source) { s.Positive, s.Negatives, s.NegativesPerQuery, s.Documents = "", nil, 0, "pos" },
+			"other documents": func(s *Source) { s.Positive, s.Negatives, s.NegativesPerQuery, s.Documents = "", nil, 0, "neg" },
+			"scores":          func(s *Source) { s.Scores = []string{"score", "neg_scores"} }, "other scores": func(s *Source) { s.Scores = []string{"stars", "neg_scores"} },
+			"teacher": func(s *Source) { s.Teacher = "teacher" }, "sampled": func(s *Source) { s.NegativesPerQuery = 1 },
+			"joined": func(s *Source) { s.Positive = "{title} {text}" }, "joined otherwise": func(s *Source) { s.Positive = "{title}: {text}" },
+		} {
+			src := base
+			change(&src)
+			d, err := Open(context.Background(), src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if other, ok := seen[d.Fingerprint()]; ok {
+				t.Errorf("%s: %s and %s have one fingerprint", file, name, other)
+			}
+			seen[d.Fingerprint()] = name
 		}
-		if other, ok := seen[d.Fingerprint()]; ok {
-			t.Errorf("%s and %s have one fingerprint", name, other)
-		}
-		seen[d.Fingerprint()] = name
 	}
 }
 
