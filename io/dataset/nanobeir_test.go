@@ -127,7 +127,7 @@ func TestNanoErrors(t *testing.T) {
 		candidates bool
 		want       string
 	}{
-		{with("corpus.jsonl", `{"_id": "d1", "text": "again"}`), false, `corpus.jsonl:5, column "id": "d1" comes a second time`},
+		{with("corpus.jsonl", `{"_id": "d1", "text": "again"}`), false, `corpus.jsonl:5, column "_id": "d1" comes a second time`},
 		{with("corpus.jsonl", `{"_id": "d9", "text": null}`), true, `corpus.jsonl:5, column "text": null; a model is measured on all rows`},
 		{with("qrels.jsonl", `{"query-id": "q1", "corpus-id": null}`), false, `qrels.jsonl:7`},
 		{with("qrels.jsonl", `{"query-id": "q1", "corpus-id": "gone"}`), true, `config=qrels&split=NanoNQ: document "gone" is not in hf://datasets/org/nano?config=corpus&split=NanoNQ`},

@@ -60,6 +60,59 @@ func TestRetrievalEmptyCells(t *testing.T) {
 	}
 }
 
+// Columns without any value, of Arrow's type for that, are what they would be if they had some: titles, lists of negatives, weights
+// (testdata/golden/dataset/judged.py).
+func TestNothing(t *testing.T) {
+	path := golden("nothing.parquet")
+	folder := write(t, map[string]string{"q.csv": "id,text\n1,a\n", "r.qrels": "1 0 b 1\n"})
+	r, err := LoadRetrieval(t.Context(), filepath.Join(folder, "q.csv"), path, filepath.Join(folder, "r.qrels"))
+	if err != nil || !reflect.DeepEqual(r.Docs, []string{"one", "two"}) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	src := Source{Paths: []string{path}, Query: "_id", Positive: "{title} {text}", Negatives: []string{"neg"}, NegativesPerQuery: AllNegatives}
+	d, err := Open(t.Context(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0, 1})
+	if err != nil || !reflect.DeepEqual(rows[0].Texts, []string{"a", "one"}) || !reflect.DeepEqual(rows[1].Texts, []string{"b", "two"}) {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	for column, change := range map[string]func(s *Source){"title": func(s *Source) { s.Positive = "title" }, "weight": func(s *Source) { s.Weight = "weight" }} {
+		src := src
+		change(&src)
+		d, err := Open(t.Context(), src)
+		if err == nil {
+			_, err = d.Index(t.Context(), IndexConfig{})
+		}
+		if want := `nothing.parquet: row group 0, row 0, column "` + column + `": the `; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	table, err := OpenTable(t.Context(), []string{path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c, err := range table.Chunks(t.Context(), "{title} {text}", 2) {
+		if err != nil || !reflect.DeepEqual(c.Texts, []string{"one", "two"}) {
+			t.Errorf("%+v, %v", c, err)
+		}
+	}
+}
+
+// Ids of 64 bits are what they are, whatever else a column has.
+func TestRetrievalLargeIDs(t *testing.T) {
+	folder := write(t, map[string]string{
+		"q.jsonl": `{"_id": 7, "text": "a"}`, "r.tsv": "query-id\tcorpus-id\tscore\n7\t18446744073709551614\t1\n",
+		"c.jsonl": `{"_id": 18446744073709551615, "text": "b"}` + "\n" + `{"_id": 18446744073709551614, "text": "c"}` + "\n" + `{"_id": 9007199254740993, "text": "d"}`,
+	})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	r, err := LoadRetrieval(t.Context(), at("q.jsonl"), at("c.jsonl"), at("r.tsv"))
+	if err != nil || !reflect.DeepEqual(r.DocIDs, []string{"18446744073709551615", "18446744073709551614", "9007199254740993"}) || !reflect.DeepEqual(r.Judgements, []Judgement{{0, 1, 1}}) {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // A judgement that is there twice, with the same grade, counts once.
 func TestRetrievalRepeated(t *testing.T) {
 	folder := write(t, map[string]string{"q.tsv": "1\ta\n", "c.tsv": "2\tb\n", "r.qrels": "1 0 2 1\n1 0 9 1\n1 0 2 1\n1 0 9 1\n1 0 2 1\n"})
@@ -98,6 +151,7 @@ func TestRetrievalErrors(t *testing.T) {
 		"empty.jsonl": `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": null}`,
 		"title.jsonl": `{"id": 1, "title": "a", "text": null}` + "\n" + `{"id": 2, "title": "", "text": ""}` + "\n" + `{"id": 3, "title": null, "text": null}`,
 		"noid.jsonl":  `{"key": 1, "text": "a"}`,
+		"_id.jsonl":   `{"_id": 1, "text": "a"}` + "\n" + `{"_id": null, "text": "b"}`,
 		"r.tsv":       "query-id\tcorpus-id\tscore\n1\t2\t1\n",
 		"other.tsv":   "query-id\tcorpus-id\tscore\n7\t2\t1\n",
 		"none.tsv":    "query-id\tcorpus-id\tscore\n",
@@ -155,6 +209,7 @@ func TestRetrievalErrors(t *testing.T) {
 		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
 		{"q.jsonl", "empty.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
 		{"q.jsonl", "title.jsonl", "r.tsv", `title.jsonl:3, column "text": the text is null`},
+		{"_id.jsonl", "q.jsonl", "r.tsv", `_id.jsonl:2, column "_id": null`},
 		{"noid.jsonl", "q.jsonl", "r.tsv", `noid.jsonl has no column "id"`},
 		{"q.jsonl", "nowhere.jsonl", "r.tsv", "nowhere.jsonl"},
 	} {
