@@ -75,6 +75,7 @@ func TestJSONLKinds(t *testing.T) {
 		{Source{Positive: "v"}, `"x"|true|1|"x"|1|true`, `2: it is true or false, want a string`, false},
 		{Source{Positive: "v"}, two + `|{"x": 1}|{"x": 2}|{"x": 3}`, `:3: column "v" is an object, want string or list<string>`, true},
 		{Source{Positive: "v.x"}, `{"x": "a"}|"a"|{"x": "b"}`, `2: the text is missing: the row has no such key`, false},
+		{Source{Label: "v"}, `null|null`, `1: it is null, want a number`, false},
 		{Source{Positive: "v"}, `null|null`, `1: the text is null`, false},
 		{Source{Positive: "v"}, `[]|["a"]|["b"]`, `1: the list is null or empty`, false},
 		{Source{Negatives: []string{"n"}, Scores: []string{"v"}}, `1|[1, 2]|[3, 4]`, `1: it is a number, want a list of numbers`, false},

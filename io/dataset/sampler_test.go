@@ -262,6 +262,29 @@ func TestSamplerRestart(t *testing.T) {
 	}
 }
 
+// A run that has come to its end goes on where it has more epochs than it had.
+func TestSamplerMoreEpochs(t *testing.T) {
+	cfg := SamplerConfig{Seed: 1, GlobalSize: 7, Epochs: 3, Shuffle: true}
+	open := func(epochs int) *Sampler {
+		cfg.Epochs = epochs
+		s, err := NewSampler(evenLayout(100, 10), nil, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	want := drain(open(3))
+	short := open(1)
+	first := drain(short)
+	more := open(3)
+	if err := more.Restore(short.Cursor()); err != nil {
+		t.Fatal(err)
+	}
+	if got := append(first, drain(more)...); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 func TestSamplerErrors(t *testing.T) {
 	l := evenLayout(100, 10)
 	texts := make(fixedTexts, 100)

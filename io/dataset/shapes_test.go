@@ -145,6 +145,7 @@ func TestShapeErrors(t *testing.T) {
 		{Source{Query: "query", Positive: "{title {text}"}, ErrMissingColumn, "a { without a column"},
 		{Source{Query: "query", Positive: "title} {text}"}, ErrMissingColumn, "a } without {"},
 		{Source{Query: "query", Negatives: []string{"neg"}, Label: "label"}, ErrMissingColumn, "single texts with a label or"},
+		{Source{Query: "query", Negatives: []string{"neg"}, Scores: []string{"score"}, Label: "label"}, ErrMissingColumn, "single texts with a label or"},
 	} {
 		c.src.Paths = at
 		d, err := Open(t.Context(), c.src)

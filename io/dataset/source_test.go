@@ -168,6 +168,15 @@ func TestManyFiles(t *testing.T) {
 			t.Errorf("row %d is at %q, want %q", row, got, want)
 		}
 	}
+	table, err := OpenTable(context.Background(), []string{filepath.Join(folder, "0*"), filepath.Join(folder, "2*")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for row := range 2 * n { // the first and the third file
+		if got, want := table.Locate(row), d.Locate(row+row/n*n); got != want {
+			t.Errorf("row %d of the table is at %v, want %v", row, got, want)
+		}
+	}
 }
 
 // TestFingerprint: the same data elsewhere is the same, other data or columns are not.
@@ -296,7 +305,11 @@ func TestIndex(t *testing.T) {
 				if got := x.Hashes(nil, 5, epoch, rows[i]); !slices.Equal(got, e.Hashes) {
 					t.Fatalf("row %d: the index and the reader choose different texts", rows[i])
 				}
-				for k, n := range x.Lengths(nil, 5, epoch, rows[i]) {
+				lengths := x.Lengths(nil, 5, epoch, rows[i])
+				if len(lengths) != len(e.Texts) {
+					t.Fatalf("row %d: %d lengths of %d texts", rows[i], len(lengths), len(e.Texts))
+				}
+				for k, n := range lengths {
 					if int(n) != len(e.Texts[k]) || HashText(e.Texts[k]) != e.Hashes[k] {
 						t.Fatalf("row %d text %d: length %d or hash is not that of %q", rows[i], k, n, e.Texts[k])
 					}
