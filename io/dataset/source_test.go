@@ -90,6 +90,8 @@ func TestOpenErrors(t *testing.T) {
 	}{
 		{Source{Query: "query", Positive: "answer"}, ErrNoFiles, "no path"},
 		{Source{Paths: at("*.csv"), Query: "query", Positive: "answer"}, ErrNoFiles, "*.csv matches no file"},
+		{Source{Paths: []string{"data/**/*.csv"}, Query: "query", Positive: "answer"}, ErrNoFiles, "data/**/*.csv: ** for folders in folders is not known: name them, or give a path for each depth, such as data/*.csv and data/*/*.csv"},
+		{Source{Paths: []string{"hf://datasets/a/b/**/*.csv"}, Query: "query", Positive: "answer"}, ErrNoFiles, "such as hf://datasets/a/b/*.csv and hf://datasets/a/b/*/*.csv"},
 		{Source{Paths: at("[.jsonl"), Query: "query", Positive: "answer"}, ErrNoFiles, "syntax error"},
 		{Source{Paths: at("nowhere.jsonl"), Query: "query", Positive: "answer"}, os.ErrNotExist, "nowhere.jsonl"},
 		{Source{Paths: []string{folder}, Query: "query", Positive: "answer"}, ErrNoFiles, "is a folder: name its files"},
