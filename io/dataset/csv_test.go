@@ -51,7 +51,7 @@ func TestCSVRows(t *testing.T) {
 		{"a.csv", "q,p\na,b\n", `[{"p":"b","q":"a"}]`, "[2]"},
 		{"a.csv", "\ufeffq,p\r\na,b\r\n\r\n,\"x, \"\"y\"\"\"", `[{"p":"b","q":"a"},{"p":"x, \"y\"","q":null}]`, "[2 4]"},
 		{"a.csv", "\"q\ns\",p\n\"1\n\n2\",b\nc,d\n\"\\\t\x01<é\",\n", `[{"p":"b","q\ns":"1\n\n2"},{"p":"d","q\ns":"c"},{"p":null,"q\ns":"\\\t\u0001\u003cé"}]`, "[3 6 7]"},
-		{"a.csv.gz", ",q\n0,a\n1,b\n", `[{"":"0","q":"a"},{"":"1","q":"b"}]`, "[2 3]"}, // as pandas writes an index
+		{"a.csv.gz", ",q\n0,a\n1,b\n", `[{"":"0","q":"a"},{"":"1","q":"b"}]`, "[2 3]"},  // as pandas writes an index
 		{"a.csv", "q,p\n\"a\r\nb\nc\rd\",e\n", `[{"p":"e","q":"a\r\nb\nc\rd"}]`, "[2]"}, // as pandas, pyarrow and Python's csv have it
 		{"a.csv", "\"q\r\ns\",p\r\n\"a\"\"\r\n\r\n\r\r\nb\",\"\r\n\"\r\nc,d\r\n", `[{"p":"\r\n","q\r\ns":"a\"\r\n\r\n\r\r\nb"},{"p":"d","q\r\ns":"c"}]`, "[3 8]"},
 		{"a.tsv", "q\tp\r\nsay \"x\t\"y\r\n\r\n\r\na,b\t\n", `[{"p":"\"y","q":"say \"x"},{"p":null,"q":"a,b"}]`, "[2 5]"},

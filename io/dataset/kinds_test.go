@@ -42,6 +42,15 @@ func TestKeysThatComeAgain(t *testing.T) {
 			t.Errorf("%s: %q, want %q", line, got, want)
 		}
 	}
+	dir := write(t, map[string]string{"a.jsonl": `{"q": "x", "q": "q", "n": ["x", "y", "z"], "p": "p", "s": [7, 8, 9, 10], "n": ["n"], "w": 3, "s": [1, 2], "w": 2}`})
+	d, err := Open(t.Context(), Source{Paths: []string{dir + "/a.jsonl"}, Query: "q", Positive: "p", Negatives: []string{"n"}, Scores: []string{"s"}, Weight: "w"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0})
+	if err != nil || fmt.Sprint(rows[0].Texts, rows[0].Scores, rows[0].Weight) != "[q p n] [1 2] 2" {
+		t.Errorf("%+v, %v", rows, err)
+	}
 }
 
 func TestJSONLKinds(t *testing.T) {

@@ -82,6 +82,11 @@ func TestOpenErrors(t *testing.T) {
 		"cut.jsonl.gz": "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab",
 	})
 	at := func(name string) []string { return []string{filepath.Join(folder, name)} }
+	wide := `{"c0": 0`
+	for i := 1; i < 23; i++ {
+		wide += fmt.Sprintf(`, "c%d": 0`, i)
+	}
+	more := write(t, map[string]string{"wide.jsonl": wide + "}"})
 	types := []string{golden("types.parquet")}
 	for _, c := range []struct {
 		src  Source
@@ -98,6 +103,7 @@ func TestOpenErrors(t *testing.T) {
 		{Source{Paths: at("notes.txt"), Query: "query", Positive: "answer"}, ErrNoFiles, "known are .parquet, .jsonl, .ndjson, .json"},
 		{Source{Paths: at("a.jsonl"), Query: "query"}, ErrMissingColumn, `positive: ""`},
 		{Source{Paths: at("a.jsonl"), Query: "querry", Positive: "answer"}, ErrMissingColumn, `a.jsonl has no column "querry" (did you mean "query"?); its columns are "query", "answer", "score", "neg", "o.in"`},
+		{Source{Paths: []string{filepath.Join(more, "wide.jsonl")}, Query: "query", Positive: "answer"}, ErrMissingColumn, `"c18", "c19" and 3 more`},
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "score"}, ErrColumnType, `column "score" is a number, want string or list<string>`},
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", Weight: "answer"}, ErrColumnType, `column "answer" is a string, want a number: a number stands without quotes, 0.5 and not "0.5"`},
 		{Source{Paths: at("a.jsonl"), Query: "neg", Positive: "answer"}, ErrColumnType, `column "neg" is list<string>: a query is one string`},
