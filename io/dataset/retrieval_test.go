@@ -26,6 +26,19 @@ func TestRetrieval(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
 	}
+	got, err = LoadRetrieval(ctx, beir, "", filepath.Join(beir, "qrels", "dev.tsv"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	other := write(t, map[string]string{"other.jsonl": `{"_id": "d0", "text": "other"}`, "queries.jsonl": `{"_id": "q1", "text": "query 1"}`})
+	want.DocIDs, want.Docs, want.EmptyDocs = []string{"d0"}, []string{"other"}, 0
+	got, err = LoadRetrieval(ctx, beir, filepath.Join(other, "other.jsonl"), filepath.Join(beir, "qrels", "dev.tsv"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	if _, err := LoadRetrieval(ctx, other, "", ""); err == nil || !strings.Contains(err.Error(), "has no corpus.jsonl or corpus.parquet") {
+		t.Error(err)
+	}
 	want = &Retrieval{
 		QueryIDs: []string{"0", "1", "2"}, Queries: []string{"query 0", "query 1", "query 2"}, DocIDs: []string{"10", "11"}, Docs: []string{"document 0", "document 1"},
 		Judgements: []Judgement{{0, 1, 1}, {2, 0, 3}}, Missed: []MissedJudgement{{2, "99", 1}},
@@ -247,6 +260,9 @@ func TestPairs(t *testing.T) {
 		if _, err = LoadPairs(ctx, filepath.Join(separated, name), "sentence1", "sentence2", "score"); err == nil || !strings.Contains(err.Error(), name+`:2, column "score"`) {
 			t.Error(err)
 		}
+	}
+	if _, err = LoadPairs(ctx, filepath.Join(folder, "sts.jsonl"), "sentence1", "{sentence2", "score"); err == nil || !strings.Contains(err.Error(), "a { without a column") {
+		t.Error(err)
 	}
 	g := goldens(t)
 	got, err = LoadPairs(ctx, golden("default.parquet"), "query", "doc.body.text", "weight")

@@ -342,6 +342,7 @@ func TestSamplerErrors(t *testing.T) {
 		"epoch -1, batch":                    func(c *Cursor) { c.Epoch = -1 },
 		"1 rows waiting) is damaged":         func(c *Cursor) { c.Pending = []int64{5} },
 		"2 rows waiting) is damaged":         func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{5, 100} },
+		"11 rows waiting) is damaged":        func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10} }, // after 10 rows
 		"3 rows waiting) is damaged":         func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{5, -1, 6} },
 	} {
 		c := good

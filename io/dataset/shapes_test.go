@@ -307,6 +307,40 @@ func BenchmarkFingerprint(b *testing.B) {
 	}
 }
 
+// Which groups are lists of texts is told by what repeats, and in old files by names (parquet-format's LogicalTypes.md, "Backward-compatibility rules").
+func TestListShapes(t *testing.T) {
+	group := func(name string, repetition format.FieldRepetitionType, children int32) format.SchemaElement {
+		return format.SchemaElement{Name: name, RepetitionType: thrift.New(repetition), NumChildren: thrift.New(children)}
+	}
+	leaf := func(name string, repetition format.FieldRepetitionType) format.SchemaElement {
+		return format.SchemaElement{Name: name, RepetitionType: thrift.New(repetition), Type: thrift.New(format.ByteArray)}
+	}
+	list := group("pos", format.Optional, 1)
+	list.ConvertedType = thrift.New(deprecated.List)
+	for name, c := range map[string]struct {
+		elems []format.SchemaElement // inside pos
+		list  bool
+	}{
+		"three levels":           {[]format.SchemaElement{group("list", format.Repeated, 1), leaf("element", format.Optional)}, true},
+		"two levels":             {[]format.SchemaElement{leaf("array", format.Repeated)}, true},
+		"any name":               {[]format.SchemaElement{group("bag", format.Repeated, 1), leaf("x", format.Required)}, true},
+		"of structs, by array":   {[]format.SchemaElement{group("array", format.Repeated, 1), leaf("element", format.Optional)}, false},
+		"of structs, by _tuple":  {[]format.SchemaElement{group("pos_tuple", format.Repeated, 1), leaf("element", format.Optional)}, false},
+		"of structs, by fields":  {[]format.SchemaElement{group("list", format.Repeated, 2), leaf("a", format.Optional), leaf("b", format.Optional)}, false},
+		"of lists":               {[]format.SchemaElement{group("list", format.Repeated, 1), leaf("element", format.Repeated)}, false},
+		"nothing repeats":        {[]format.SchemaElement{group("list", format.Optional, 1), leaf("element", format.Optional)}, false},
+		"one text, not repeated": {[]format.SchemaElement{leaf("element", format.Optional)}, false},
+	} {
+		root, _, err := buildSchema(append([]format.SchemaElement{group("schema", format.Required, 1), list}, c.elems...))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if col, ok := root.find("pos").asColumn(); ok != c.list || col.list != c.list {
+			t.Errorf("%s: a list of texts %v, want %v", name, ok, c.list)
+		}
+	}
+}
+
 // Old writers say by converted types alone what a number or a text is (parquet.thrift lists them).
 func TestConvertedTypes(t *testing.T) {
 	numbers := []deprecated.ConvertedType{deprecated.Uint8, deprecated.Uint16, deprecated.Uint32, deprecated.Uint64, deprecated.Int8, deprecated.Int16, deprecated.Int32, deprecated.Int64}
