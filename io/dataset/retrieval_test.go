@@ -2,10 +2,14 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/format"
 )
 
 func TestRetrieval(t *testing.T) {
@@ -101,6 +105,13 @@ func TestNothing(t *testing.T) {
 		if want := `nothing.parquet: row group 0, row 0, column "` + column + `": the `; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+	lying := filepath.Join(folder, "lying.parquet")
+	none := namedType{parquet.Int32Type, format.LogicalType{Value: &format.NullType{}}}
+	writeParquet(t, lying, parquet.NewSchema("schema", parquet.Group{"p": parquet.Optional(parquet.Leaf(none)), "q": parquet.String()}),
+		parquet.Row{parquet.Int32Value(7).Level(0, 1, 0), parquet.ByteArrayValue([]byte("a")).Level(0, 0, 1)})
+	if _, err := readAll(lying, Source{Query: "q", Positive: "p"}); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a value, of a type that has none") {
+		t.Errorf("a value where there is none: %v", err)
 	}
 	table, err := OpenTable(t.Context(), []string{path})
 	if err != nil {
