@@ -187,6 +187,30 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
+// TestEmptyFiles: files without rows among others have no say in what the columns are, and the others have.
+func TestEmptyFiles(t *testing.T) {
+	files := map[string]string{"a.jsonl": "", "b.jsonl": `{"q": "b", "p": ["x"]}`, "c.json": "[]", "d.csv": "z\n", "e.jsonl": "\n{\"q\": \"e\", \"p\": [\"y\"]}\n"}
+	src := Source{Paths: []string{"*"}, Query: "q", Positive: "p"}
+	src.Paths[0] = filepath.Join(write(t, files), "*")
+	d, err := Open(t.Context(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0, 1})
+	if err != nil || d.Rows() != 2 || !slices.Equal(rows[0].Texts, []string{"b", "x"}) || !slices.Equal(rows[1].Texts, []string{"e", "y"}) {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	if at := d.Locate(1).String(); !strings.HasSuffix(at, "e.jsonl:2") {
+		t.Errorf("row 1 is at %s", at)
+	}
+	files["e.jsonl"] = `{"q": "e", "p": "y"}`
+	src.Paths[0] = filepath.Join(write(t, files), "*")
+	if _, err := Open(t.Context(), src); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), "all files of a dataset must agree") {
+		t.Errorf("a text behind lists: %v", err)
+	}
+}
+
 // TestFingerprint: the same data elsewhere is the same, other data or columns are not.
 func TestFingerprint(t *testing.T) {
 	print := func(src Source) Hash128 {
