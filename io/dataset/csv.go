@@ -80,7 +80,7 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 		return nil, err
 	}
 	if separated(path) == ".csv" {
-		r := csv.NewReader(in)
+		r := csv.NewReader(&quotedReturns{in: in})
 		r.ReuseRecord, r.FieldsPerRecord = true, -1 // rows of other lengths are ours to tell
 		c.next = func() ([]string, int64, error) {
 			fields, err := r.Read()
@@ -117,6 +117,41 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 	return c, nil
 }
 
+// quotedReturns doubles the carriage returns that end lines between quotes: encoding/csv takes one from every line, and there they are the text's.
+type quotedReturns struct {
+	in     io.Reader
+	quoted bool
+	last   byte // of what has been read
+	raw    [4096]byte
+	buf    []byte // raw with what is doubled
+	rest   []byte // not read yet
+	err    error  // what reading ended with
+}
+
+func (q *quotedReturns) Read(b []byte) (int, error) {
+	for len(q.rest) == 0 {
+		if q.err != nil {
+			return 0, q.err
+		}
+		var n int
+		n, q.err = q.in.Read(q.raw[:])
+		q.buf = q.buf[:0]
+		for _, c := range q.raw[:n] {
+			switch {
+			case c == '"':
+				q.quoted = !q.quoted
+			case c == '\n' && q.quoted && q.last == '\r':
+				q.buf = append(q.buf, '\r')
+			}
+			q.buf, q.last = append(q.buf, c), c
+		}
+		q.rest = q.buf
+	}
+	n := copy(b, q.rest)
+	q.rest = q.rest[n:]
+	return n, nil
+}
+
 // afterMark reads content after its byte order mark, if it has one.
 func afterMark(path string, content io.Reader) (*bufio.Reader, error) {
 	in := bufio.NewReaderSize(content, 1<<20)
@@ -133,7 +168,7 @@ func afterMark(path string, content io.Reader) (*bufio.Reader, error) {
 func (c *csvReader) known(header []string) error {
 	all := strings.Join(header, "")
 	switch {
-	case strings.Contains(all, "\r"):
+	case strings.Contains(strings.ReplaceAll(all, "\r\n", ""), "\r"):
 		return fail(ErrCorrupt, "%s: lines end with a carriage return alone, as on a Mac of old: they have to end with a line feed (tr '\\r' '\\n')", c.path)
 	case len(header) > 1 || separated(c.path) == ".tsv":
 		return nil

@@ -51,8 +51,9 @@ func TestCSVRows(t *testing.T) {
 		{"a.csv", "q,p\na,b\n", `[{"p":"b","q":"a"}]`, "[2]"},
 		{"a.csv", "\ufeffq,p\r\na,b\r\n\r\n,\"x, \"\"y\"\"\"", `[{"p":"b","q":"a"},{"p":"x, \"y\"","q":null}]`, "[2 4]"},
 		{"a.csv", "\"q\ns\",p\n\"1\n\n2\",b\nc,d\n\"\\\t\x01<é\",\n", `[{"p":"b","q\ns":"1\n\n2"},{"p":"d","q\ns":"c"},{"p":null,"q\ns":"\\\t\u0001\u003cé"}]`, "[3 6 7]"},
-		{"a.csv.gz", ",q\n0,a\n1,b\n", `[{"":"0","q":"a"},{"":"1","q":"b"}]`, "[2 3]"}, // as pandas writes an index
-		{"a.csv", "q,p\n\"a\r\nb\nc\rd\",e\n", `[{"p":"e","q":"a\nb\nc\rd"}]`, "[2]"},
+		{"a.csv.gz", ",q\n0,a\n1,b\n", `[{"":"0","q":"a"},{"":"1","q":"b"}]`, "[2 3]"},  // as pandas writes an index
+		{"a.csv", "q,p\n\"a\r\nb\nc\rd\",e\n", `[{"p":"e","q":"a\r\nb\nc\rd"}]`, "[2]"}, // as pandas, pyarrow and Python's csv have it
+		{"a.csv", "\"q\r\ns\",p\r\n\"a\"\"\r\n\r\n\r\r\nb\",\"\r\n\"\r\nc,d\r\n", `[{"p":"\r\n","q\r\ns":"a\"\r\n\r\n\r\r\nb"},{"p":"d","q\r\ns":"c"}]`, "[3 8]"},
 		{"a.tsv", "q\tp\r\nsay \"x\t\"y\r\n\r\n\r\na,b\t\n", `[{"p":"\"y","q":"say \"x"},{"p":null,"q":"a,b"}]`, "[2 5]"},
 		{"a.tsv", "q\tp\n\t\n  \n\r\n \t\n", `[{"p":null,"q":null},{"p":null,"q":" "}]`, "[2 5]"},
 		{"a.tsv.zst", "\ufeffq\na", `[{"q":"a"}]`, "[2]"},
@@ -127,7 +128,7 @@ func TestCSVRandom(t *testing.T) {
 				for range rng.IntN(12) {
 					f = append(f, `ab",;\é	`[rng.IntN(9)])
 					if !tsv && rng.IntN(6) == 0 {
-						f = append(f, '\n')
+						f = append(f, "\n\r\n"[rng.IntN(3):]...)
 					}
 				}
 				cell := strings.ToValidUTF8(string(f), "?")
@@ -144,12 +145,17 @@ func TestCSVRandom(t *testing.T) {
 		var file bytes.Buffer
 		var at []int64 // the line of each row
 		name := map[bool]string{false: "x.csv", true: "x.tsv"}[tsv]
+		returns := rng.IntN(2) == 0
 		for _, row := range append([][]string{header}, want...) {
 			at = append(at, 1+int64(bytes.Count(file.Bytes(), []byte("\n"))))
 			if tsv {
 				file.WriteString(strings.Join(row, "\t") + "\n")
 			} else if err := csv.NewWriter(&file).WriteAll([][]string{row}); err != nil {
 				t.Fatal(err)
+			}
+			if returns {
+				file.Truncate(file.Len() - 1)
+				file.WriteString("\r\n")
 			}
 			if rng.IntN(5) == 0 {
 				file.WriteString("\n")

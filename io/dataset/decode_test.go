@@ -1,15 +1,24 @@
 package dataset
 
 import (
+	"bytes"
 	"encoding/binary"
+	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/testdata/harness"
 
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/snappy"
+	"github.com/klauspost/compress/zstd"
 	"github.com/parquet-go/parquet-go/encoding/delta"
 	"github.com/parquet-go/parquet-go/encoding/rle"
+	"github.com/parquet-go/parquet-go/format"
+	"github.com/pierrec/lz4/v4"
 )
 
 // The decoders against parquet-go's encoders, over all widths and sizes with odd tails.
@@ -70,6 +79,47 @@ func TestHybridAgainstParquetGo(t *testing.T) {
 				t.Fatalf("levels of width %d: %v, want %v (%v)", width, back, levels, err)
 			}
 		}
+	}
+}
+
+// TestDecompressExactly: what a codec makes of a page is as long as the page's header says, or an error.
+func TestDecompressExactly(t *testing.T) {
+	text := []byte(strings.Repeat("a text of a page, ", 50))
+	compress := func(w io.WriteCloser, b *bytes.Buffer) []byte {
+		if _, err := w.Write(text); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	var gz, br bytes.Buffer
+	z, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := make([]byte, lz4.CompressBlockBound(len(text)))
+	n, err := lz4.CompressBlock(text, raw, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for codec, src := range map[format.CompressionCodec][]byte{
+		format.Snappy: snappy.Encode(nil, text), format.Zstd: z.EncodeAll(text, nil), format.Lz4Raw: raw[:n],
+		format.Gzip: compress(gzip.NewWriter(&gz), &gz), format.Brotli: compress(brotli.NewWriter(&br), &br),
+	} {
+		for _, size := range []int{len(text) - 1, len(text), len(text) + 1} {
+			dst := make([]byte, size, size+slack)
+			if err := decompress(codec, dst, src); (err == nil) != (size == len(text)) || err == nil && !bytes.Equal(dst, text) {
+				t.Errorf("%v, %d bytes where there are %d: %v", codec, size, len(text), err)
+			}
+		}
+		if err := decompress(codec, make([]byte, len(text)), []byte("no such stream")); err == nil {
+			t.Errorf("%v takes any bytes", codec)
+		}
+	}
+	if err := decompress(format.LZO, make([]byte, 1), []byte{0}); err == nil || !strings.Contains(err.Error(), "is not known") {
+		t.Errorf("a codec that is not read: %v", err)
 	}
 }
 

@@ -54,6 +54,18 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
+// TestMostTexts: room is made for the largest row, not for one of the mean.
+func TestMostTexts(t *testing.T) {
+	dir := write(t, map[string]string{"a.jsonl": `{"q": "a", "p": "b", "n": ["c"]}
+{"q": "a", "p": "b", "n": ["c", "d", "e", "f", "g"]}
+{"q": "a", "p": "b", "n": []}
+`})
+	d, err := Open(t.Context(), Source{Paths: []string{dir + "/a.jsonl"}, Query: "q", Positive: "p", Negatives: []string{"n"}, NegativesPerQuery: AllNegatives})
+	if err != nil || d.MostTexts() != 7 {
+		t.Errorf("%d texts, want 7: %v", d.MostTexts(), err)
+	}
+}
+
 func TestDocumentsErrors(t *testing.T) {
 	dir := write(t, map[string]string{
 		"a.jsonl": `{"q": "a", "docs": ["x"], "text": "x", "labels": [1]}` + "\n" + `{"q": "b", "docs": ["x", "y"], "text": "x", "labels": [1, 0, 2]}` + "\n" + `{"q": "c", "docs": [], "text": "x", "labels": []}` + "\n",

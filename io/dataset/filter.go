@@ -10,8 +10,8 @@ import (
 const filterRows = 4096
 
 // Filter reads all rows but those of skip (ascending, nil for none), in order, and returns the ids of those to leave out: skip's and those that keep
-// refuses, as [Part] and [SamplerConfig] take them. Of lists keep sees the texts that the first epoch takes. An error of keep ends it, and is
-// returned with the row's place; rows that can't be used are errors, unless skip has them ([Index.Skip]).
+// refuses, as [Part] and [SamplerConfig] take them. Of lists keep sees as many texts as an epoch takes, which may be others in training. An error of
+// keep ends it, and is returned with the row's place; rows that can't be used are errors, unless skip has them ([Index.Skip]).
 func (d *Dataset) Filter(ctx context.Context, skip []int64, keep func(*Example) (bool, error)) (out []int64, err error) {
 	r := d.NewReader(ReaderConfig{Window: Window{Rows: filterRows}})
 	defer r.Close()

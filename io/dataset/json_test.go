@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -132,6 +133,32 @@ func FuzzJSONLFile(f *testing.F) {
 	})
 }
 
+// TestLongLines: rows are whole wherever they lie in what is read at a time, 1 MiB.
+func TestLongLines(t *testing.T) {
+	const buffer = 1 << 20
+	for _, ends := range []string{"\n", "\r\n", "  \n", "\n\n"} {
+		for _, less := range []int{0, 1, 2, 3, 20} {
+			empty := `{"q": "a", "p": ""}`
+			long := strings.Repeat("x", buffer-less-len(empty))
+			text := empty[:len(empty)-2] + long + `"}` + ends + `{"q": "b", "p": "y"}` + ends
+			dir := write(t, map[string]string{"a.jsonl": text + strings.Replace(text, "a", "c", 1)})
+			d, err := Open(t.Context(), Source{Paths: []string{dir + "/a.jsonl"}, Query: "q", Positive: "p"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0, 1, 2, 3})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, want := range [][]string{{"a", long}, {"b", "y"}, {"c", long}, {"b", "y"}} {
+				if !slices.Equal(rows[i].Texts, want) {
+					t.Errorf("ends %q, %d bytes before the border: row %d has query %q and %d bytes", ends, less, i, rows[i].Texts[0], len(rows[i].Texts[1]))
+				}
+			}
+		}
+	}
+}
+
 func TestJSONReasons(t *testing.T) {
 	for line, want := range map[string]string{
 		`{"q": 12}`:        "it is a number, want a string",
@@ -148,6 +175,8 @@ func TestJSONReasons(t *testing.T) {
 		`null`:             "it is null, where an object { } should be",
 		`["a"] x`:          "not JSON at byte 1: '[' where an object { } should be",
 		`["a" "b"]`:        "not JSON at byte 1: '[' where an object { } should be",
+		`{"q": "a\x"}`:     `not JSON at byte 10: the escape \x is not known`,
+		`{"q": "a\u00g0"}`: `not JSON at byte 9: \u without four hexadecimal digits`,
 		` {` + "\r":        "not JSON at byte 3: the object goes on in other lines, where each row is one line (jq -c . makes a line of each object)",
 		"{\x00":            `not JSON at byte 2: '\x00' where a key in quotes should be`,
 		`{}`:               "",

@@ -112,7 +112,9 @@ func TestJSONArrayErrors(t *testing.T) {
 		return Open(t.Context(), Source{Paths: []string{path}, Query: "q", Raw: true})
 	}
 	d, err := open(`[{"q": "a"}, 12, {"q": "b"}, {"q" "c"}, null,"x",  [{"q": "d"}], {"q": 5}, {"q": "line
-break"}, {"q": "e"}, truex]`)
+break"}, {"q": "e"}, truex, {"q": "f", "x": 1
+2}, {"q":
+"g"}]`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,11 +131,11 @@ break"}, {"q": "e"}, truex]`)
 		bad = append(bad, strings.TrimPrefix(err.Error(), filepath.Join(dir, "a.json")+": "))
 	}
 	d.Close()
-	if !reflect.DeepEqual(good, []string{"a", "b", "e"}) {
+	if !reflect.DeepEqual(good, []string{"a", "b", "e", "g"}) {
 		t.Errorf("rows %q", good)
 	}
 	want := []string{"element 2: it is a number, where an object", "element 4: not JSON at byte 6: ", "element 5: it is null, where", "element 6: it is a string, where", "element 7: it is a list, where an object { } should be", `element 8, column "q": it is a number, want a string`,
-		"element 9: not JSON at byte 12: a control character in a string", "element 11: not JSON at byte 1: 't' where an object"}
+		"element 9: not JSON at byte 12: a control character in a string", "element 11: not JSON at byte 1: 't' where an object", "element 12: not JSON at byte 19: '2' where a comma or } should be"}
 	if len(bad) != len(want) {
 		t.Fatalf("bad rows %q", bad)
 	}

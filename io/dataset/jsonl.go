@@ -362,8 +362,7 @@ type jsonlParser struct {
 	slot   []int // want -> texts or numbers
 	one    []span
 	single []float32
-	reason string // what is wrong with the row's values
-	column string
+	faults []badRow // what is wrong with the row's values, at most once a column
 }
 
 func (p *jsonlParser) init(want []wanted) {
@@ -383,7 +382,7 @@ func (p *jsonlParser) init(want []wanted) {
 // parse reads the line buf[from:to] as the next row. What it returns is wrong with this row only.
 func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, numbers []numberColumn) (column, reason string) {
 	p.r = jsonReader{b: buf[from:to]}
-	p.texts, p.numbers, p.from, p.reason, p.column = texts, numbers, from, "", ""
+	p.texts, p.numbers, p.from, p.faults = texts, numbers, from, p.faults[:0]
 	for i := range texts {
 		p.one[i] = span{missing, null}
 		if texts[i].list {
@@ -422,7 +421,22 @@ func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, number
 	if err != nil {
 		return "", err.Error()
 	}
-	return p.column, p.reason
+	if len(p.faults) > 0 {
+		return p.faults[0].column, p.faults[0].reason
+	}
+	return "", ""
+}
+
+// fault notes the first thing that is wrong with a column's value.
+func (p *jsonlParser) fault(column, format string, args ...any) {
+	if !slices.ContainsFunc(p.faults, func(f badRow) bool { return f.column == column }) {
+		p.faults = append(p.faults, badRow{column, fmt.Sprintf(format, args...)})
+	}
+}
+
+// forgive forgets it: another value stands in its place.
+func (p *jsonlParser) forgive(column string) {
+	p.faults = slices.DeleteFunc(p.faults, func(f badRow) bool { return f.column == column })
 }
 
 // object reads an object whose keys stand behind prefix ("" or "a.").
@@ -450,16 +464,12 @@ func (p *jsonlParser) object(prefix string) error {
 func (p *jsonlParser) take(i int) error {
 	w := p.want[i]
 	c := p.r.peek()
-	if p.column == w.name {
-		p.column, p.reason = "", ""
-	}
+	p.forgive(w.name)
 	if w.list && c == '"' && p.strings {
 		return p.takeCell(i)
 	}
 	wrong := func(c byte, want string) error {
-		if p.reason == "" {
-			p.column, p.reason = w.name, fmt.Sprintf("it is %s, want %s", jsonKind(c), want)
-		}
+		p.fault(w.name, "it is %s, want %s", jsonKind(c), want)
 		return p.r.skip()
 	}
 	if w.num {
@@ -513,12 +523,13 @@ func (p *jsonlParser) takeCell(i int) error {
 		err = p.r.end("the list")
 	}
 	p.r, p.from, p.strings = line, at, true
-	if name := p.want[i].name; err != nil && (p.reason == "" || p.column == name) { // what is no JSON is no value of the wrong kind either
+	if err != nil {
 		want := `strings, such as ["a", "b"]`
 		if p.want[i].num {
 			want = "numbers, such as [0.5, 2]"
 		}
-		p.column, p.reason = name, fmt.Sprintf("want a list of %s: %v", want, err)
+		p.forgive(p.want[i].name) // what is no JSON is no value of the wrong kind either
+		p.fault(p.want[i].name, "want a list of %s: %v", want, err)
 	}
 	return nil
 }
@@ -549,9 +560,7 @@ func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want stri
 				v, bad = truth(is == "true"), nil
 			}
 			if bad != nil && !errors.Is(bad, strconv.ErrRange) {
-				if p.reason == "" {
-					p.column, p.reason = w.name, fmt.Sprintf("it is %q, want a number", said)
-				}
+				p.fault(w.name, "it is %q, want a number", said)
 				return nil
 			}
 			p.single[k] = float32(v)

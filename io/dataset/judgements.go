@@ -159,7 +159,7 @@ func loadBareTexts(ctx context.Context, path string, at map[string]int, add func
 		if !utf8.ValidString(fields[0]) {
 			err = &RowError{Row: row, Location: where, Column: "id", Reason: "the id " + notUTF8}
 		} else {
-			err = addText(at, fields[0], fields[1], row, where, add)
+			err = addText(at, "id", fields[0], fields[1], row, where, add)
 		}
 		if err := goOn(ctx, err); err != nil {
 			return false, err

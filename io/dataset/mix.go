@@ -272,9 +272,7 @@ func (m *Mixer) Len(epoch int) int64 {
 func (m *Mixer) Restart() *Mixer {
 	r := &Mixer{cfg: m.cfg, mix: m.mix}
 	for _, p := range m.parts {
-		f := p.Restart()
-		f.lengths = p.lengths // which are the same
-		r.parts = append(r.parts, f)
+		r.parts = append(r.parts, p.Restart())
 	}
 	r.startEpoch(0)
 	return r

@@ -245,6 +245,21 @@ func TestMixerRefuses(t *testing.T) {
 	}
 }
 
+func TestMixerRefusesDamage(t *testing.T) {
+	m, err := NewMixer([]Part{{Layout: fixed(437)}, {Layout: fixed(121)}}, SamplerConfig{GlobalSize: 16, Epochs: 1, Shuffle: true}, Mixing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batches := int(m.Len(0))
+	for i, change := range []func(c *Cursor){func(c *Cursor) { c.Batch = -1 }, func(c *Cursor) { c.Epoch = -1 }, func(c *Cursor) { c.Batch = batches + 1 }} {
+		c := m.Cursor()
+		change(&c)
+		if err := m.Restore(c); !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), "is damaged") {
+			t.Errorf("cursor %d: %v", i, err)
+		}
+	}
+}
+
 // Batches by length have rows of similar length, in random order, and are random batches still.
 func TestByLength(t *testing.T) {
 	spread := func(lengths TextLengths) (within, between float64) {

@@ -201,7 +201,7 @@ func nanoTexts(ctx context.Context, url string, row func(id, text string)) error
 				return &RowError{Row: n, Location: t.Locate(n), Column: column, Reason: "null"}
 			}
 		}
-		return addText(at, c[0].text, c[1].text, n, t.Locate(n), func(id, text string, _ bool, _ Location) error {
+		return addText(at, "_id", c[0].text, c[1].text, n, t.Locate(n), func(id, text string, _ bool, _ Location) error {
 			row(id, text)
 			return nil
 		})

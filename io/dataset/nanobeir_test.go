@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -109,6 +110,12 @@ func TestNanoCandidates(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("found: %+v (%v)\nwant %+v", got, err, want)
 	}
+	nothing := maps.Clone(nanoFiles)
+	nothing["bm25.jsonl"] = `{"query-id": "q1", "corpus-ids": []}`
+	nanoHub(t, nothing)
+	if got, err := LoadNanoCandidates(ctx, "org/nano", "NanoNQ", 2, true); err != nil || !slices.Equal(got.Missed, []int{2}) {
+		t.Errorf("of a query for which BM25 finds nothing: %+v (%v)", got, err)
+	}
 }
 
 func TestNanoErrors(t *testing.T) {
@@ -127,12 +134,14 @@ func TestNanoErrors(t *testing.T) {
 		candidates bool
 		want       string
 	}{
-		{with("corpus.jsonl", `{"_id": "d1", "text": "again"}`), false, `corpus.jsonl:5, column "id": "d1" comes a second time`},
+		{with("corpus.jsonl", `{"_id": "d1", "text": "again"}`), false, `corpus.jsonl:5, column "_id": "d1" comes a second time`},
 		{with("corpus.jsonl", `{"_id": "d9", "text": null}`), true, `corpus.jsonl:5, column "text": null; a model is measured on all rows`},
 		{with("qrels.jsonl", `{"query-id": "q1", "corpus-id": null}`), false, `qrels.jsonl:7`},
 		{with("qrels.jsonl", `{"query-id": "q1", "corpus-id": "gone"}`), true, `config=qrels&split=NanoNQ: document "gone" is not in hf://datasets/org/nano?config=corpus&split=NanoNQ`},
 		{with("bm25.jsonl", `{"query-id": "q1", "corpus-ids": ["gone"]}`), true, `config=bm25&split=NanoNQ: document "gone" is not in`},
 		{with("bm25.jsonl", `{"query-id": "q9", "corpus-ids": ["d1"]}`), true, `config=bm25&split=NanoNQ: query "q9" is not in hf://datasets/org/nano?config=queries`},
+		{with("queries.jsonl", "{}"), false, `queries.jsonl:5, column "_id": null`},
+		{with("queries.jsonl", "{}"), true, `queries.jsonl:5, column "_id": null`},
 		{with("bm25.jsonl", ""), true, "what BM25 finds, which a reranker ranks anew: hf://datasets/org/nano?config=bm25&split=NanoNQ is not there"},
 	} {
 		nanoHub(t, c.files)
@@ -163,7 +172,7 @@ func TestNanoNames(t *testing.T) {
 	if _, err := NanoTask("scifakt"); err == nil || !strings.Contains(err.Error(), `NanoBEIR has no task "scifakt"; did you mean scifact? It has climatefever, dbpedia,`) {
 		t.Error(err)
 	}
-	for id, good := range map[string]bool{NanoBEIR: true, "org/name@main": true, "name": false, "a/b/c": false, "/a": false, "a/b?split=x": false, "": false} {
+	for id, good := range map[string]bool{NanoBEIR: true, "org/name@main": true, "name": false, "a/b/c": false, "/a": false, "a/": false, "a/b?split=x": false, "": false} {
 		if err := CheckNano(id); (err == nil) != good {
 			t.Errorf("%q: %v", id, err)
 		}

@@ -43,6 +43,17 @@ type orderGolden struct {
 		Batches  [][]int64
 		Dropped  int64
 	}
+	Lengths []struct {
+		Size       int
+		WindowRows int `json:"window_rows"`
+		IDs        []int64
+	}
+	Mixtures []struct {
+		Kind     string
+		Weights  []float64
+		DropLast bool    `json:"drop_last"`
+		Batches  [][]any // epoch, dataset, pass over it, rows
+	}
 }
 
 func orderGoldens(t *testing.T) (g orderGolden) {
@@ -101,6 +112,43 @@ func TestOrderAgainstPython(t *testing.T) {
 		o := NewOrder(Layout{Rows: c.Rows, Bytes: c.Bytes}, c.Seed, c.Epoch, true, Window{c.WindowRows, c.WindowBytes})
 		if got := all(o); !slices.Equal(got, c.IDs) {
 			t.Errorf("order %d: %v, want %v", i, got, c.IDs)
+		}
+	}
+}
+
+func TestOrderByLengthAgainstPython(t *testing.T) {
+	for _, c := range orderGoldens(t).Lengths {
+		o := NewOrder(evenLayout(480, 12), 5, 1, true, Window{Rows: c.WindowRows})
+		o.byLength(c.Size, func(row int64) uint32 { return uint32(mix(uint64(row)) % 7) })
+		if got := all(o); !slices.Equal(got, c.IDs) {
+			t.Errorf("batches of %d: %v, want %v", c.Size, got, c.IDs)
+		}
+	}
+}
+
+// TestMixerAgainstPython: which dataset each batch is of, and which rows it has, is what every checkpoint counts on.
+func TestMixerAgainstPython(t *testing.T) {
+	var parts []Part
+	for _, rows := range []int{90, 20, 50} {
+		parts = append(parts, Part{Layout: evenLayout(rows, 10)})
+	}
+	for kind, c := range orderGoldens(t).Mixtures {
+		mix := Mixing{Kind: MixKind(kind), Weights: c.Weights, Temperature: 2}
+		if mix.Kind.String() != c.Kind {
+			t.Fatalf("kind %d is %v, want %s", kind, mix.Kind, c.Kind)
+		}
+		m, err := NewMixer(parts, SamplerConfig{Seed: 5, GlobalSize: 7, Epochs: 2, Shuffle: true, Window: Window{Rows: 20}, DropLast: c.DropLast}, mix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range c.Batches {
+			b, ok := m.Next()
+			if got := fmt.Sprint(b.Epoch, b.Source, b.Pass, b.Rows); !ok || got != strings.Trim(fmt.Sprint(want), "[]")+"]" {
+				t.Fatalf("%s, batch %d: %s, want %v", c.Kind, i, got, want)
+			}
+		}
+		if b, ok := m.Next(); ok {
+			t.Errorf("%s: a batch more, %v", c.Kind, b)
 		}
 	}
 }

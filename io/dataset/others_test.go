@@ -62,6 +62,17 @@ func othersOf(t *testing.T, batch []Example) *Others {
 	return o
 }
 
+// Rows without a document, or without a hash of each text, have no others.
+func TestOthersErrors(t *testing.T) {
+	alone, unhashed := rowOf(1, "query"), rowOf(2, "query", "positive")
+	unhashed.Hashes = unhashed.Hashes[:1]
+	for want, row := range map[string]Example{"1 texts and 1 hashes": alone, "2 texts and 1 hashes": unhashed} {
+		if _, err := NewOthers([]Example{rowOf(0, "q", "p"), row}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 // A row gets n of its candidates, each once, behind its own texts, or all of them in the order of the batch; never its positive, another one of its query, its own
 // negatives or its query.
 func TestOthersCandidates(t *testing.T) {

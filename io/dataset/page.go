@@ -484,6 +484,9 @@ func (r *columnReader) decodeValues(p *pageInfo, data []byte) (err error) {
 	pg, leaf, n := &r.page, r.c.leaf, r.page.values
 	width := leaf.width()
 	boolean := leaf.elem.Type.V == format.Boolean
+	if n > 0 && leaf.isNull() {
+		return errors.New("a value, of a type that has none")
+	}
 	pg.form = fixedForm
 	switch enc := format.Encoding(p.encoding); {
 	case enc == format.PlainDictionary || enc == format.RLEDictionary:

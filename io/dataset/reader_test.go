@@ -77,6 +77,38 @@ func TestReader(t *testing.T) {
 	}
 }
 
+// TestReaderKeepsBlocks: a block in the cache is not read again, and one that had to leave it is.
+func TestReaderKeepsBlocks(t *testing.T) {
+	text := strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 4)
+	for kept, cache := range map[bool]int64{true: 1 << 20, false: 1} {
+		path := filepath.Join(write(t, map[string]string{"a.jsonl": text}), "a.jsonl")
+		d, err := open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "p"}, blockLimit{2, 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := d.NewReader(ReaderConfig{CacheBytes: cache, Threads: 1})
+		for _, row := range []int64{0, 2} {
+			if _, err := r.Read(t.Context(), 0, []int64{row}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Read(t.Context(), 0, []int64{3}); err != nil {
+			t.Errorf("the last block that was read: %v", err)
+		}
+		if _, err := r.Read(t.Context(), 0, []int64{1}); (err == nil) != kept {
+			t.Errorf("the one before, with a cache of %d bytes: %v", cache, err)
+		}
+		if r.Close(); kept {
+			if _, err := r.Read(t.Context(), 0, []int64{1}); err == nil {
+				t.Error("a closed reader has kept a block")
+			}
+		}
+	}
+}
+
 // sampleOf reports whether got can be taken from list, each element once.
 func sampleOf(got, list []string) bool {
 	list = slices.Clone(list)

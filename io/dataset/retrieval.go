@@ -288,10 +288,14 @@ func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(i
 		return err
 	}
 	defer t.Close()
+	idName := "_id"
+	if t.has("id") {
+		idName = "id"
+	}
 	return t.cells(ctx, [][]string{{"id", "_id"}, {"text"}, {"title", ""}}, func(row int64, c []cell) error {
 		id, text, title := c[0], c[1], c[2]
 		if id.null {
-			return &RowError{Row: row, Location: t.Locate(row), Column: "id", Reason: "null"}
+			return &RowError{Row: row, Location: t.Locate(row), Column: idName, Reason: "null"}
 		}
 		if text.null && title.text == "" && !t.separated() { // which have nothing else for an empty text
 			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: theText + "null"}
@@ -300,14 +304,14 @@ func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(i
 		if title.text != "" {
 			full = strings.TrimSpace(title.text + " " + text.text)
 		}
-		return addText(at, id.text, full, row, t.Locate(row), add)
+		return addText(at, idName, id.text, full, row, t.Locate(row), add)
 	})
 }
 
-// addText adds a text to those of other ids.
-func addText(at map[string]int, id, text string, row int64, where Location, add func(id, text string, empty bool, where Location) error) error {
+// addText adds a text to those of other ids, which stand in column idName.
+func addText(at map[string]int, idName, id, text string, row int64, where Location, add func(id, text string, empty bool, where Location) error) error {
 	if _, twice := at[id]; twice {
-		return &RowError{Row: row, Location: where, Column: "id", Reason: fmt.Sprintf("%q comes a second time", id)}
+		return &RowError{Row: row, Location: where, Column: idName, Reason: fmt.Sprintf("%q comes a second time", id)}
 	}
 	at[id] = len(at)
 	reason := checkText([]byte(text))

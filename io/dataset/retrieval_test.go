@@ -2,10 +2,14 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/format"
 )
 
 func TestRetrieval(t *testing.T) {
@@ -25,6 +29,19 @@ func TestRetrieval(t *testing.T) {
 	got, err = LoadRetrieval(ctx, filepath.Join(beir, "queries.jsonl"), filepath.Join(beir, "corpus.jsonl"), filepath.Join(beir, "qrels", "dev.tsv"))
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	got, err = LoadRetrieval(ctx, beir, "", filepath.Join(beir, "qrels", "dev.tsv"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	other := write(t, map[string]string{"other.jsonl": `{"_id": "d0", "text": "other"}`, "queries.jsonl": `{"_id": "q1", "text": "query 1"}`})
+	want.DocIDs, want.Docs, want.EmptyDocs = []string{"d0"}, []string{"other"}, 0
+	got, err = LoadRetrieval(ctx, beir, filepath.Join(other, "other.jsonl"), filepath.Join(beir, "qrels", "dev.tsv"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	if _, err := LoadRetrieval(ctx, other, "", ""); err == nil || !strings.Contains(err.Error(), "has no corpus.jsonl or corpus.parquet") {
+		t.Error(err)
 	}
 	want = &Retrieval{
 		QueryIDs: []string{"0", "1", "2"}, Queries: []string{"query 0", "query 1", "query 2"}, DocIDs: []string{"10", "11"}, Docs: []string{"document 0", "document 1"},
@@ -56,6 +73,66 @@ func TestRetrievalEmptyCells(t *testing.T) {
 	at := func(name string) string { return filepath.Join(folder, name) }
 	r, err := LoadRetrieval(t.Context(), at("q.csv"), at("c.csv"), at("r.csv"))
 	if err != nil || r.EmptyDocs != 1 || len(r.Docs) != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// Columns without any value, of Arrow's type for that, are what they would be if they had some: titles, lists of negatives, weights
+// (testdata/golden/dataset/judged.py).
+func TestNothing(t *testing.T) {
+	path := golden("nothing.parquet")
+	folder := write(t, map[string]string{"q.csv": "id,text\n1,a\n", "r.qrels": "1 0 b 1\n"})
+	r, err := LoadRetrieval(t.Context(), filepath.Join(folder, "q.csv"), path, filepath.Join(folder, "r.qrels"))
+	if err != nil || !reflect.DeepEqual(r.Docs, []string{"one", "two"}) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	src := Source{Paths: []string{path}, Query: "_id", Positive: "{title} {text}", Negatives: []string{"neg"}, NegativesPerQuery: AllNegatives}
+	d, err := Open(t.Context(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0, 1})
+	if err != nil || !reflect.DeepEqual(rows[0].Texts, []string{"a", "one"}) || !reflect.DeepEqual(rows[1].Texts, []string{"b", "two"}) {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	for column, change := range map[string]func(s *Source){"title": func(s *Source) { s.Positive = "title" }, "weight": func(s *Source) { s.Weight = "weight" }} {
+		src := src
+		change(&src)
+		d, err := Open(t.Context(), src)
+		if err == nil {
+			_, err = d.Index(t.Context(), IndexConfig{})
+		}
+		if want := `nothing.parquet: row group 0, row 0, column "` + column + `": the `; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	lying := filepath.Join(folder, "lying.parquet")
+	none := namedType{parquet.Int32Type, format.LogicalType{Value: &format.NullType{}}}
+	writeParquet(t, lying, parquet.NewSchema("schema", parquet.Group{"p": parquet.Optional(parquet.Leaf(none)), "q": parquet.String()}),
+		parquet.Row{parquet.Int32Value(7).Level(0, 1, 0), parquet.ByteArrayValue([]byte("a")).Level(0, 0, 1)})
+	if _, err := readAll(lying, Source{Query: "q", Positive: "p"}); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a value, of a type that has none") {
+		t.Errorf("a value where there is none: %v", err)
+	}
+	table, err := OpenTable(t.Context(), []string{path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c, err := range table.Chunks(t.Context(), "{title} {text}", 2) {
+		if err != nil || !reflect.DeepEqual(c.Texts, []string{"one", "two"}) {
+			t.Errorf("%+v, %v", c, err)
+		}
+	}
+}
+
+// Ids of 64 bits are what they are, whatever else a column has.
+func TestRetrievalLargeIDs(t *testing.T) {
+	folder := write(t, map[string]string{
+		"q.jsonl": `{"_id": 7, "text": "a"}`, "r.tsv": "query-id\tcorpus-id\tscore\n7\t18446744073709551614\t1\n",
+		"c.jsonl": `{"_id": 18446744073709551615, "text": "b"}` + "\n" + `{"_id": 18446744073709551614, "text": "c"}` + "\n" + `{"_id": 9007199254740993, "text": "d"}`,
+	})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	r, err := LoadRetrieval(t.Context(), at("q.jsonl"), at("c.jsonl"), at("r.tsv"))
+	if err != nil || !reflect.DeepEqual(r.DocIDs, []string{"18446744073709551615", "18446744073709551614", "9007199254740993"}) || !reflect.DeepEqual(r.Judgements, []Judgement{{0, 1, 1}}) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -98,6 +175,7 @@ func TestRetrievalErrors(t *testing.T) {
 		"empty.jsonl": `{"id": 1, "text": "a"}` + "\n" + `{"id": 2, "text": null}`,
 		"title.jsonl": `{"id": 1, "title": "a", "text": null}` + "\n" + `{"id": 2, "title": "", "text": ""}` + "\n" + `{"id": 3, "title": null, "text": null}`,
 		"noid.jsonl":  `{"key": 1, "text": "a"}`,
+		"_id.jsonl":   `{"_id": 1, "text": "a"}` + "\n" + `{"_id": null, "text": "b"}`,
 		"r.tsv":       "query-id\tcorpus-id\tscore\n1\t2\t1\n",
 		"other.tsv":   "query-id\tcorpus-id\tscore\n7\t2\t1\n",
 		"none.tsv":    "query-id\tcorpus-id\tscore\n",
@@ -155,6 +233,7 @@ func TestRetrievalErrors(t *testing.T) {
 		{"empty.jsonl", "q.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
 		{"q.jsonl", "empty.jsonl", "r.tsv", `empty.jsonl:2, column "text": the text is null`},
 		{"q.jsonl", "title.jsonl", "r.tsv", `title.jsonl:3, column "text": the text is null`},
+		{"_id.jsonl", "q.jsonl", "r.tsv", `_id.jsonl:2, column "_id": null`},
 		{"noid.jsonl", "q.jsonl", "r.tsv", `noid.jsonl has no column "id"`},
 		{"q.jsonl", "nowhere.jsonl", "r.tsv", "nowhere.jsonl"},
 	} {
@@ -192,6 +271,9 @@ func TestPairs(t *testing.T) {
 		if _, err = LoadPairs(ctx, filepath.Join(separated, name), "sentence1", "sentence2", "score"); err == nil || !strings.Contains(err.Error(), name+`:2, column "score"`) {
 			t.Error(err)
 		}
+	}
+	if _, err = LoadPairs(ctx, filepath.Join(folder, "sts.jsonl"), "sentence1", "{sentence2", "score"); err == nil || !strings.Contains(err.Error(), "a { without a column") {
+		t.Error(err)
 	}
 	g := goldens(t)
 	got, err = LoadPairs(ctx, golden("default.parquet"), "query", "doc.body.text", "weight")

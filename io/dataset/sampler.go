@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -129,7 +130,7 @@ func fewRows(rows int64) string {
 
 // fresh returns a sampler at the start of an epoch that shares nothing that changes.
 func (s *Sampler) fresh(epoch int) *Sampler {
-	f := &Sampler{layout: s.layout, texts: s.texts, cfg: s.cfg}
+	f := &Sampler{layout: s.layout, texts: s.texts, cfg: s.cfg, lengths: maps.Clone(s.lengths)}
 	f.startEpoch(epoch)
 	return f
 }

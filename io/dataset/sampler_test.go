@@ -237,6 +237,54 @@ func TestSamplerRestore(t *testing.T) {
 	}
 }
 
+// TestSamplerRestart: a sampler that has come to its end, or nowhere, begins anew with the same batches and lengths.
+func TestSamplerRestart(t *testing.T) {
+	texts := make(fixedTexts, 100)
+	for i := range texts {
+		texts[i] = []uint64{uint64(i % 30)}
+	}
+	s, err := NewSampler(evenLayout(100, 10), texts, SamplerConfig{Seed: 1, GlobalSize: 7, Epochs: 2, Shuffle: true, NoDuplicates: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	early := s.Restart()
+	want := drain(s)
+	for _, r := range []*Sampler{early, s.Restart()} {
+		if total := r.Total(); total != int64(len(want)) {
+			t.Errorf("%d batches, want %d", total, len(want))
+		}
+		if got := drain(r); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+	if before, after := s.Len(-1), s.Len(2); before != 0 || after != 0 {
+		t.Errorf("epochs that are not have %d and %d batches", before, after)
+	}
+}
+
+// A run that has come to its end goes on where it has more epochs than it had.
+func TestSamplerMoreEpochs(t *testing.T) {
+	cfg := SamplerConfig{Seed: 1, GlobalSize: 7, Epochs: 3, Shuffle: true}
+	open := func(epochs int) *Sampler {
+		cfg.Epochs = epochs
+		s, err := NewSampler(evenLayout(100, 10), nil, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	want := drain(open(3))
+	short := open(1)
+	first := drain(short)
+	more := open(3)
+	if err := more.Restore(short.Cursor()); err != nil {
+		t.Fatal(err)
+	}
+	if got := append(first, drain(more)...); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 func TestSamplerErrors(t *testing.T) {
 	l := evenLayout(100, 10)
 	texts := make(fixedTexts, 100)
@@ -288,9 +336,13 @@ func TestSamplerErrors(t *testing.T) {
 		"batch.drop_last was false":          func(c *Cursor) { c.DropLast = false },
 		"batch.by_length was true":           func(c *Cursor) { c.ByLength = true },
 		"rows that can't be used was 3":      func(c *Cursor) { c.Skipped = 3 },
-		"damaged":                            func(c *Cursor) { c.Position = 101 },
+		"position 101, 0 rows":               func(c *Cursor) { c.Position = 101 },
+		"position -1, 0 rows":                func(c *Cursor) { c.Position = -1 },
+		"batch -1, position":                 func(c *Cursor) { c.Batch = -1 },
+		"epoch -1, batch":                    func(c *Cursor) { c.Epoch = -1 },
 		"1 rows waiting) is damaged":         func(c *Cursor) { c.Pending = []int64{5} },
 		"2 rows waiting) is damaged":         func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{5, 100} },
+		"11 rows waiting) is damaged":        func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10} }, // after 10 rows
 		"3 rows waiting) is damaged":         func(c *Cursor) { c.NoDuplicates, c.Pending = true, []int64{5, -1, 6} },
 	} {
 		c := good

@@ -215,8 +215,16 @@ func (n *node) isNumber() bool {
 	return false
 }
 
+// isNull reports whether a leaf holds nothing but nulls, as Arrow says of a column, or of lists, that have no value: it is one of texts or of numbers.
+func (n *node) isNull() bool {
+	_, ok := n.elem.LogicalType.Value.(*format.NullType)
+	return ok
+}
+
 // isPlain reports whether a leaf's values are what they are stored as: of a decimal 1.0 that is 10, and of a date the days since 1970.
-func (n *node) isPlain() bool { return n.isText() || n.isNumber() || n.elem.Type.V == format.Boolean }
+func (n *node) isPlain() bool {
+	return n.isText() || n.isNumber() || n.isNull() || n.elem.Type.V == format.Boolean
+}
 
 // unsigned reports whether an integer leaf is annotated as unsigned.
 func (n *node) unsigned() bool {

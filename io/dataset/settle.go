@@ -187,7 +187,8 @@ func (p *parquetFile) shape(name string) (shape, error) {
 	}
 	s := shape{name: n.typeName(), list: c.list}
 	if c.leaf != nil {
-		s.text, s.number = c.leaf.isText(), c.leaf.isNumber()
+		null := c.leaf.isNull()
+		s.text, s.number = null || c.leaf.isText(), null || c.leaf.isNumber()
 		s.truth = c.leaf.elem.Type.V == format.Boolean
 	}
 	return s, nil

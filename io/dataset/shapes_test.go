@@ -145,6 +145,7 @@ func TestShapeErrors(t *testing.T) {
 		{Source{Query: "query", Positive: "{title {text}"}, ErrMissingColumn, "a { without a column"},
 		{Source{Query: "query", Positive: "title} {text}"}, ErrMissingColumn, "a } without {"},
 		{Source{Query: "query", Negatives: []string{"neg"}, Label: "label"}, ErrMissingColumn, "single texts with a label or"},
+		{Source{Query: "query", Negatives: []string{"neg"}, Scores: []string{"score"}, Label: "label"}, ErrMissingColumn, "single texts with a label or"},
 	} {
 		c.src.Paths = at
 		d, err := Open(t.Context(), c.src)
@@ -210,24 +211,28 @@ func TestShapeErrors(t *testing.T) {
 
 // TestShapeFingerprint: what rows carry is part of what a cursor is of.
 func TestShapeFingerprint(t *testing.T) {
-	seen := map[Hash128]string{}
-	base := Source{Paths: []string{golden("shapes.parquet")}, Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: AllNegatives}
-	for name, change := range map[string]func(*Source){
-		"plain": func(*Source) {}, "label": func(s *Source) { s.Label = "label" }, "other label": func(s *Source) { s.Label = "stars" },
-		"scores": func(s *Source) { s.Scores = []string{"score", "neg_scores"} }, "other scores": func(s *Source) { s.Scores = []string{"stars", "neg_scores"} },
-		"teacher": func(s *Source) { s.Teacher = "teacher" }, "sampled": func(s *Source) { s.NegativesPerQuery = 1 },
-		"joined": func(s *Source) { s.Positive = "{title} {text}" }, "joined otherwise": func(s *Source) { s.Positive = "{title}: {text}" },
-	} {
-		src := base
-		change(&src)
-		d, err := Open(context.Background(), src)
-		if err != nil {
-			t.Fatal(err)
+	for _, file := range []string{"shapes.parquet", "shapes.jsonl"} { // of the first the columns' bytes are hashed as well
+		seen := map[Hash128]string{}
+		base := Source{Paths: []string{golden(file)}, Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: AllNegatives}
+		for name, change := range map[string]func(*Source){
+			"plain": func(*Source) {}, "label": func(s *Source) { s.Label = "label" }, "other label": func(s *Source) { s.Label = "stars" },
+			"documents":       func(s *Source) { s.Positive, s.Negatives, s.NegativesPerQuery, s.Documents = "", nil, 0, "pos" },
+			"other documents": func(s *Source) { s.Positive, s.Negatives, s.NegativesPerQuery, s.Documents = "", nil, 0, "neg" },
+			"scores":          func(s *Source) { s.Scores = []string{"score", "neg_scores"} }, "other scores": func(s *Source) { s.Scores = []string{"stars", "neg_scores"} },
+			"teacher": func(s *Source) { s.Teacher = "teacher" }, "sampled": func(s *Source) { s.NegativesPerQuery = 1 },
+			"joined": func(s *Source) { s.Positive = "{title} {text}" }, "joined otherwise": func(s *Source) { s.Positive = "{title}: {text}" },
+		} {
+			src := base
+			change(&src)
+			d, err := Open(context.Background(), src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if other, ok := seen[d.Fingerprint()]; ok {
+				t.Errorf("%s: %s and %s have one fingerprint", file, name, other)
+			}
+			seen[d.Fingerprint()] = name
 		}
-		if other, ok := seen[d.Fingerprint()]; ok {
-			t.Errorf("%s and %s have one fingerprint", name, other)
-		}
-		seen[d.Fingerprint()] = name
 	}
 }
 
@@ -298,6 +303,40 @@ func BenchmarkFingerprint(b *testing.B) {
 	for b.Loop() {
 		if _, err := p.hashRange(0, size); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// Which groups are lists of texts is told by what repeats, and in old files by names (parquet-format's LogicalTypes.md, "Backward-compatibility rules").
+func TestListShapes(t *testing.T) {
+	group := func(name string, repetition format.FieldRepetitionType, children int32) format.SchemaElement {
+		return format.SchemaElement{Name: name, RepetitionType: thrift.New(repetition), NumChildren: thrift.New(children)}
+	}
+	leaf := func(name string, repetition format.FieldRepetitionType) format.SchemaElement {
+		return format.SchemaElement{Name: name, RepetitionType: thrift.New(repetition), Type: thrift.New(format.ByteArray)}
+	}
+	list := group("pos", format.Optional, 1)
+	list.ConvertedType = thrift.New(deprecated.List)
+	for name, c := range map[string]struct {
+		elems []format.SchemaElement // inside pos
+		list  bool
+	}{
+		"three levels":           {[]format.SchemaElement{group("list", format.Repeated, 1), leaf("element", format.Optional)}, true},
+		"two levels":             {[]format.SchemaElement{leaf("array", format.Repeated)}, true},
+		"any name":               {[]format.SchemaElement{group("bag", format.Repeated, 1), leaf("x", format.Required)}, true},
+		"of structs, by array":   {[]format.SchemaElement{group("array", format.Repeated, 1), leaf("element", format.Optional)}, false},
+		"of structs, by _tuple":  {[]format.SchemaElement{group("pos_tuple", format.Repeated, 1), leaf("element", format.Optional)}, false},
+		"of structs, by fields":  {[]format.SchemaElement{group("list", format.Repeated, 2), leaf("a", format.Optional), leaf("b", format.Optional)}, false},
+		"of lists":               {[]format.SchemaElement{group("list", format.Repeated, 1), leaf("element", format.Repeated)}, false},
+		"nothing repeats":        {[]format.SchemaElement{group("list", format.Optional, 1), leaf("element", format.Optional)}, false},
+		"one text, not repeated": {[]format.SchemaElement{leaf("element", format.Optional)}, false},
+	} {
+		root, _, err := buildSchema(append([]format.SchemaElement{group("schema", format.Required, 1), list}, c.elems...))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if col, ok := root.find("pos").asColumn(); ok != c.list || col.list != c.list {
+			t.Errorf("%s: a list of texts %v, want %v", name, ok, c.list)
 		}
 	}
 }

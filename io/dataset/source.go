@@ -385,6 +385,9 @@ func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, 
 		if p == "-" {
 			return nil, fail(ErrNoFiles, "-: data is read from files, some of it twice, and not from standard input: write it to one, such as data.jsonl")
 		}
+		if strings.Contains(p, "**") && (Remote(p) || IsGlob(p)) {
+			return nil, fail(ErrNoFiles, "%s: ** for folders in folders is not known: name them, or give a path for each depth, such as %s and %s", p, strings.ReplaceAll(p, "**/", ""), strings.ReplaceAll(p, "**", "*"))
+		}
 		found := []string{filepath.Clean(p)}
 		if Remote(p) {
 			var err error

@@ -82,6 +82,11 @@ func TestOpenErrors(t *testing.T) {
 		"cut.jsonl.gz": "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab",
 	})
 	at := func(name string) []string { return []string{filepath.Join(folder, name)} }
+	wide := `{"c0": 0`
+	for i := 1; i < 23; i++ {
+		wide += fmt.Sprintf(`, "c%d": 0`, i)
+	}
+	more := write(t, map[string]string{"wide.jsonl": wide + "}"})
 	types := []string{golden("types.parquet")}
 	for _, c := range []struct {
 		src  Source
@@ -90,12 +95,15 @@ func TestOpenErrors(t *testing.T) {
 	}{
 		{Source{Query: "query", Positive: "answer"}, ErrNoFiles, "no path"},
 		{Source{Paths: at("*.csv"), Query: "query", Positive: "answer"}, ErrNoFiles, "*.csv matches no file"},
+		{Source{Paths: []string{"data/**/*.csv"}, Query: "query", Positive: "answer"}, ErrNoFiles, "data/**/*.csv: ** for folders in folders is not known: name them, or give a path for each depth, such as data/*.csv and data/*/*.csv"},
+		{Source{Paths: []string{"hf://datasets/a/b/**/*.csv"}, Query: "query", Positive: "answer"}, ErrNoFiles, "such as hf://datasets/a/b/*.csv and hf://datasets/a/b/*/*.csv"},
 		{Source{Paths: at("[.jsonl"), Query: "query", Positive: "answer"}, ErrNoFiles, "syntax error"},
 		{Source{Paths: at("nowhere.jsonl"), Query: "query", Positive: "answer"}, os.ErrNotExist, "nowhere.jsonl"},
 		{Source{Paths: []string{folder}, Query: "query", Positive: "answer"}, ErrNoFiles, "is a folder: name its files"},
 		{Source{Paths: at("notes.txt"), Query: "query", Positive: "answer"}, ErrNoFiles, "known are .parquet, .jsonl, .ndjson, .json"},
 		{Source{Paths: at("a.jsonl"), Query: "query"}, ErrMissingColumn, `positive: ""`},
 		{Source{Paths: at("a.jsonl"), Query: "querry", Positive: "answer"}, ErrMissingColumn, `a.jsonl has no column "querry" (did you mean "query"?); its columns are "query", "answer", "score", "neg", "o.in"`},
+		{Source{Paths: []string{filepath.Join(more, "wide.jsonl")}, Query: "query", Positive: "answer"}, ErrMissingColumn, `"c18", "c19" and 3 more`},
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "score"}, ErrColumnType, `column "score" is a number, want string or list<string>`},
 		{Source{Paths: at("a.jsonl"), Query: "query", Positive: "answer", Weight: "answer"}, ErrColumnType, `column "answer" is a string, want a number: a number stands without quotes, 0.5 and not "0.5"`},
 		{Source{Paths: at("a.jsonl"), Query: "neg", Positive: "answer"}, ErrColumnType, `column "neg" is list<string>: a query is one string`},
@@ -167,6 +175,39 @@ func TestManyFiles(t *testing.T) {
 		if got := d.Locate(row).String(); !strings.Contains(got, want) {
 			t.Errorf("row %d is at %q, want %q", row, got, want)
 		}
+	}
+	table, err := OpenTable(context.Background(), []string{filepath.Join(folder, "0*"), filepath.Join(folder, "2*")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for row := range 2 * n { // the first and the third file
+		if got, want := table.Locate(row), d.Locate(row+row/n*n); got != want {
+			t.Errorf("row %d of the table is at %v, want %v", row, got, want)
+		}
+	}
+}
+
+// TestEmptyFiles: files without rows among others have no say in what the columns are, and the others have.
+func TestEmptyFiles(t *testing.T) {
+	files := map[string]string{"a.jsonl": "", "b.jsonl": `{"q": "b", "p": ["x"]}`, "c.json": "[]", "d.csv": "z\n", "e.jsonl": "\n{\"q\": \"e\", \"p\": [\"y\"]}\n"}
+	src := Source{Paths: []string{"*"}, Query: "q", Positive: "p"}
+	src.Paths[0] = filepath.Join(write(t, files), "*")
+	d, err := Open(t.Context(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0, 1})
+	if err != nil || d.Rows() != 2 || !slices.Equal(rows[0].Texts, []string{"b", "x"}) || !slices.Equal(rows[1].Texts, []string{"e", "y"}) {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	if at := d.Locate(1).String(); !strings.HasSuffix(at, "e.jsonl:2") {
+		t.Errorf("row 1 is at %s", at)
+	}
+	files["e.jsonl"] = `{"q": "e", "p": "y"}`
+	src.Paths[0] = filepath.Join(write(t, files), "*")
+	if _, err := Open(t.Context(), src); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), "all files of a dataset must agree") {
+		t.Errorf("a text behind lists: %v", err)
 	}
 }
 
@@ -296,7 +337,11 @@ func TestIndex(t *testing.T) {
 				if got := x.Hashes(nil, 5, epoch, rows[i]); !slices.Equal(got, e.Hashes) {
 					t.Fatalf("row %d: the index and the reader choose different texts", rows[i])
 				}
-				for k, n := range x.Lengths(nil, 5, epoch, rows[i]) {
+				lengths := x.Lengths(nil, 5, epoch, rows[i])
+				if len(lengths) != len(e.Texts) {
+					t.Fatalf("row %d: %d lengths of %d texts", rows[i], len(lengths), len(e.Texts))
+				}
+				for k, n := range lengths {
 					if int(n) != len(e.Texts[k]) || HashText(e.Texts[k]) != e.Hashes[k] {
 						t.Fatalf("row %d text %d: length %d or hash is not that of %q", rows[i], k, n, e.Texts[k])
 					}

@@ -415,7 +415,7 @@ func (t *Table) textLeaf(name string) (int, error) {
 			return leaf, nil
 		}
 	}
-	if err == nil && (typ != "string" || list) {
+	if err == nil && (typ != "string" && typ != "null" || list) {
 		if list {
 			typ = "list<" + typ + ">"
 		}

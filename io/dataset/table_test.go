@@ -135,7 +135,9 @@ func TestTableJSONL(t *testing.T) {
 		"a.jsonl": `{"text": "caf\u00e9", "n": 1, "x": 1, "b": true, "list": ["a", null], "ints": [1, 2], "o": {"k": ["\"v\""]}, "mix": 1, "nothing": null, "deep": [[1]]}
 {"text": "zwei", "n": -9223372036854775808, "x": 2.5, "b": null, "list": [], "o": [1], "mix": "s\n", "n": 7}
 `,
-		"b.jsonl": `{"text": "drei", "list": null, "late": "here", "ints": [3], "x": null, "mix": [1]}`,
+		"b.jsonl": `{"text": "drei", "list": null, "late": "here", "ints": [3], "x": null, "mix": [1]}
+{"text": "vier", "ids": 18446744073709551615, "hashes": [9223372036854775807, -9223372036854775809], "far": 18446744073709551615}
+{"text": "f\u00fcnf", "ids": 1, "far": 0.5}`,
 	})
 	table, err := OpenTable(ctx, []string{filepath.Join(folder, "*.jsonl")})
 	if err != nil {
@@ -160,9 +162,11 @@ func TestTableJSONL(t *testing.T) {
 	}
 	_, got := allRows(t, path)
 	want := []string{
-		`"café" "1" "1" "true" "a" - "1" "2" "{\"k\": [\"\\\"v\\\"\"]}" "1" - "[[1]]" -`,
-		`"zwei" "7" "2.5" - - - "[1]" "s\n" - - -`,
-		`"drei" - - - - "3" - "[1]" - - "here"`,
+		`"café" "1" "1" "true" "a" - "1" "2" "{\"k\": [\"\\\"v\\\"\"]}" "1" - "[[1]]" - - - -`,
+		`"zwei" "7" "2.5" - - - "[1]" "s\n" - - - - - -`,
+		`"drei" - - - - "3" - "[1]" - - "here" - - -`,
+		`"vier" - - - - - - - - - - "18446744073709551615" "9223372036854775807" "-9223372036854775809" "1.8446744073709552e+19"`,
+		`"fünf" - - - - - - - - - - "1" - "0.5"`,
 	}
 	for i, r := range got {
 		var parts []string

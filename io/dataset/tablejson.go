@@ -12,8 +12,8 @@ import (
 )
 
 // JSON lines as a table. One pass over all files finds each top-level key's type: text, int64, float64 (also for a mix of
-// integers and others), bool, and lists of one of these. Whatever else it holds (objects, lists of lists, a mix of types)
-// is passed on as JSON in a text column.
+// integers and others), bool, and lists of one of these. Whatever else it holds (objects, lists of lists, a mix of types, integers
+// that int64 has not, such as ids that are hashes) is passed on as JSON in a text column.
 
 type jsonType uint8
 
@@ -21,13 +21,14 @@ const (
 	jsonNothing jsonType = iota // only nulls so far: a text column in the end
 	jsonBool
 	jsonInt
+	jsonBig // an integer beyond int64
 	jsonFloat
 	jsonText
 	jsonAny
 )
 
 func (k jsonType) String() string {
-	return [...]string{"string", "bool", "int64", "float64", "string", "json"}[k]
+	return [...]string{"string", "bool", "int64", "json", "float64", "string", "json"}[k]
 }
 
 type jsonColumn struct {
@@ -49,11 +50,13 @@ func (k jsonType) join(o jsonType) jsonType {
 		return k
 	case k == jsonNothing:
 		return o
-	case k == jsonInt && o == jsonFloat || k == jsonFloat && o == jsonInt:
-		return jsonFloat
+	case k.number() && o.number():
+		return max(k, o)
 	}
 	return jsonAny
 }
+
+func (k jsonType) number() bool { return k >= jsonInt && k <= jsonFloat }
 
 func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 	for _, path := range paths {
@@ -212,8 +215,11 @@ func (r *jsonReader) scalar() (jsonType, error) {
 	if err != nil {
 		return jsonAny, err
 	}
-	if _, err := strconv.ParseInt(string(digits), 10, 64); err == nil {
+	switch _, err := strconv.ParseInt(string(digits), 10, 64); {
+	case err == nil:
 		return jsonInt, nil
+	case errors.Is(err, strconv.ErrRange):
+		return jsonBig, nil
 	}
 	return jsonFloat, nil
 }

@@ -102,11 +102,8 @@ func (t *Table) textColumn(name string) (c tableText, err error) {
 		}
 		return leaf
 	})
-	if err = cmp.Or(err, missing); err == nil && len(c.leaves) == 0 {
-		err = fail(ErrMissingColumn, "the template %q names no column: columns stand in braces, as in \"{title} {text}\"", name)
-	}
 	c.joined = &j
-	return c, err
+	return c, cmp.Or(err, missing)
 }
 
 // text is a row's, and whether it is null, which a template's never is. A template's is valid as long as the arena.

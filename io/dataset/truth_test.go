@@ -48,6 +48,12 @@ func TestTruth(t *testing.T) {
 			t.Errorf("%s: scores %v", file, got)
 		}
 		if file == "b.csv" { // whose cells are all texts
+			if d, err = Open(t.Context(), Source{Paths: []string{dir + "/" + file}, Query: "q", Positive: "p", Weight: "is"}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0}); err == nil || !strings.Contains(err.Error(), `it is "True", want a number`) {
+				t.Errorf("%s: a weight: %v", file, err)
+			}
 			continue
 		}
 		if _, err := Open(t.Context(), Source{Paths: []string{dir + "/" + file}, Query: "q", Positive: "p", Weight: "is"}); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), "want a number") {

@@ -1,9 +1,10 @@
-"""The global order of the data, said a second time: io/dataset's random.go, order.go and sampler.go in plain Python.
+"""The global order of the data, said a second time: io/dataset's random.go, order.go, sampler.go and mix.go in plain Python.
 
     python3 order.py       (Python 3.11, standard library only)
 
 Writes order.json. The sampler is the naive one: for each batch it goes through all waiting rows, oldest first.
 """
+import itertools
 import json
 import os
 
@@ -42,16 +43,32 @@ class Stream:
         return p
 
 
-BLOCKS, WINDOW, CHOICES, OTHERS = 1, 2, 3, 7
+BLOCKS, WINDOW, CHOICES, MIXTURE, PARTS, LENGTHS, OTHERS = range(1, 8)
 
 
-def order(rows, sizes, seed, epoch, window_rows, window_bytes):
+def by_length(window, begin, seed, epoch, w, size, length):
+    """A window's rows, from position begin on, in batches of similar length: of 50 batches at a time, but for those that are in two windows."""
+    window = list(window)
+    at = -begin % size
+    for k in range(len(window)):
+        n = min(50, (len(window) - at) // size)
+        if n < 1:
+            break
+        s = Stream(seed, LENGTHS, epoch, w, k)
+        rows = sorted(window[at:at + n * size], key=length)
+        window[at:at + n * size] = [rows[b * size + i] for b in s.permutation(n) for i in s.permutation(size)]
+        at += n * size
+    return window
+
+
+def order(rows, sizes, seed, epoch, window_rows, window_bytes, batch=0, length=None):
     """All row ids of an epoch. rows and sizes: of each block."""
     firsts = [sum(rows[:i]) for i in range(len(rows))]
     out, cur, size = [], [], 0
 
     def shuffle(cur, w):
-        return [cur[i] for i in Stream(seed, WINDOW, epoch, w).permutation(len(cur))]
+        cur = [cur[i] for i in Stream(seed, WINDOW, epoch, w).permutation(len(cur))]
+        return by_length(cur, len(out), seed, epoch, w, batch, length) if length else cur
 
     w = 0
     for b in Stream(seed, BLOCKS, epoch).permutation(len(rows)):
@@ -115,8 +132,40 @@ def batches(ids, texts, size, drop_last):
         out.append(batch)
 
 
+def mixture(kind, weights, parts, seed, size, drop_last, epochs):
+    """All batches, as [epoch, dataset, pass over it, rows]. parts: how many rows each dataset has, in blocks of 10."""
+    seeds = [Stream(seed, PARTS, i).s if i else seed for i in range(len(parts))]
+
+    def passes(i, p):
+        ids = order([10] * (parts[i] // 10), [1] * (parts[i] // 10), seeds[i], p, 20, 1000)
+        cut = [ids[k:k + size] for k in range(0, len(ids), size)]
+        return [(i, p, b) for b in cut if len(b) == size or not drop_last]
+
+    def forever(i):
+        for p in itertools.count():
+            yield from passes(i, p)
+
+    going, out = [forever(i) for i in range(len(parts))], []
+    for epoch in range(epochs):
+        own = [passes(i, epoch) for i in range(len(parts))]
+        shares = [len(o) for o in own]
+        if kind == "round_robin":
+            out += [(epoch, *b) for turn in zip(*own) for b in turn]
+            continue
+        if kind != "proportional":
+            w = weights or [n ** (1 / 2) for n in parts]  # tempered by 2
+            exact = [sum(shares) * x / sum(w) for x in w]
+            left = sum(shares) - sum(int(x) for x in exact)
+            up = sorted(range(len(w)), key=lambda i: int(exact[i]) - exact[i])[:left]
+            shares = [int(x) + (i in up) for i, x in enumerate(exact)]
+        source = going if kind != "proportional" else [iter(o) for o in own]
+        turns = [i for i, n in enumerate(shares) for _ in range(n)]
+        out += [(epoch, *next(source[turns[k]])) for k in Stream(seed, MIXTURE, epoch).permutation(len(turns))]
+    return out
+
+
 s = Stream(1, 2, 3)
-out = {"stream": [s.next() for _ in range(5)], "below": [], "orders": [], "choices": [], "others": [], "samplers": []}
+out = {"stream": [s.next() for _ in range(5)], "below": [], "orders": [], "choices": [], "others": [], "samplers": [], "lengths": [], "mixtures": []}
 s = Stream(7)
 out["below"] = [s.below(n) for n in (1, 2, 3, 10, 1000, 1 << 40)]
 for rows, sizes, seed, epoch, wr, wb in [
@@ -141,5 +190,9 @@ for n, texts, size, drop in [(60, 40, 4, True), (60, 40, 4, False), (60, 7, 3, F
     ids = order([10] * (n // 10), [1] * (n // 10), 5, 1, 20, 1000)
     got, dropped = batches(ids, [set(x) for x in sets], size, drop)
     out["samplers"].append({"texts": sets, "size": size, "drop_last": drop, "batches": got, "dropped": dropped})
+for size, window in [(2, 237), (7, 100)]:
+    out["lengths"].append({"size": size, "window_rows": window, "ids": order([12] * 40, [1] * 40, 5, 1, window, 1000, size, lambda row: mix(row) % 7)})
+for kind, weights, drop in [("proportional", None, False), ("round_robin", None, True), ("weighted", [1, 2.5, 0.5], False), ("tempered", None, True)]:
+    out["mixtures"].append({"kind": kind, "weights": weights, "drop_last": drop, "batches": mixture(kind, weights, [90, 20, 50], 5, 7, drop, 2)})
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "order.json"), "w") as f:
     json.dump(out, f, separators=(",", ":"))
