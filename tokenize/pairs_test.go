@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -72,6 +70,28 @@ func TestPairTemplate(t *testing.T) {
 	}
 }
 
+// What looks like a query or document in the instruction is text as it is written, and is not cut for the query.
+func TestPairInstruction(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := func(text string) []int32 { return tok.bare(nil, text) }
+	const instruction = "see {query} {document} {bos}"
+	template := Template{{Text: "{query}"}, {Text: "{instruction}: {document}", Cut: true}, {Text: "{instruction}"}}
+	fixed := plain(instruction)
+	want := slices.Concat(plain("cat bird"), plain(instruction+": file"), fixed)
+	for most, want := range map[int][]int32{0: want, 1 + len(fixed): slices.Concat(plain("cat"), fixed)} {
+		p, err := tok.NewPairs(PairOptions{Template: template, Instruction: instruction, MaxLength: most})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ids, _, _, err := p.Append(nil, nil, "cat bird", "file"); err != nil || !slices.Equal(ids, want) {
+			t.Errorf("at most %d: %v, %v, want %v", most, ids, err, want)
+		}
+	}
+}
+
 // A document that stands before the query is cut first, and then the query at its own end. Many pairs are what each is alone.
 func TestPairsCutInFront(t *testing.T) {
 	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
@@ -130,35 +150,33 @@ func TestPairsCutInFront(t *testing.T) {
 	}
 }
 
-// The token that texts begin with is an id, and no text: Llama 2's tokenizer puts a space in front of texts, that one as well.
+// The token that texts begin with is an id, and no text: Llama 2's tokenizer puts a space in front of texts, that one as well, and a tokenizer.json may
+// not have it among the tokens to look for in texts.
 func TestPairBegin(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"tokenizer.json": `{"version": "1.0", "added_tokens": [{"id": 1, "content": "<s>", "special": true, "normalized": true, "single_word": false, "lstrip": false, "rstrip": false}],
-"normalizer": {"type": "Prepend", "prepend": "_"}, "model": {"type": "BPE", "vocab": {"<unk>": 0, "<s>": 1, "_": 2, "a": 3, "b": 4}, "merges": [], "unk_token": "<unk>"}}`,
-		"tokenizer_config.json": `{"bos_token": "<s>", "pad_token": "<unk>"}`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+	const added = `{"id": 1, "content": "<s>", "special": true, "normalized": true, "single_word": false, "lstrip": false, "rstrip": false}`
+	for _, tokens := range []string{added, ""} {
+		tok, err := fromFiles(map[string][]byte{
+			fileTokenizer: []byte(`{"version": "1.0", "added_tokens": [` + tokens + `],
+"normalizer": {"type": "Prepend", "prepend": "_"}, "model": {"type": "BPE", "vocab": {"<unk>": 0, "<s>": 1, "_": 2, "a": 3, "b": 4}, "merges": [], "unk_token": "<unk>"}}`),
+			fileConfig: []byte(`{"bos_token": "<s>", "pad_token": "<unk>"}`),
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	tok, err := Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "{bos}"}, {Text: "{query}"}, {Text: "{document}", Cut: true}}, MaxLength: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ids, _, cut, err := p.Append(nil, nil, "a", "b")
-	if err != nil || !cut || fmt.Sprint(ids) != "[1 2 3 2]" {
-		t.Errorf("%v, %t, %v", ids, cut, err)
-	}
-	if id, ok := tok.First("a"); id != 2 || !ok {
-		t.Errorf("a text begins with %d", id)
-	}
-	if id, ok := tok.First(""); ok || len(tok.Encode("", 0)) > 0 { // nothing is put in front of nothing
-		t.Errorf("no text begins with %d", id)
+		p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "{bos}"}, {Text: "{query}"}, {Text: "{document}", Cut: true}}, MaxLength: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, _, cut, err := p.Append(nil, nil, "a", "b")
+		if err != nil || !cut || fmt.Sprint(ids) != "[1 2 3 2]" {
+			t.Errorf("%v, %t, %v", ids, cut, err)
+		}
+		if id, ok := tok.First("a"); id != 2 || !ok {
+			t.Errorf("a text begins with %d", id)
+		}
+		if id, ok := tok.First(""); ok || len(tok.Encode("", 0)) > 0 { // nothing is put in front of nothing
+			t.Errorf("no text begins with %d", id)
+		}
 	}
 }
 
