@@ -243,6 +243,33 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// Added tokens that the vocabulary lacks get the ids from its size on, whatever the file says; ids of Hugging Face 0.23.3.
+func TestAddedIDs(t *testing.T) {
+	for _, c := range []struct{ vocab, added, text, want string }{
+		{`"a": 0, "b": 1, "x": 9`, "Q x R", "aQbxR", "[0 3 1 9 4]"},
+		{`"a": 0, "b": 3, "x": 9`, "Q R S", "aQbxRS", "[0 3 3 9 4 5]"}, // of one id are two tokens then
+		{``, "Q R", "QR", "[0 1]"},
+		{`"a": 0, "b": 1`, " R", "aR", "[0 2]"}, // the first one is the empty text, which is none
+		{`"a": 0, "b": 1`, "Q R Q", "aQR", "[0 2 3]"},
+	} {
+		var added []addedToken
+		for _, text := range strings.Split(c.added, " ") {
+			added = append(added, addedToken{Content: text})
+		}
+		tokens, err := json.Marshal(added)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tok, err := parseTokenizerJSON([]byte(`{"added_tokens": ` + string(tokens) + `, "model": {"type": "BPE", "vocab": {` + c.vocab + `}, "merges": []}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(tok.Encode(c.text, 0)); got != c.want {
+			t.Errorf("%q added to {%s}: %q is %s, want %s", c.added, c.vocab, c.text, got, c.want)
+		}
+	}
+}
+
 // Of a merge that is listed twice the later rank counts, as Hugging Face 0.23.3 has it (which gives these ids).
 func TestMergeTwice(t *testing.T) {
 	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}, "merges": [["a", "b"], ["b", "c"], ["a", "b"]]}}`))

@@ -74,8 +74,7 @@ func LoadFile(path string) (*Tokenizer, error) {
 	}
 	t, err := fromFiles(map[string][]byte{fileTokenizer: data})
 	if err != nil {
-		dir, _ := filepath.Split(path)
-		return nil, fmt.Errorf("tokenizer: %s%w", dir, err)
+		return nil, fmt.Errorf("tokenizer: %s: %w", path, errors.Unwrap(err)) // without the name that it has in a folder
 	}
 	return t, nil
 }

@@ -128,6 +128,12 @@ func TestComponentErrors(t *testing.T) {
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), ``, false},
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}, {"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), `Metaspace prepend_scheme "first"`, true},
 
+		{normalizer(`{"type": "Sequence"}`), `Sequence needs normalizers`, false},
+		{preTokenizer(`{"type": "Sequence"}`), `Sequence needs pretokenizers`, false},
+		{`{"post_processor": {"type": "Sequence"}, ` + bpe + `}`, `Sequence needs processors`, false},
+		{`{"post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
+		{`{"post_processor": {"type": "TemplateProcessing", "single": [], "special_tokens": {}}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
+		{`{"post_processor": {"type": "TemplateProcessing", "single": [], "pair": []}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1]}, ` + bpe + `}`, `RobertaProcessing needs sep and cls`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
 		{`{"post_processor": {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["s", 1], "cls": ["c", 2]}, {"type": "TemplateProcessing"}]}, ` + bpe + `}`, `Sequence with a second "TemplateProcessing"`, true},
@@ -180,6 +186,25 @@ func TestConfigContradicts(t *testing.T) {
 			}
 		} else if err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want) {
 			t.Errorf("%s, %s: %v\nwant %s", c.lower, c.config, err, c.want)
+		}
+	}
+}
+
+// Files beside a vocab.txt or tokenizer.json that can't be read: the message names the file and the key.
+func TestConfigErrors(t *testing.T) {
+	for _, c := range []struct{ file, content, want string }{
+		{fileConfig, `{"pad_token": 7}`, `key "pad_token": `},
+		{fileConfig, `{"eos_token": {"content": 7}}`, `key "eos_token": key "content": want string, got number`},
+		{fileConfig, `{"extra_special_tokens": [7]}`, `extra_special_tokens: `},
+		{fileConfig, `{"added_tokens_decoder": {"x": {"content": "a"}}}`, `added_tokens_decoder: key "x" is not an id`},
+		{fileSpecials, `{"pad_token": 7}`, `key "pad_token": `},
+		{fileSpecials, `{`, `line 1, column 1: `},
+		{fileAdded, `{"a": "b"}`, `key "": want int, got string`},
+		{fileAdded, `[`, `line 1, column 1: `},
+	} {
+		_, err := fromFiles(map[string][]byte{fileVocab: []byte("[UNK]\n"), c.file: []byte(c.content)})
+		if err == nil || !strings.HasPrefix(err.Error(), c.file+": "+c.want) {
+			t.Errorf("%s %s: %v\nwant %s", c.file, c.content, err, c.want)
 		}
 	}
 }
