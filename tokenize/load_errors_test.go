@@ -168,6 +168,7 @@ func TestConfigContradicts(t *testing.T) {
 		{"false", `{"tokenizer_class": "BertTokenizerFast"}`, "do_lower_case is true (or is so by default), the normalizer of tokenizer.json has lowercase false"},
 		{"true", `{"tokenizer_class": "MPNetTokenizer", "do_lower_case": false}`, "do_lower_case is false"},
 		{"true", `{"tokenizer_class": "DistilBertTokenizer", "strip_accents": false}`, "strip_accents is false"},
+		{"false", `{"tokenizer_class": "ElectraTokenizer"}`, "do_lower_case is true (or is so by default)"},
 		{"true", `{"tokenizer_class": "BertTokenizer", "tokenize_chinese_chars": false}`, "tokenize_chinese_chars is false"},
 		{"true", `{"do_lower_case": false}`, "do_lower_case is false"},
 		{"true", `{"strip_accents": false}`, "strip_accents is false"},
@@ -194,6 +195,8 @@ func TestConfigContradicts(t *testing.T) {
 func TestConfigErrors(t *testing.T) {
 	for _, c := range []struct{ file, content, want string }{
 		{fileConfig, `{"pad_token": 7}`, `key "pad_token": `},
+		{fileConfig, `{"tokenizer_class": "BertJapaneseTokenizer"}`, `tokenizer_class "BertJapaneseTokenizer" is not supported yet (BertTokenizer, `}, // which cuts texts by a dictionary
+		{fileConfig, `{"tokenizer_class": "MPNetTokenizer"}`, `tokenizer_class "MPNetTokenizer" is not supported yet`},                                // of other special tokens
 		{fileConfig, `{"eos_token": {"content": 7}}`, `key "eos_token": key "content": want string, got number`},
 		{fileConfig, `{"extra_special_tokens": [7]}`, `extra_special_tokens: `},
 		{fileConfig, `{"added_tokens_decoder": {"x": {"content": "a"}}}`, `added_tokens_decoder: key "x" is not an id`},
@@ -203,7 +206,7 @@ func TestConfigErrors(t *testing.T) {
 		{fileAdded, `[`, `line 1, column 1: `},
 	} {
 		_, err := fromFiles(map[string][]byte{fileVocab: []byte("[UNK]\n"), c.file: []byte(c.content)})
-		if err == nil || !strings.HasPrefix(err.Error(), c.file+": "+c.want) {
+		if err == nil || !strings.Contains(err.Error(), c.file+": "+c.want) {
 			t.Errorf("%s %s: %v\nwant %s", c.file, c.content, err, c.want)
 		}
 	}
