@@ -2,9 +2,11 @@ package tokenize
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -304,6 +306,32 @@ func TestTrainedTokenizer(t *testing.T) {
 			want := tok.Encode(text, 0)
 			checkIDs(t, tok, text, again.Encode(text, 0), want)
 			checkIDs(t, tok, text, fromVocab.Encode(text, 0), want)
+		}
+	}
+}
+
+// What is made of a vocabulary is what Hugging Face has saved with the same one.
+func TestFromVocab(t *testing.T) {
+	for name, lower := range map[string]bool{"uncased": true, "cased": false} {
+		saved := load(t, name)
+		var tokens []string
+		for id := range saved.VocabSize() {
+			tokens = append(tokens, saved.Token(int32(id)))
+		}
+		tok, err := FromVocab(tokens, VocabOptions{Lowercase: lower})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got, want map[string]any
+		if err := errors.Join(json.Unmarshal(tok.files[fileTokenizer], &got), json.Unmarshal(saved.files[fileTokenizer], &want)); err != nil {
+			t.Fatal(err)
+		}
+		delete(want, "decoder") // which those were given none of
+		delete(got, "decoder")
+		for key := range want {
+			if !reflect.DeepEqual(got[key], want[key]) || len(got) != len(want) {
+				t.Errorf("%s: %s is %.300v, want %.300v", name, key, got[key], want[key])
+			}
 		}
 	}
 }
