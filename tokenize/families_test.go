@@ -178,6 +178,20 @@ func TestScores(t *testing.T) {
 	}
 }
 
+// Exponents beyond any integer: tokenizers 0.23.3 reads these so.
+func TestScoresFarOut(t *testing.T) {
+	for number, want := range map[string]float64{"1e-99999999999999999999": 0, "-1e-99999999999": math.Copysign(0, -1), "0e99999999999": 0, "0.0e+99999999999999999999": 0, "1e-2147483648": 0} {
+		if got, err := jsonFloat(number); err != nil || math.Float64bits(got) != math.Float64bits(want) {
+			t.Errorf("%s is %v (%v), want %v", number, got, err, want)
+		}
+	}
+	for _, number := range []string{"1e99999999999999999999", "-1e2147483648", "1e309"} {
+		if got, err := jsonFloat(number); err == nil || !strings.Contains(err.Error(), number+" is out of range") {
+			t.Errorf("%s is %v (%v)", number, got, err)
+		}
+	}
+}
+
 // TestSaveFamily: the file comes back byte for byte.
 func TestSaveFamily(t *testing.T) {
 	for row := range familyRows(t, "families.jsonl.gz") {

@@ -41,7 +41,8 @@ func TestComponentErrors(t *testing.T) {
 	nested := func(kind, key string) string {
 		return strings.Repeat(`{"type": "Sequence", "`+key+`": [`, 20) + `{"type": "` + kind + `"}` + strings.Repeat(`]}`, 20)
 	}
-	const metaspaceFirst = `"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}, `
+	const first = `{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}`
+	const metaspaceFirst = `"pre_tokenizer": ` + first + `, `
 	for _, c := range []struct {
 		file, want  string
 		unsupported bool
@@ -49,6 +50,7 @@ func TestComponentErrors(t *testing.T) {
 		{`{` + bpe + `}`, ``, false},
 		{`{` + unigram + `}`, ``, false},
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"a b"`, 1), ``, false},
+		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"#version: 0.2", "a b"`, 1), ``, false},
 		{model(`{"vocab": {"a": 0}, "merges": []}`), ``, false}, // as RoBERTa's older files
 		{model(`{"unk_id": 0, "vocab": [["a", 0]]}`), ``, false},
 
@@ -81,6 +83,7 @@ func TestComponentErrors(t *testing.T) {
 		{model(`{"type": "Unigram", "vocab": [["a", 0]]}`), `model: Unigram's unk_id "null"`, true},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": {"a": 0}}`), `Unigram needs vocab (a list`, false},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", 1e999]]}`), `vocab: token "a": number 1e999 is out of range`, false},
+		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", "b"]]}`), `vocab: token "a": want a number, got "b"`, false},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", 0, 1]]}`), `vocab: token "a" has more than a score`, false},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": ["a"]}`), `vocab: entry 0: want a token and its score, got "a"`, false},
 
@@ -128,6 +131,7 @@ func TestComponentErrors(t *testing.T) {
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), ``, false},
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}, {"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), `Metaspace prepend_scheme "first"`, true},
 
+		{preTokenizer(`{"type": "Sequence", "pretokenizers": [` + first + `, {"type": "BertPreTokenizer"}, ` + first + `]}`), `Metaspace prepend_scheme "first"`, true},
 		{normalizer(`{"type": "Sequence"}`), `Sequence needs normalizers`, false},
 		{preTokenizer(`{"type": "Sequence"}`), `Sequence needs pretokenizers`, false},
 		{`{"post_processor": {"type": "Sequence"}, ` + bpe + `}`, `Sequence needs processors`, false},
