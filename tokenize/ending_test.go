@@ -50,6 +50,9 @@ func TestEnding(t *testing.T) {
 			continue // it ends so
 		}
 		seen++
+		if string(plain.files[fileTokenizer]) != string(row.File) || string(plain.files[fileConfig]) != string(config) {
+			t.Errorf("%s: the files of the tokenizer that it is made of have changed", row.Name)
+		}
 		dir := t.TempDir()
 		if err := ending.Save(dir); err != nil {
 			t.Fatal(err)
