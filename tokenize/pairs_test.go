@@ -70,6 +70,26 @@ func TestPairTemplate(t *testing.T) {
 	}
 }
 
+// Where no segment is to be cut the query is, and a document that leaves no room is an error.
+func TestPairUncut(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "the"}, {Text: "{document}"}, {Text: "{query}"}}, MaxLength: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, _, cut, err := p.Append([]int32{7}, nil, "cat bird cat", "file open")
+	if want := append([]int32{7}, tok.bare(nil, "the file open cat")...); err != nil || !cut || !slices.Equal(ids, want) {
+		t.Errorf("%v, %t, %v, want %v", ids, cut, err, want)
+	}
+	ids, kinds, _, err := p.Append([]int32{7}, nil, "cat", "file open small bird")
+	if !errors.Is(err, ErrTooShort) || !strings.Contains(err.Error(), "a pair of 6 tokens does not fit 4") || len(ids) != 1 || len(kinds) > 0 {
+		t.Errorf("%v, %v, %v", ids, kinds, err)
+	}
+}
+
 // What looks like a query or document in the instruction is text as it is written, and is not cut for the query.
 func TestPairInstruction(t *testing.T) {
 	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
