@@ -389,6 +389,23 @@ func TestExtraSpecialTokens(t *testing.T) {
 	}
 }
 
+// Of special tokens that are one text the last one counts, in BERT's order; BertTokenizer of transformers 5.23 gives these ids.
+func TestSpecialTokenTwice(t *testing.T) {
+	const alone = `{"content": "<s>", "single_word": true, "lstrip": false, "rstrip": false, "normalized": false}`
+	for config, want := range map[string]string{
+		`{"pad_token": ` + alone + `, "mask_token": "<s>"}`: "[2 4 7 5 3]",
+		`{"pad_token": "<s>", "mask_token": ` + alone + `}`: "[2 4 1 1 1 5 3]",
+	} {
+		tok, err := fromFiles(map[string][]byte{fileVocab: []byte("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\n##b\n"), fileConfig: []byte(config)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(tok.Encode("a<s>b", 0)); got != want {
+			t.Errorf("%s: %s, want %s", config, got, want)
+		}
+	}
+}
+
 // Nothing is put in front of what another normalizer has left nothing of, as in tokenizers 0.23.3.
 func TestPrependToNothing(t *testing.T) {
 	tok, err := parseTokenizerJSON([]byte(`{"normalizer": {"type": "Sequence", "normalizers": [{"type": "Strip", "strip_left": true, "strip_right": true}, {"type": "Prepend", "prepend": "_"}]},

@@ -344,8 +344,8 @@ func fromVocabFile(data []byte, c *tokenizerConfig) (*Tokenizer, error) {
 		accents = *c.accents
 	}
 	added := slices.Clone(c.added)
-	add := func(token addedToken) {
-		if !slices.ContainsFunc(added, func(a addedToken) bool { return a.Content == token.Content }) {
+	add := func(token addedToken) { // of special tokens with one text the last one counts
+		if !slices.ContainsFunc(c.added, func(a addedToken) bool { return a.Content == token.Content }) {
 			added = append(added, token)
 		}
 	}
