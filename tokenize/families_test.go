@@ -419,3 +419,14 @@ func TestPrependToNothing(t *testing.T) {
 		}
 	}
 }
+
+// An empty token of a vocabulary stands for no character, nor for U+FFFD; tokenizers 0.23.3 gives these ids.
+func TestEmptyToken(t *testing.T) {
+	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "unk_token": "u", "vocab": {"": 0, "a": 1, "u": 2}, "merges": []}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(tok.Encode("a\uFFFDa", 0)); got != "[1 2 1]" {
+		t.Error(got)
+	}
+}
