@@ -10,8 +10,15 @@ import (
 
 // Ends tells whether a special token stands behind every text, as [SEP] does with BERT; where texts are cut it stays.
 func (t *Tokenizer) Ends() bool {
-	last := t.template.single[len(t.template.single)-1]
-	return len(last.ids) > 0
+	return len(t.behind()) > 0
+}
+
+// behind is the special tokens behind every text.
+func (t *Tokenizer) behind() []int32 {
+	if n := len(t.template.single); n > 0 { // a template may leave texts out
+		return t.template.single[n-1].ids
+	}
+	return nil
 }
 
 // EOS is the text of the token that tokenizer_config.json calls eos_token; "": it names none.
@@ -28,7 +35,7 @@ func (t *Tokenizer) Ending() (*Tokenizer, error) {
 	if !ok {
 		return nil, fmt.Errorf("the tokenizer has no token %q, which %s calls eos_token", t.eos, fileConfig)
 	}
-	if last := t.template.single[len(t.template.single)-1]; len(last.ids) > 0 && last.ids[len(last.ids)-1] == id {
+	if behind := t.behind(); len(behind) > 0 && behind[len(behind)-1] == id {
 		return t, nil
 	}
 	if t.files[fileTokenizer] == nil {

@@ -50,6 +50,9 @@ func TestEnding(t *testing.T) {
 			continue // it ends so
 		}
 		seen++
+		if string(plain.files[fileTokenizer]) != string(row.File) || string(plain.files[fileConfig]) != string(config) {
+			t.Errorf("%s: the files of the tokenizer that it is made of have changed", row.Name)
+		}
 		dir := t.TempDir()
 		if err := ending.Save(dir); err != nil {
 			t.Fatal(err)
@@ -95,6 +98,15 @@ func TestEnding(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", config, err)
 		}
+	}
+	// A template may leave texts out: there are no ids then, as with Hugging Face.
+	const nothing = `{"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}`
+	out, err := fromFiles(map[string][]byte{fileTokenizer: []byte(strings.Replace(file, "null", nothing, 1)), fileConfig: []byte(`{"eos_token": "</s>"}`)})
+	if err != nil || out.Ends() || len(out.Encode("a", 0)) > 0 {
+		t.Fatalf("a template without pieces: %v", err)
+	}
+	if out, err = out.Ending(); err != nil || !out.Ends() || fmt.Sprint(out.Encode("a", 0)) != "[1]" {
+		t.Errorf("a template without pieces: %v", err)
 	}
 	tok, err := fromFiles(map[string][]byte{fileVocab: []byte("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\nend\n"), fileConfig: []byte(`{"eos_token": "end"}`)})
 	if err == nil {

@@ -178,6 +178,20 @@ func TestScores(t *testing.T) {
 	}
 }
 
+// Exponents beyond any integer: tokenizers 0.23.3 reads these so.
+func TestScoresFarOut(t *testing.T) {
+	for number, want := range map[string]float64{"1e-99999999999999999999": 0, "-1e-99999999999": math.Copysign(0, -1), "0e99999999999": 0, "0.0e+99999999999999999999": 0, "1e-2147483648": 0} {
+		if got, err := jsonFloat(number); err != nil || math.Float64bits(got) != math.Float64bits(want) {
+			t.Errorf("%s is %v (%v), want %v", number, got, err, want)
+		}
+	}
+	for _, number := range []string{"1e99999999999999999999", "-1e2147483648", "1e309"} {
+		if got, err := jsonFloat(number); err == nil || !strings.Contains(err.Error(), number+" is out of range") {
+			t.Errorf("%s is %v (%v)", number, got, err)
+		}
+	}
+}
+
 // TestSaveFamily: the file comes back byte for byte.
 func TestSaveFamily(t *testing.T) {
 	for row := range familyRows(t, "families.jsonl.gz") {
@@ -240,6 +254,33 @@ func TestJoin(t *testing.T) {
 	}
 	if joined < 1000 {
 		t.Errorf("only %d symbols were joined", joined)
+	}
+}
+
+// Added tokens that the vocabulary lacks get the ids from its size on, whatever the file says; ids of Hugging Face 0.23.3.
+func TestAddedIDs(t *testing.T) {
+	for _, c := range []struct{ vocab, added, text, want string }{
+		{`"a": 0, "b": 1, "x": 9`, "Q x R", "aQbxR", "[0 3 1 9 4]"},
+		{`"a": 0, "b": 3, "x": 9`, "Q R S", "aQbxRS", "[0 3 3 9 4 5]"}, // of one id are two tokens then
+		{``, "Q R", "QR", "[0 1]"},
+		{`"a": 0, "b": 1`, " R", "aR", "[0 2]"}, // the first one is the empty text, which is none
+		{`"a": 0, "b": 1`, "Q R Q", "aQR", "[0 2 3]"},
+	} {
+		var added []addedToken
+		for _, text := range strings.Split(c.added, " ") {
+			added = append(added, addedToken{Content: text})
+		}
+		tokens, err := json.Marshal(added)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tok, err := parseTokenizerJSON([]byte(`{"added_tokens": ` + string(tokens) + `, "model": {"type": "BPE", "vocab": {` + c.vocab + `}, "merges": []}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(tok.Encode(c.text, 0)); got != c.want {
+			t.Errorf("%q added to {%s}: %q is %s, want %s", c.added, c.vocab, c.text, got, c.want)
+		}
 	}
 }
 
@@ -348,6 +389,23 @@ func TestExtraSpecialTokens(t *testing.T) {
 	}
 }
 
+// Of special tokens that are one text the last one counts, in BERT's order; BertTokenizer of transformers 5.23 gives these ids.
+func TestSpecialTokenTwice(t *testing.T) {
+	const alone = `{"content": "<s>", "single_word": true, "lstrip": false, "rstrip": false, "normalized": false}`
+	for config, want := range map[string]string{
+		`{"pad_token": ` + alone + `, "mask_token": "<s>"}`: "[2 4 7 5 3]",
+		`{"pad_token": "<s>", "mask_token": ` + alone + `}`: "[2 4 1 1 1 5 3]",
+	} {
+		tok, err := fromFiles(map[string][]byte{fileVocab: []byte("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\n##b\n"), fileConfig: []byte(config)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(tok.Encode("a<s>b", 0)); got != want {
+			t.Errorf("%s: %s, want %s", config, got, want)
+		}
+	}
+}
+
 // Nothing is put in front of what another normalizer has left nothing of, as in tokenizers 0.23.3.
 func TestPrependToNothing(t *testing.T) {
 	tok, err := parseTokenizerJSON([]byte(`{"normalizer": {"type": "Sequence", "normalizers": [{"type": "Strip", "strip_left": true, "strip_right": true}, {"type": "Prepend", "prepend": "_"}]},
@@ -359,5 +417,16 @@ func TestPrependToNothing(t *testing.T) {
 		if got := fmt.Sprint(tok.Encode(text, 0)); got != want {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}
+	}
+}
+
+// An empty token of a vocabulary stands for no character, nor for U+FFFD; tokenizers 0.23.3 gives these ids.
+func TestEmptyToken(t *testing.T) {
+	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "unk_token": "u", "vocab": {"": 0, "a": 1, "u": 2}, "merges": []}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(tok.Encode("a\uFFFDa", 0)); got != "[1 2 1]" {
+		t.Error(got)
 	}
 }

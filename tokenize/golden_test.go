@@ -200,6 +200,9 @@ func TestPairs(t *testing.T) {
 	if failed == 0 {
 		t.Error("no row of the golden file is too long for its way of truncation")
 	}
+	if ids, types, _, err := tok.AppendPair([]int32{7}, nil, "a", "b", 2, LongestFirst); !errors.Is(err, ErrTooShort) || !strings.Contains(err.Error(), "2 is less than the 3 special tokens") || len(ids) != 1 || len(types) > 0 {
+		t.Errorf("a pair cut to 2: %v, %v, %v", ids, types, err)
+	}
 }
 
 // TestVocabTxt loads a folder without tokenizer.json: odd line ends, spaces at line ends, a token twice, a [CLS] that

@@ -40,6 +40,9 @@ func parsePostProcessor(raw json.RawMessage) (template, error) {
 		if err := decodeJSON(raw, &c); err != nil {
 			return template{}, in("post_processor", err)
 		}
+		if c.Single == nil || c.Pair == nil || c.Specials == nil {
+			return template{}, errors.New("post_processor: TemplateProcessing needs single, pair and special_tokens")
+		}
 		pieces := func(name string, sequences int, from []templatePieceJSON) ([]templatePiece, error) {
 			out := make([]templatePiece, 0, len(from))
 			for _, p := range from {
@@ -84,6 +87,9 @@ func parseProcessors(raw json.RawMessage) (template, error) {
 	}
 	if err := decodeJSON(raw, &c); err != nil {
 		return template{}, in("post_processor", err)
+	}
+	if c.Processors == nil {
+		return template{}, errors.New("post_processor: Sequence needs processors")
 	}
 	tmpl, adding := bareTemplate(), false
 	for _, part := range c.Processors {

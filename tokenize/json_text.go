@@ -90,6 +90,9 @@ func parseNormalizer(u *unicodeData, raw json.RawMessage, nesting int) (normaliz
 	case "Replace":
 		return parseReplace(u, c.Pattern, c.Content)
 	case "Sequence":
+		if c.Normalizers == nil {
+			return nil, errors.New("normalizer: Sequence needs normalizers")
+		}
 		var all normalizerSequence
 		for _, part := range c.Normalizers {
 			n, err := parseNormalizer(u, part, nesting+1)
@@ -231,6 +234,9 @@ func parsePreTokenizer(u *unicodeData, raw json.RawMessage, nesting int) (preTok
 		}
 		return parseSplit(u, c.Pattern, *c.Behavior, *c.Invert)
 	case "Sequence":
+		if c.PreTokenizers == nil {
+			return nil, errors.New("pre_tokenizer: Sequence needs pretokenizers")
+		}
 		var all preTokenizerSequence
 		for _, part := range c.PreTokenizers {
 			p, err := parsePreTokenizer(u, part, nesting+1)

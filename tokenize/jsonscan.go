@@ -169,11 +169,8 @@ func jsonFloat(number string) (float64, error) {
 		}
 	}
 	if i < len(digits) { // e
-		power, err := strconv.Atoi(digits[i+1:])
-		if err != nil || power > 1<<30 || power < -1<<30 {
-			return 0, fmt.Errorf("number %s is out of range", number)
-		}
-		exponent += power
+		power, _ := strconv.Atoi(digits[i+1:]) // of one out of range the nearest int
+		exponent += min(max(power, -1<<30), 1<<30)
 	}
 	value := float64(significand)
 	for value != 0 && exponent < -308 {

@@ -26,13 +26,14 @@ const (
 
 // Load reads the tokenizer of a model folder: tokenizer.json, or if there is none vocab.txt with what
 // tokenizer_config.json says beside it (do_lower_case, strip_accents, tokenize_chinese_chars, the names of the special
-// tokens, added tokens), as transformers' BertTokenizer does. A tokenizer with a part that this package doesn't have is an
-// error that wraps ErrUnsupported and names it; errors name the file and where in it.
+// tokens, added tokens), as transformers' BertTokenizer does; a class other than that, ELECTRA's and DistilBERT's is an
+// error then. A tokenizer with a part that this package doesn't have is an error that wraps ErrUnsupported and names it;
+// errors name the file and where in it.
 //
 // Beside a tokenizer.json, tokenizer_config.json gives the padding token and model_max_length. transformers takes more from it, and
 // its classes build some parts anew. Where that would give other ids the two files contradict each other, and it is an error:
-// truncation on the left, or a class of BERT's (they take do_lower_case, strip_accents and tokenize_chinese_chars from the
-// configuration, or from its defaults) with a normalizer that does otherwise.
+// truncation on the left, or a class of BERT's, ELECTRA's, DistilBERT's or MPNet's (they take do_lower_case, strip_accents and
+// tokenize_chinese_chars from the configuration, or from its defaults) with a normalizer that does otherwise.
 func Load(dir string) (*Tokenizer, error) {
 	files := map[string][]byte{}
 	for _, name := range []string{fileTokenizer, fileVocab, fileConfig, fileSpecials, fileAdded} {
@@ -74,8 +75,7 @@ func LoadFile(path string) (*Tokenizer, error) {
 	}
 	t, err := fromFiles(map[string][]byte{fileTokenizer: data})
 	if err != nil {
-		dir, _ := filepath.Split(path)
-		return nil, fmt.Errorf("tokenizer: %s%w", dir, err)
+		return nil, fmt.Errorf("tokenizer: %s: %w", path, errors.Unwrap(err)) // without the name that it has in a folder
 	}
 	return t, nil
 }
@@ -114,8 +114,8 @@ func fromFiles(files map[string][]byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-// givesTypes tells whether models are given the types of tokens: model_input_names says so, or else the tokenizer's class does, of those
-// whose names are here BERT's alone. A tokenizer without a class is BERT's vocab.txt.
+// givesTypes tells whether models are given the types of tokens: model_input_names says so, or else the tokenizer's class does: BERT's,
+// ELECTRA's, which is BERT's under another name, and DeBERTa's. A tokenizer without a class is BERT's vocab.txt.
 func givesTypes(config []byte) bool {
 	var c struct {
 		Names []string `json:"model_input_names"`
@@ -125,7 +125,8 @@ func givesTypes(config []byte) bool {
 	if c.Names != nil {
 		return slices.Contains(c.Names, "token_type_ids")
 	}
-	return c.Class == "" || strings.HasPrefix(c.Class, "Bert")
+	typed := []string{"", "BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer"}
+	return slices.Contains(typed, strings.TrimSuffix(c.Class, "Fast"))
 }
 
 // tokenizerConfig is what tokenizer_config.json, special_tokens_map.json and added_tokens.json say.
@@ -259,7 +260,7 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 func (c *tokenizerConfig) contradicts(n normalizer) error {
 	bert, ok := n.(*bertNormalizer)
 	switch strings.TrimSuffix(c.class, "Fast") {
-	case "BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer":
+	case "BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer", "MPNetTokenizer":
 	case "":
 		ok = ok && c.says
 	default:
@@ -314,6 +315,11 @@ func (c *tokenizerConfig) readSpecials(data []byte) error {
 
 // fromVocabFile builds BERT's pipeline around a vocab.txt: a token per line, whose number is its id.
 func fromVocabFile(data []byte, c *tokenizerConfig) (*Tokenizer, error) {
+	switch strings.TrimSuffix(c.class, "Fast") {
+	case "", "BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer":
+	default: // Japanese and MPNet's, among others, do more
+		return nil, unsupported("with "+fileConfig+": tokenizer_class", c.class, "BertTokenizer, ElectraTokenizer and DistilBertTokenizer are; or save a tokenizer.json")
+	}
 	if c.namedExtra {
 		return nil, unsupported("with "+fileConfig+": extra_special_tokens as", "object", "a list is; or save a tokenizer.json")
 	}
@@ -338,8 +344,8 @@ func fromVocabFile(data []byte, c *tokenizerConfig) (*Tokenizer, error) {
 		accents = *c.accents
 	}
 	added := slices.Clone(c.added)
-	add := func(token addedToken) {
-		if !slices.ContainsFunc(added, func(a addedToken) bool { return a.Content == token.Content }) {
+	add := func(token addedToken) { // of special tokens with one text the last one counts
+		if !slices.ContainsFunc(c.added, func(a addedToken) bool { return a.Content == token.Content }) {
 			added = append(added, token)
 		}
 	}

@@ -41,7 +41,8 @@ func TestComponentErrors(t *testing.T) {
 	nested := func(kind, key string) string {
 		return strings.Repeat(`{"type": "Sequence", "`+key+`": [`, 20) + `{"type": "` + kind + `"}` + strings.Repeat(`]}`, 20)
 	}
-	const metaspaceFirst = `"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}, `
+	const first = `{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}`
+	const metaspaceFirst = `"pre_tokenizer": ` + first + `, `
 	for _, c := range []struct {
 		file, want  string
 		unsupported bool
@@ -49,6 +50,7 @@ func TestComponentErrors(t *testing.T) {
 		{`{` + bpe + `}`, ``, false},
 		{`{` + unigram + `}`, ``, false},
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"a b"`, 1), ``, false},
+		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"#version: 0.2", "a b"`, 1), ``, false},
 		{model(`{"vocab": {"a": 0}, "merges": []}`), ``, false}, // as RoBERTa's older files
 		{model(`{"unk_id": 0, "vocab": [["a", 0]]}`), ``, false},
 
@@ -81,6 +83,7 @@ func TestComponentErrors(t *testing.T) {
 		{model(`{"type": "Unigram", "vocab": [["a", 0]]}`), `model: Unigram's unk_id "null"`, true},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": {"a": 0}}`), `Unigram needs vocab (a list`, false},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", 1e999]]}`), `vocab: token "a": number 1e999 is out of range`, false},
+		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", "b"]]}`), `vocab: token "a": want a number, got "b"`, false},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": [["a", 0, 1]]}`), `vocab: token "a" has more than a score`, false},
 		{model(`{"type": "Unigram", "unk_id": 0, "vocab": ["a"]}`), `vocab: entry 0: want a token and its score, got "a"`, false},
 
@@ -128,6 +131,13 @@ func TestComponentErrors(t *testing.T) {
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), ``, false},
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}, {"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), `Metaspace prepend_scheme "first"`, true},
 
+		{preTokenizer(`{"type": "Sequence", "pretokenizers": [` + first + `, {"type": "BertPreTokenizer"}, ` + first + `]}`), `Metaspace prepend_scheme "first"`, true},
+		{normalizer(`{"type": "Sequence"}`), `Sequence needs normalizers`, false},
+		{preTokenizer(`{"type": "Sequence"}`), `Sequence needs pretokenizers`, false},
+		{`{"post_processor": {"type": "Sequence"}, ` + bpe + `}`, `Sequence needs processors`, false},
+		{`{"post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
+		{`{"post_processor": {"type": "TemplateProcessing", "single": [], "special_tokens": {}}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
+		{`{"post_processor": {"type": "TemplateProcessing", "single": [], "pair": []}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1]}, ` + bpe + `}`, `RobertaProcessing needs sep and cls`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
 		{`{"post_processor": {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["s", 1], "cls": ["c", 2]}, {"type": "TemplateProcessing"}]}, ` + bpe + `}`, `Sequence with a second "TemplateProcessing"`, true},
@@ -162,6 +172,7 @@ func TestConfigContradicts(t *testing.T) {
 		{"false", `{"tokenizer_class": "BertTokenizerFast"}`, "do_lower_case is true (or is so by default), the normalizer of tokenizer.json has lowercase false"},
 		{"true", `{"tokenizer_class": "MPNetTokenizer", "do_lower_case": false}`, "do_lower_case is false"},
 		{"true", `{"tokenizer_class": "DistilBertTokenizer", "strip_accents": false}`, "strip_accents is false"},
+		{"false", `{"tokenizer_class": "ElectraTokenizer"}`, "do_lower_case is true (or is so by default)"},
 		{"true", `{"tokenizer_class": "BertTokenizer", "tokenize_chinese_chars": false}`, "tokenize_chinese_chars is false"},
 		{"true", `{"do_lower_case": false}`, "do_lower_case is false"},
 		{"true", `{"strip_accents": false}`, "strip_accents is false"},
@@ -180,6 +191,27 @@ func TestConfigContradicts(t *testing.T) {
 			}
 		} else if err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want) {
 			t.Errorf("%s, %s: %v\nwant %s", c.lower, c.config, err, c.want)
+		}
+	}
+}
+
+// Files beside a vocab.txt or tokenizer.json that can't be read: the message names the file and the key.
+func TestConfigErrors(t *testing.T) {
+	for _, c := range []struct{ file, content, want string }{
+		{fileConfig, `{"pad_token": 7}`, `key "pad_token": `},
+		{fileConfig, `{"tokenizer_class": "BertJapaneseTokenizer"}`, `tokenizer_class "BertJapaneseTokenizer" is not supported yet (BertTokenizer, `}, // which cuts texts by a dictionary
+		{fileConfig, `{"tokenizer_class": "MPNetTokenizer"}`, `tokenizer_class "MPNetTokenizer" is not supported yet`},                                // of other special tokens
+		{fileConfig, `{"eos_token": {"content": 7}}`, `key "eos_token": key "content": want string, got number`},
+		{fileConfig, `{"extra_special_tokens": [7]}`, `extra_special_tokens: `},
+		{fileConfig, `{"added_tokens_decoder": {"x": {"content": "a"}}}`, `added_tokens_decoder: key "x" is not an id`},
+		{fileSpecials, `{"pad_token": 7}`, `key "pad_token": `},
+		{fileSpecials, `{`, `line 1, column 1: `},
+		{fileAdded, `{"a": "b"}`, `key "": want int, got string`},
+		{fileAdded, `[`, `line 1, column 1: `},
+	} {
+		_, err := fromFiles(map[string][]byte{fileVocab: []byte("[UNK]\n"), c.file: []byte(c.content)})
+		if err == nil || !strings.Contains(err.Error(), c.file+": "+c.want) {
+			t.Errorf("%s %s: %v\nwant %s", c.file, c.content, err, c.want)
 		}
 	}
 }

@@ -111,14 +111,15 @@ func (t *Tokenizer) NewPairs(o PairOptions) (*Pairs, error) {
 		known := strings.NewReplacer("{instruction}", o.Instruction, "{bos}", t.bos)
 		for _, s := range o.Template {
 			g := segment{Segment: s}
-			if g.Text = known.Replace(s.Text); g.Text == "" {
+			text := known.Replace(s.Text)
+			if text == "" {
 				continue
 			}
 			if id, ok := t.ids[t.bos]; ok && s.Text == "{bos}" { // as text it might be given a space in front
 				g.ids = []int32{id}
 				fixed++
 			} else if !strings.Contains(s.Text, "{query}") && !strings.Contains(s.Text, "{document}") {
-				g.ids = t.bare(nil, g.Text)
+				g.ids = t.bare(nil, text)
 				fixed += len(g.ids)
 			}
 			p.segments = append(p.segments, g)
@@ -220,7 +221,7 @@ func (p *Pairs) Append(dst, kinds []int32, query, document string) (ids, kindsOu
 	}
 	first := len(dst)
 	var cut, asked [2]int // where in dst what may be cut is, and the query
-	texts := strings.NewReplacer("{query}", query, "{document}", document)
+	texts := strings.NewReplacer("{query}", query, "{document}", document, "{instruction}", p.instruction, "{bos}", p.t.bos)
 	for _, s := range p.segments {
 		from := len(dst)
 		if s.ids != nil {

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -72,6 +70,48 @@ func TestPairTemplate(t *testing.T) {
 	}
 }
 
+// Where no segment is to be cut the query is, and a document that leaves no room is an error.
+func TestPairUncut(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "the"}, {Text: "{document}"}, {Text: "{query}"}}, MaxLength: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, _, cut, err := p.Append([]int32{7}, nil, "cat bird cat", "file open")
+	if want := append([]int32{7}, tok.bare(nil, "the file open cat")...); err != nil || !cut || !slices.Equal(ids, want) {
+		t.Errorf("%v, %t, %v, want %v", ids, cut, err, want)
+	}
+	ids, kinds, _, err := p.Append([]int32{7}, nil, "cat", "file open small bird")
+	if !errors.Is(err, ErrTooShort) || !strings.Contains(err.Error(), "a pair of 6 tokens does not fit 4") || len(ids) != 1 || len(kinds) > 0 {
+		t.Errorf("%v, %v, %v", ids, kinds, err)
+	}
+}
+
+// What looks like a query or document in the instruction is text as it is written, and is not cut for the query.
+func TestPairInstruction(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := func(text string) []int32 { return tok.bare(nil, text) }
+	const instruction = "see {query} {document} {bos}"
+	template := Template{{Text: "{query}"}, {Text: "{instruction}: {document}", Cut: true}, {Text: "{instruction}"}}
+	fixed := plain(instruction)
+	want := slices.Concat(plain("cat bird"), plain(instruction+": file"), fixed)
+	for most, want := range map[int][]int32{0: want, 1 + len(fixed): slices.Concat(plain("cat"), fixed)} {
+		p, err := tok.NewPairs(PairOptions{Template: template, Instruction: instruction, MaxLength: most})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ids, _, _, err := p.Append(nil, nil, "cat bird", "file"); err != nil || !slices.Equal(ids, want) {
+			t.Errorf("at most %d: %v, %v, want %v", most, ids, err, want)
+		}
+	}
+}
+
 // A document that stands before the query is cut first, and then the query at its own end. Many pairs are what each is alone.
 func TestPairsCutInFront(t *testing.T) {
 	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
@@ -130,47 +170,61 @@ func TestPairsCutInFront(t *testing.T) {
 	}
 }
 
-// The token that texts begin with is an id, and no text: Llama 2's tokenizer puts a space in front of texts, that one as well.
+// The token that texts begin with is an id, and no text: Llama 2's tokenizer puts a space in front of texts, that one as well, and a tokenizer.json may
+// not have it among the tokens to look for in texts.
 func TestPairBegin(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"tokenizer.json": `{"version": "1.0", "added_tokens": [{"id": 1, "content": "<s>", "special": true, "normalized": true, "single_word": false, "lstrip": false, "rstrip": false}],
-"normalizer": {"type": "Prepend", "prepend": "_"}, "model": {"type": "BPE", "vocab": {"<unk>": 0, "<s>": 1, "_": 2, "a": 3, "b": 4}, "merges": [], "unk_token": "<unk>"}}`,
-		"tokenizer_config.json": `{"bos_token": "<s>", "pad_token": "<unk>"}`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+	const added = `{"id": 1, "content": "<s>", "special": true, "normalized": true, "single_word": false, "lstrip": false, "rstrip": false}`
+	for _, tokens := range []string{added, ""} {
+		tok, err := fromFiles(map[string][]byte{
+			fileTokenizer: []byte(`{"version": "1.0", "added_tokens": [` + tokens + `],
+"normalizer": {"type": "Prepend", "prepend": "_"}, "model": {"type": "BPE", "vocab": {"<unk>": 0, "<s>": 1, "_": 2, "a": 3, "b": 4}, "merges": [], "unk_token": "<unk>"}}`),
+			fileConfig: []byte(`{"bos_token": "<s>", "pad_token": "<unk>"}`),
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	tok, err := Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "{bos}"}, {Text: "{query}"}, {Text: "{document}", Cut: true}}, MaxLength: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ids, _, cut, err := p.Append(nil, nil, "a", "b")
-	if err != nil || !cut || fmt.Sprint(ids) != "[1 2 3 2]" {
-		t.Errorf("%v, %t, %v", ids, cut, err)
-	}
-	if id, ok := tok.First("a"); id != 2 || !ok {
-		t.Errorf("a text begins with %d", id)
-	}
-	if id, ok := tok.First(""); ok || len(tok.Encode("", 0)) > 0 { // nothing is put in front of nothing
-		t.Errorf("no text begins with %d", id)
+		p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "{bos}"}, {Text: "{query}"}, {Text: "{document}", Cut: true}}, MaxLength: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, _, cut, err := p.Append(nil, nil, "a", "b")
+		if err != nil || !cut || fmt.Sprint(ids) != "[1 2 3 2]" {
+			t.Errorf("%v, %t, %v", ids, cut, err)
+		}
+		if id, ok := tok.First("a"); id != 2 || !ok {
+			t.Errorf("a text begins with %d", id)
+		}
+		if id, ok := tok.First(""); ok || len(tok.Encode("", 0)) > 0 { // nothing is put in front of nothing
+			t.Errorf("no text begins with %d", id)
+		}
 	}
 }
 
-// Models that are given no types of tokens get none of a pair, whatever the tokenizer's template has: as transformers goes by model_input_names.
+// Models that are given no types of tokens get none of a pair, whatever the tokenizer's template has: as transformers 5.23 goes by model_input_names, which
+// each class has of its own.
 func TestPairTypes(t *testing.T) {
 	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for names, want := range map[string]string{`["input_ids", "token_type_ids", "attention_mask"]`: "[7 0 0 0 1 1]", `["input_ids", "attention_mask"]`: "[7 0 0 0 0 0]"} {
+	const given, none = "[7 0 0 0 1 1]", "[7 0 0 0 0 0]"
+	for config, want := range map[string]string{
+		`"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]`: given,
+		`"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]`:                   none,
+		`"tokenizer_class": "MPNetTokenizer", "model_input_names": ["input_ids", "token_type_ids"]`:                  given,
+		`"do_lower_case": true`:                        given,
+		`"tokenizer_class": "BertTokenizerFast"`:       given,
+		`"tokenizer_class": "ElectraTokenizer"`:        given,
+		`"tokenizer_class": "ElectraTokenizerFast"`:    given,
+		`"tokenizer_class": "DebertaV2Tokenizer"`:      given,
+		`"tokenizer_class": "DebertaTokenizerFast"`:    given,
+		`"tokenizer_class": "DistilBertTokenizer"`:     none,
+		`"tokenizer_class": "MPNetTokenizer"`:          none,
+		`"tokenizer_class": "ErnieTokenizer"`:          none, // which transformers has no more
+		`"tokenizer_class": "PreTrainedTokenizerFast"`: none,
+	} {
 		files := maps.Clone(tok.files)
-		files[fileConfig] = []byte(`{"tokenizer_class": "BertTokenizer", "model_input_names": ` + names + `}`)
+		files[fileConfig] = []byte("{" + config + "}")
 		of, err := fromFiles(files)
 		if err != nil {
 			t.Fatal(err)
@@ -180,7 +234,7 @@ func TestPairTypes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, kinds, _, err := p.Append(nil, []int32{7}, "cat", "bird"); err != nil || fmt.Sprint(kinds) != want {
-			t.Errorf("%s: %v, %v, want %s", names, kinds, err, want)
+			t.Errorf("%s: %v, %v, want %s", config, kinds, err, want)
 		}
 	}
 }

@@ -127,7 +127,7 @@ func (p *runSplitter) split(s *scratch) {
 			}
 			i += size
 		}
-		if last != runSpace && start < piece.end {
+		if last != runSpace {
 			out = append(out, span{start, piece.end})
 		}
 	}

@@ -2,9 +2,11 @@ package tokenize
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -308,6 +310,32 @@ func TestTrainedTokenizer(t *testing.T) {
 	}
 }
 
+// What is made of a vocabulary is what Hugging Face has saved with the same one.
+func TestFromVocab(t *testing.T) {
+	for name, lower := range map[string]bool{"uncased": true, "cased": false} {
+		saved := load(t, name)
+		var tokens []string
+		for id := range saved.VocabSize() {
+			tokens = append(tokens, saved.Token(int32(id)))
+		}
+		tok, err := FromVocab(tokens, VocabOptions{Lowercase: lower})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got, want map[string]any
+		if err := errors.Join(json.Unmarshal(tok.files[fileTokenizer], &got), json.Unmarshal(saved.files[fileTokenizer], &want)); err != nil {
+			t.Fatal(err)
+		}
+		delete(want, "decoder") // which those were given none of
+		delete(got, "decoder")
+		for key := range want {
+			if !reflect.DeepEqual(got[key], want[key]) || len(got) != len(want) {
+				t.Errorf("%s: %s is %.300v, want %.300v", name, key, got[key], want[key])
+			}
+		}
+	}
+}
+
 func TestTrainErrors(t *testing.T) {
 	some := slices.Values([]string{"some text here"})
 	for _, c := range []struct {
@@ -329,6 +357,12 @@ func TestTrainErrors(t *testing.T) {
 	_, err := TrainWordPiece(ctx, func(yield func(string) bool) {
 		yield("some text")
 		cancel(reason)
+		for range 3 {
+			if !yield("more text") {
+				return
+			}
+		}
+		t.Error("texts are read on")
 	}, TrainOptions{})
 	if !errors.Is(err, reason) {
 		t.Errorf("cancelled: %v", err)
@@ -374,8 +408,10 @@ func TestLoadErrors(t *testing.T) {
 		{fileTokenizer, `{"normalizer": {"type": "BertNormalizer"}, ` + model + `}`, "BertNormalizer needs clean_text", false},
 		{fileTokenizer, `{"normalizer": {}, ` + model + `}`, `normalizer: key "type" is missing`, false},
 		{fileTokenizer, `{"post_processor": {"type": "BertProcessing", "sep": ["s", 1]}, ` + model + `}`, "BertProcessing needs sep and cls", false},
-		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}]}, ` + model + `}`, `single uses "X", which special_tokens lacks`, false},
-		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "B", "type_id": 0}}]}, ` + model + `}`, `single uses sequence "B"`, false},
+		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}], "pair": [], "special_tokens": {}}, ` + model + `}`, `single uses "X", which special_tokens lacks`, false},
+		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "B", "type_id": 0}}], "pair": [], "special_tokens": {}}, ` + model + `}`, `single uses sequence "B"`, false},
+		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [], "pair": [{"Sequence": {"id": "C", "type_id": 0}}], "special_tokens": {}}, ` + model + `}`, `pair uses sequence "C"`, false},
+		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [], "pair": [{}], "special_tokens": {}}, ` + model + `}`, `pair has a piece that is neither`, false},
 		{fileVocab, "a\nb\n", `vocab.txt: the unknown token "[UNK]"`, false},
 		{fileVocab, "a\n\xff\n", "vocab.txt: line 2 is not UTF-8", false},
 	} {
@@ -418,5 +454,12 @@ func TestLoadFile(t *testing.T) {
 	}
 	if tok.Hash() != load(t, "uncased").Hash() {
 		t.Error("the file alone has another hash than the folder")
+	}
+	path := filepath.Join(t.TempDir(), "other.json") // is what an error names
+	if err := os.WriteFile(path, []byte(`{"version": "2.0"}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadFile(path); !errors.Is(err, ErrUnsupported) || !strings.HasPrefix(err.Error(), "tokenizer: "+path+`: version "2.0"`) {
+		t.Error(err)
 	}
 }
