@@ -48,6 +48,18 @@ func (t threads) Run(n int, f func(worker, i int)) {
 	}
 }
 
+// thorough is a workspace in which kernels for large products do those over few elements of k, too.
+func thorough[T Float](k Kernels) *Workspace[T] {
+	ws := NewWorkspace[T](k)
+	s := *ws.plain
+	s.leastK = 0
+	ws.plain = &s
+	if s.small == nil {
+		ws.small = ws.plain
+	}
+	return ws
+}
+
 // forEachKernel runs a test with everything that this processor can run.
 func forEachKernel(t *testing.T, f func(t *testing.T, k Kernels)) {
 	for _, k := range Available() {
@@ -212,7 +224,7 @@ func run[T Float](ws *Workspace[T], j *Job[T], way int) error {
 func TestShapes(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
-		ws := NewWorkspace[float32](k)
+		ws := thorough[float32](k)
 		try := func(m, n, kk int) {
 			j := randomJob[float32](r, m, n, kk)
 			j.BF16 = r.IntN(2) == 0
@@ -250,7 +262,7 @@ func TestShapes(t *testing.T) {
 func TestExtremes(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
-		ws := NewWorkspace[float32](k)
+		ws := thorough[float32](k)
 		for range 300 {
 			j := randomJob[float32](r, 1+r.IntN(50), 1+r.IntN(70), 1+r.IntN(40))
 			j.BF16 = r.IntN(2) == 0
@@ -297,7 +309,7 @@ func TestDeep(t *testing.T) {
 	mostB = 1
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
-		ws := NewWorkspace[float32](k)
+		ws := thorough[float32](k)
 		for range 4 {
 			j := randomJob[float32](r, 20, 30, 800+r.IntN(500))
 			j.BF16 = r.IntN(2) == 0
@@ -316,7 +328,7 @@ func TestDeep(t *testing.T) {
 func TestFloat64(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
-		ws := NewWorkspace[float64](k)
+		ws := thorough[float64](k)
 		for range 1500 {
 			j := randomJob[float64](r, r.IntN(41), r.IntN(41), r.IntN(41))
 			if err := verify(j, func() error { return run(ws, j, r.IntN(4)) }); err != nil {
@@ -345,7 +357,7 @@ func TestSameBits(t *testing.T) {
 
 func sameBits[T Float](t *testing.T, k Kernels) {
 	r := newRand(t)
-	ws := NewWorkspace[T](k)
+	ws := thorough[T](k)
 	for range 20 { // tiles of every kind
 		j := randomJob[T](r, 1+r.IntN(200), 1+r.IntN(200), 1+r.IntN(1500))
 		j.Add = false
@@ -422,7 +434,7 @@ func firstWay[T Float](ws *Workspace[T], bf16 bool) int {
 func TestEpilogue(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
-		ws := NewWorkspace[float32](k)
+		ws := thorough[float32](k)
 		for _, d := range [][3]int{{1, 1, 1}, {5, 7, 0}, {150, 210, 500}, {17, 33, 1000}, {100, 1, 3}} {
 			for way := range 4 {
 				j := randomJob[float32](r, d[0], d[1], d[2])
@@ -457,7 +469,7 @@ func TestEpilogue(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	ws := NewWorkspace[float32](Portable)
+	ws := thorough[float32](Portable)
 	x := make([]float32, 100)
 	packed := new(Packed[float32])
 	if err := ws.Pack(packed, x, 4, false, 5, 4, false, serial{}); err != nil {
@@ -497,7 +509,7 @@ func TestErrors(t *testing.T) {
 func TestNothingAllocated(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
-		ws := NewWorkspace[float32](k)
+		ws := thorough[float32](k)
 		packed := new(Packed[float32])
 		for _, bf16 := range []bool{false, true} {
 			j := randomJob[float32](r, 200, 100, 500)
@@ -529,7 +541,7 @@ func TestNothingAllocated(t *testing.T) {
 // Tiles of several rows and columns each pack their own part of A's transpose and of B.
 func TestTransposedTiles(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
-		r, ws := newRand(t), NewWorkspace[float32](k)
+		r, ws := newRand(t), thorough[float32](k)
 		for _, bf16 := range []bool{false, true} {
 			j := randomJob[float32](r, 150, 100, 700)
 			for !j.TransA {

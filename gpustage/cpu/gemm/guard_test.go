@@ -47,7 +47,7 @@ func TestGuardPages(t *testing.T) {
 
 func inGuards[T Float](t *testing.T, k Kernels) {
 	r := newRand(t)
-	ws := NewWorkspace[T](k)
+	ws := thorough[T](k)
 	for range 250 {
 		j := randomJob[T](r, 1+r.IntN(70), 1+r.IntN(70), 1+r.IntN(70))
 		j.BF16 = !isFloat64[T]() && r.IntN(2) == 0

@@ -59,9 +59,11 @@ type set[T Float] struct {
 	// 1,032 and 918 with 12, medians of 21.
 	packWork int
 
-	strip   func(*strip[T])
-	small   *set[T] // what Small takes in the place of these kernels, if not nil
-	fetches bool    // the strip fetches rows of A for later strips
+	strip func(*strip[T])
+	// small, if not nil, is what Small takes in the place of these kernels, and Multiply where k is below leastK.
+	small   *set[T]
+	leastK  int
+	fetches bool // the strip fetches rows of A for later strips
 	// packB packs k x n elements of B into panels of steps(k) rows of cols elements, ps apart; packBT does from B's
 	// transpose, n x k.
 	packB, packBT func(w *worker[T], dst []T, ps int, src []T, ld, k, n int)

@@ -50,9 +50,13 @@ func (ws *Workspace[T]) grow(threads int) {
 	}
 }
 
-func (ws *Workspace[T]) setFor(bf16 bool) *set[T] {
-	if bf16 {
+// setFor is the kernels of Multiply's products over k elements.
+func (ws *Workspace[T]) setFor(k int, bf16 bool) *set[T] {
+	switch {
+	case bf16:
 		return ws.bf16
+	case k < ws.plain.leastK:
+		return ws.small
 	}
 	return ws.plain
 }
@@ -60,7 +64,7 @@ func (ws *Workspace[T]) setFor(bf16 bool) *set[T] {
 // Multiply computes j with the threads of r. The bits of an element of C depend on its row of A, its column of B, K,
 // Alpha and the kernels: not on M, N, the threads, or whether B was packed before.
 func (ws *Workspace[T]) Multiply(j *Job[T], r Runner) error {
-	if err := ws.check(j, ws.setFor(j.BF16)); err != nil || j.M == 0 || j.N == 0 {
+	if err := ws.check(j, ws.setFor(j.K, j.BF16)); err != nil || j.M == 0 || j.N == 0 {
 		return err
 	}
 	ws.grow(r.Threads())

@@ -25,7 +25,9 @@ type packing[T Float] struct {
 func NewPacked[T Float](buf []T) *Packed[T] { return &Packed[T]{data: buf} }
 
 // PackedSize is how many elements a packed B[K, N] takes.
-func (ws *Workspace[T]) PackedSize(k, n int, bf16 bool) int { return ws.setFor(bf16).packedSize(k, n) }
+func (ws *Workspace[T]) PackedSize(k, n int, bf16 bool) int {
+	return ws.setFor(k, bf16).packedSize(k, n)
+}
 
 // Pack packs op(B)[K, N] into p, whose buffer is used again. bf16 must be what the products' BF16 will be.
 func (ws *Workspace[T]) Pack(p *Packed[T], b []T, ldb int, trans bool, k, n int, bf16 bool, r Runner) error {
@@ -40,7 +42,7 @@ func (ws *Workspace[T]) Pack(p *Packed[T], b []T, ldb int, trans bool, k, n int,
 }
 
 func (ws *Workspace[T]) pack(p *Packed[T], b []T, ldb int, trans bool, k, n int, bf16 bool, r Runner) {
-	s := ws.setFor(bf16)
+	s := ws.setFor(k, bf16)
 	p.k, p.n, p.bf16, p.set = k, n, bf16, s
 	p.data = atLeast(p.data, s.packedSize(k, n))
 	if k == 0 || n == 0 {

@@ -27,7 +27,7 @@ func TestPieces(t *testing.T) {
 		var rms [2]float64
 		for i, kernels := range []Kernels{AMX, AVX512} {
 			j.C = make([]float32, m*n)
-			if err := NewWorkspace[float32](kernels).Multiply(j, serial{}); err != nil {
+			if err := thorough[float32](kernels).Multiply(j, serial{}); err != nil {
 				t.Fatal(err)
 			}
 			worst := 0.0
@@ -45,6 +45,11 @@ func TestPieces(t *testing.T) {
 		}
 		if k > 16 && rms[0] > rms[1] {
 			t.Errorf("K %d: the mean error is %.3g in pieces and %.3g with AVX-512", k, rms[0], rms[1])
+		}
+	}
+	for _, k := range []int{63, 64} {
+		if got, want := NewWorkspace[float32](AMX).setFor(k, false), []*set[float32]{avx512, amxPieces}[k-63]; got != want {
+			t.Errorf("K %d: the kernels are of tiles of %d x %d", k, got.rows, got.cols)
 		}
 	}
 }
