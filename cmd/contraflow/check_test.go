@@ -41,7 +41,7 @@ func TestCheck(t *testing.T) {
 		"a.jsonl 4 p: the text is null", "a.jsonl 5 : not JSON", "a.jsonl 16 q: the text is empty", "a.jsonl 29 p: the text is missing",
 		"b.jsonl 2 p: it is a number, want a string", "b.jsonl 4 q: the text is missing",
 		"dev.jsonl 1 q: the text is blank", "dev.jsonl 4 : not JSON",
-		"task/queries.jsonl 2 text: the query is null or empty", "task/queries.jsonl 3 : not JSON", `task/queries.jsonl 5 id: "1" comes a second time`, "task/corpus.jsonl 2 text: the text is null",
+		"task/queries.jsonl 2 text: the query is null or empty", "task/queries.jsonl 3 : not JSON", `task/queries.jsonl 5 _id: "1" comes a second time`, "task/corpus.jsonl 2 text: the text is null",
 		`task/qrels/test.tsv 3 : query "1": document "a" is judged a second time`, `task/qrels/test.tsv 4 : query "3", document "c", relevance "x"`,
 		`bare.tsv 2 id: "1" comes a second time`, `task/corpus.jsonl 2 text: the text is null`, `bare.qrels.tsv 2 : query "1": document "a" is judged a second time`,
 		"sts.jsonl 2 a: the text is null or empty", `sts.jsonl 3 s: a score of "w": want a number`,

@@ -130,13 +130,17 @@ func fewRows(rows int64) string {
 
 // fresh returns a sampler at the start of an epoch that shares nothing that changes.
 func (s *Sampler) fresh(epoch int) *Sampler {
-	f := &Sampler{layout: s.layout, texts: s.texts, cfg: s.cfg, lengths: maps.Clone(s.lengths)}
+	f := &Sampler{layout: s.layout, texts: s.texts, cfg: s.cfg, lengths: map[int]int64{}}
 	f.startEpoch(epoch)
 	return f
 }
 
 // Restart is a sampler of the same sequence at its beginning.
-func (s *Sampler) Restart() *Sampler { return s.fresh(0) }
+func (s *Sampler) Restart() *Sampler {
+	r := s.fresh(0)
+	r.lengths = maps.Clone(s.lengths)
+	return r
+}
 
 func (s *Sampler) startEpoch(epoch int) {
 	s.epoch, s.batch, s.pos = epoch, 0, 0
