@@ -73,7 +73,7 @@ func (ws *Workspace[T]) Multiply(j *Job[T], r Runner) error {
 		ws.k1 = min(ws.k0+ws.plan.depth, j.K)
 		if j.Packed == nil && !ws.plan.private {
 			ws.b = &ws.shared
-			ws.pack(ws.b, opB(j.B, j.LDB, j.TransB, ws.k0, 0), j.LDB, j.TransB, ws.k1-ws.k0, j.N, j.BF16, r)
+			ws.pack(ws.b, ws.set, opB(j.B, j.LDB, j.TransB, ws.k0, 0), j.LDB, j.TransB, ws.k1-ws.k0, j.N, j.BF16, r)
 		}
 		r.Run(ws.plan.tilesM*ws.plan.tilesN, ws.tileTask)
 	}
