@@ -82,8 +82,9 @@ func (ws *Workspace[T]) Multiply(j *Job[T], r Runner) error {
 }
 
 // Small computes j on the calling goroutine, with little to do before and after: for products that take microseconds,
-// as those of attention do. The epilogue's worker is 0. In float32 AMX's workspace takes AVX-512 for it, so that its bits differ from Multiply's:
-// splitting the operands would take longer than it gains (BenchmarkSmall, 136 tokens: 96, 26 and 42 GFLOP/s against 93, 110 and 115).
+// as those of attention do. The epilogue's worker is 0. In float32 AMX's workspace takes AVX-512 for it, so that its bits differ from Multiply's, and
+// what Pack has made for a large product is refused: splitting the operands would take longer than it gains (BenchmarkSmall, 136 tokens: 96, 26 and
+// 42 GFLOP/s against 93, 110 and 115).
 func (ws *Workspace[T]) Small(j *Job[T]) error {
 	s := ws.small
 	if j.BF16 {
