@@ -27,9 +27,11 @@
 //
 // # float32 with AMX
 //
-// Large products in float32 are six in bf16 there, of pieces of 8 bits that make up the 24 of a float32 (pieces_amd64.go): 1.4 to 1.7 times as
-// fast as AVX-512, and sums with smaller errors. They share AMX's dealing with tiny numbers: what is below 2^-126 counts as zero, and numbers below 2^-102
-// lose bits. Infinities may come out as NaN, as do numbers within 0.4 % of the largest float32.
+// Large products in float32, those of Multiply over 64 elements of K or more, are six in bf16 there, of pieces of 8 bits that make up the 24 of
+// a float32 (pieces_amd64.go): 1.4 to 1.7 times as fast as AVX-512, and sums with errors that are smaller unless most products are zero. Pieces
+// share AMX's dealing with tiny numbers, so numbers below 2^-103 lose bits, be they operands or products: at 2^-118 they have bf16's eight, and
+// what is below 2^-126 counts as zero. An infinity makes NaN, as do operands within 0.2 % of the largest float32; products within 1 % of it may
+// come out infinite.
 //
 // # Order and determinism
 //

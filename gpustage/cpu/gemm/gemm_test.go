@@ -291,13 +291,20 @@ func TestExtremes(t *testing.T) {
 		if err := ws.Small(&Job[float32]{M: 1, N: 1, K: 1, A: []float32{tiny}, LDA: 1, B: []float32{2}, LDB: 1, C: c, LDC: 1}); err != nil || c[0] != 2*tiny {
 			t.Errorf("2 * %v is %v, %v", tiny, c[0], err)
 		}
-		for _, x := range []float32{tiny, 0x1.234566p-100} {
-			want := 2 * x
-			if k == AMX && x == tiny {
-				want = 0
+		for _, x := range []struct{ a, b, amx float32 }{
+			{tiny, 2, 0},
+			{0x1.fffffep-103, 1, 0x1.fffffep-103}, // the smallest of which AMX keeps all bits
+			{0x1.fffffep-104, 1, 0x1p-103},
+			{0x1.fefffep+127, 0.5, 0x1.fefffep+126}, // the largest that are not infinite in bf16
+			{0x1.ffp+127, 0.5, float32(math.NaN())},
+		} {
+			want := x.a * x.b
+			if k == AMX {
+				want = x.amx
 			}
-			if err := ws.Multiply(&Job[float32]{M: 1, N: 1, K: 1, A: []float32{x}, LDA: 1, B: []float32{2}, LDB: 1, C: c, LDC: 1}, serial{}); err != nil || c[0] != want {
-				t.Errorf("a large product makes of 2 * %v %v, want %v: %v", x, c[0], want, err)
+			err := ws.Multiply(&Job[float32]{M: 1, N: 1, K: 1, A: []float32{x.a}, LDA: 1, B: []float32{x.b}, LDB: 1, C: c, LDC: 1}, serial{})
+			if err != nil || c[0] != want && (c[0] == c[0] || want == want) {
+				t.Errorf("a large product makes of %v * %v %v, want %v: %v", x.a, x.b, c[0], want, err)
 			}
 		}
 	})
@@ -511,9 +518,10 @@ func TestNothingAllocated(t *testing.T) {
 		r := newRand(t)
 		ws := thorough[float32](k)
 		packed := new(Packed[float32])
-		for _, bf16 := range []bool{false, true} {
-			j := randomJob[float32](r, 200, 100, 500)
-			j.BF16 = bf16
+		for bits := range 8 { // each form of A and B is packed in a way of its own
+			bf16 := bits&1 != 0
+			j := &Job[float32]{M: 70, N: 50, K: 400, TransA: bits&2 != 0, TransB: bits&4 != 0, BF16: bf16, LDA: 400, LDB: 400, LDC: 50}
+			j.A, j.B, j.C = matrix[float32](r, 400, 400, 400), matrix[float32](r, 400, 400, 400), make([]float32, 70*50)
 			var runner Runner = serial{}
 			n := testing.AllocsPerRun(3, func() {
 				j.Packed = nil
@@ -532,7 +540,7 @@ func TestNothingAllocated(t *testing.T) {
 				}
 			})
 			if n != 0 {
-				t.Errorf("bf16 %t: %v allocations", bf16, n)
+				t.Errorf("%s: %v allocations", describe(j), n)
 			}
 		}
 	})

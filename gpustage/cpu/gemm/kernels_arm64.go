@@ -54,7 +54,7 @@ func packBNEON(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, 
 // neonWidth is how many elements lie from row to row in a panel of packed A.
 const neonWidth = 8
 
-func packATNEON(dst []float32, ps int, src []float32, ld, k, n int) {
+func packATNEON(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
 	c := 0
 	for ; c+neonRows <= n; c += neonRows {
 		panel, src := dst[c/neonRows*ps:], src[c:]

@@ -219,6 +219,29 @@ func TestPacking(t *testing.T) {
 	})
 }
 
+// PackedSize is what Pack takes: memory of that size is used, and of one element less is not.
+func TestPackedSize(t *testing.T) {
+	forEachKernel(t, func(t *testing.T, kernels Kernels) {
+		ws := NewWorkspace[float32](kernels)
+		for _, d := range [][2]int{{1, 1}, {63, 33}, {64, 33}, {400, 50}, {768, 32}} {
+			for _, bf16 := range []bool{false, true} {
+				k, n := d[0], d[1]
+				size := ws.PackedSize(k, n, bf16)
+				for less := range 2 {
+					buf := make([]float32, size-less)
+					p := NewPacked(buf)
+					if err := ws.Pack(p, make([]float32, k*n), n, false, k, n, bf16, serial{}); err != nil {
+						t.Fatal(err)
+					}
+					if used := &p.data[0] == &buf[0]; used != (less == 0) {
+						t.Errorf("%d x %d, bf16 %t: memory of %d elements is used: %t, PackedSize is %d", k, n, bf16, size-less, used, size)
+					}
+				}
+			}
+		}
+	})
+}
+
 // Tiles must cover C exactly once for any shape and number of threads.
 func TestPlan(t *testing.T) {
 	r := newRand(t)

@@ -73,7 +73,7 @@ func (ws *Workspace[T]) Multiply(j *Job[T], r Runner) error {
 		ws.k1 = min(ws.k0+ws.plan.depth, j.K)
 		if j.Packed == nil && !ws.plan.private {
 			ws.b = &ws.shared
-			ws.pack(ws.b, opB(j.B, j.LDB, j.TransB, ws.k0, 0), j.LDB, j.TransB, ws.k1-ws.k0, j.N, j.BF16, r)
+			ws.pack(ws.b, ws.set, opB(j.B, j.LDB, j.TransB, ws.k0, 0), j.LDB, j.TransB, ws.k1-ws.k0, j.N, j.BF16, r)
 		}
 		r.Run(ws.plan.tilesM*ws.plan.tilesN, ws.tileTask)
 	}
@@ -82,8 +82,9 @@ func (ws *Workspace[T]) Multiply(j *Job[T], r Runner) error {
 }
 
 // Small computes j on the calling goroutine, with little to do before and after: for products that take microseconds,
-// as those of attention do. The epilogue's worker is 0. In float32 AMX's workspace takes AVX-512 for it, so that its bits differ from Multiply's:
-// splitting the operands would take longer than it gains (BenchmarkSmall, 136 tokens: 96, 26 and 42 GFLOP/s against 93, 110 and 115).
+// as those of attention do. The epilogue's worker is 0. In float32 AMX's workspace takes AVX-512 for it, so that its bits differ from Multiply's, and
+// what Pack has made for a large product is refused: splitting the operands would take longer than it gains (BenchmarkSmall, 136 tokens: 96, 26 and
+// 42 GFLOP/s against 93, 110 and 115).
 func (ws *Workspace[T]) Small(j *Job[T]) error {
 	s := ws.small
 	if j.BF16 {

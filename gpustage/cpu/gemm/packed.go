@@ -37,12 +37,12 @@ func (ws *Workspace[T]) Pack(p *Packed[T], b []T, ldb int, trans bool, k, n int,
 	if err := checkMatrix("B", b, ldb, k, n, trans); err != nil {
 		return err
 	}
-	ws.pack(p, b, ldb, trans, k, n, bf16, r)
+	ws.pack(p, ws.setFor(k, bf16), b, ldb, trans, k, n, bf16, r)
 	return nil
 }
 
-func (ws *Workspace[T]) pack(p *Packed[T], b []T, ldb int, trans bool, k, n int, bf16 bool, r Runner) {
-	s := ws.setFor(k, bf16)
+// pack packs for kernels s: where a product's B is packed a part of K at a time, K and not the part decides which.
+func (ws *Workspace[T]) pack(p *Packed[T], s *set[T], b []T, ldb int, trans bool, k, n int, bf16 bool, r Runner) {
 	p.k, p.n, p.bf16, p.set = k, n, bf16, s
 	p.data = atLeast(p.data, s.packedSize(k, n))
 	if k == 0 || n == 0 {

@@ -7,17 +7,19 @@ import "unsafe"
 //
 //	a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0)
 //
-// and what is left out is below 2^-23 of a b, mostly far below: with one rounding of the sum for every 32 elements of k, where AVX-512 rounds after
-// each, sums come out closer to the true ones than AVX-512's (TestPieces). Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence
-// datatype for higher-precision computations" (2019), has the error's analysis.
+// and what is left out, a1 b2 + a2 b1 + a2 b2, is 2^-24 of a b at most, mostly far less: with a and b from 1 to 2, a1 and b1 are 2^-8 at most, a2 and b2
+// 2^-17. The sum is rounded when a product of tiles is added, six times for 32 elements of k, where AVX-512 rounds after each: it comes out closer to
+// the true one than AVX-512's (TestPieces), but where most products are zero, which AVX-512 adds without rounding (384 elements, half of A's and of
+// B's zero, the others positive: 1.4 times as far off). Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision
+// computations" (2019), has the error's analysis.
 //
 // The six share what a product in bf16 reads and writes of C, which is what bounds that one, so these reach 75 to 80 % of the unit's
 // peak in the cache where it reaches half: 370 GFLOP/s a core with random numbers, AVX-512 176.
 const (
-	piece         = 16        // pairs of a piece in a group
-	groupSpan     = 2 * piece // elements of k in a group
-	groupPairs    = 3 * piece // pairs of a group: those of the first pieces, of the second and of the third
-	groupProducts = 6         // products of tiles for a group
+	piecePairs    = 16             // pairs of a piece in a group
+	groupSpan     = 2 * piecePairs // elements of k in a group
+	groupPairs    = 3 * piecePairs // pairs of a group: those of the first pieces, of the second and of the third
+	groupProducts = 6              // products of tiles for a group
 )
 
 // piecesSet multiplies float32 with AMX. kc is as large as for products in bf16, although neither a strip of A nor a panel of B then fits the first-level
@@ -48,10 +50,10 @@ func piecesOfB(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, 
 	for g := 0; g*groupSpan < k; g++ {
 		group, have := dst[g*groupPairs*32:], min(groupSpan, k-g*groupSpan)
 		piecesOfRowsB(&group[0], ps, &src[g*groupSpan*ld], ld, have, n)
-		if done := ceil(have, 2); done < piece {
+		if done := ceil(have, 2); done < piecePairs {
 			for panel := range ceil(n, 32) {
-				for p := 0; p < groupPairs; p += piece {
-					clear(group[panel*ps:][(p+done)*32 : (p+piece)*32])
+				for p := 0; p < groupPairs; p += piecePairs {
+					clear(group[panel*ps:][(p+done)*32 : (p+piecePairs)*32])
 				}
 			}
 		}
@@ -82,7 +84,7 @@ func piecesOfAT(w *worker[float32], dst []float32, ds int, src []float32, ld, k,
 			have := min(part, n-c)
 			piecesOfB(w, w.pairs, panelPairs, src[g*groupSpan*ld+c:], ld, min(groupSpan, k-g*groupSpan), have)
 			for col := 0; col < have; col += 32 {
-				for p := 0; p < groupPairs; p += piece {
+				for p := 0; p < groupPairs; p += piecePairs {
 					for i := range w.rows {
 						w.rows[i] = &w.pairs[col*groupPairs+(p+i)*32]
 					}

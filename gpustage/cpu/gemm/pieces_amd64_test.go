@@ -53,3 +53,45 @@ func TestPieces(t *testing.T) {
 		}
 	}
 }
+
+// K alone decides which kernels a product has: from 64 elements on pieces, below AVX-512's with its bits and its tiny numbers, whether B is packed before,
+// at once or a part of K at a time.
+func TestFewElements(t *testing.T) {
+	if !slices.Contains(Available(), AMX) {
+		t.Skip("this processor has no AMX")
+	}
+	defer func(n int) { mostB = n }(mostB)
+	r := newRand(t)
+	for _, k := range []int{1, 63, 64, 384 + 20} {
+		j := randomJob[float32](r, 40, 50, k)
+		j.TransA, j.Add = false, false
+		j.A, j.LDA = matrix[float32](r, 40, k, k), k
+		multiply := func(ws *Workspace[float32], way int) []float32 {
+			one := *j
+			one.C = make([]float32, len(j.C))
+			if err := run(ws, &one, way); err != nil {
+				t.Fatal(err)
+			}
+			return one.C
+		}
+		own, pieces, vectors := NewWorkspace[float32](AMX), thorough[float32](AMX), NewWorkspace[float32](AVX512)
+		want := multiply(vectors, 1)
+		if k >= 64 {
+			want = multiply(pieces, 1)
+		}
+		for _, most := range []int{mostB, 1} {
+			mostB = most
+			for way := 1; way < 4; way++ {
+				if !slices.Equal(multiply(own, way), want) {
+					t.Errorf("K %d, way %d, %d bytes of B at once: the bits are not those of the kernels for so many elements", k, way, most)
+				}
+			}
+		}
+		if k >= 64 && slices.Equal(want, multiply(vectors, 1)) {
+			t.Errorf("K %d: pieces give AVX-512's bits", k)
+		}
+		if !slices.Equal(multiply(own, 0), multiply(vectors, 0)) {
+			t.Errorf("K %d: Small's bits are not AVX-512's", k)
+		}
+	}
+}

@@ -30,7 +30,7 @@ const (
 	largeB = 4 << 20
 	// taskWork is the least work that a task is worth, in multiply-adds: a few microseconds.
 	taskWork = 1 << 19
-	// mostRows is the most rows that a tile with its own B has: 6 MB of packed A.
+	// mostRows is the most rows that a tile with its own B has: 6 MB of packed A, in pieces 9.
 	mostRows = 4096
 )
 

@@ -128,7 +128,8 @@ const (
 )
 
 // pieceProducts are the products of a piece of A and one of B that make up a product in float32, in an order in which each loads new tiles of
-// A or of B, not of both. What is left out is smaller than float32's own rounding: see pieces_amd64.go.
+// A or of B, not of both, and the largest comes last but one, so that adding most others rounds little where it is all there is. What is left
+// out is no larger than float32's own rounding: see pieces_amd64.go.
 var pieceProducts = [][2]int{{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}}
 
 // stripAMX multiplies a strip of up to 32 rows. Tiles of C that exist as a whole, with alpha = 1, are read and written

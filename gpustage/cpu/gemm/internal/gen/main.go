@@ -39,7 +39,7 @@ var files = map[string]func(){
 	"amx": func() {
 		defineTileShapes()
 		stripAMX("stripAMX", 1)
-		stripAMX("stripPieces", 3)
+		stripAMX("stripPieces", pieces)
 		order := interleave()
 		columnsBF16(order)
 		copyPanelsPieces(order)
