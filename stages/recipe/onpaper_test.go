@@ -20,7 +20,7 @@ import (
 // roomy is a processor that always has the same memory free, and computes nothing where it is planned for.
 type roomy struct{ gpustage.Device }
 
-const roomyFree = 64 << 20
+const roomyFree = 72 << 20
 
 func (d roomy) Info() gpustage.Info {
 	i := d.Device.Info()
