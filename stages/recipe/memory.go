@@ -142,7 +142,7 @@ func (x *Run) predict(z sharding) Memory {
 	share := (trained + shard - 1) / shard
 	sub, lengths, subs := x.subMemory()
 	mem := Memory{
-		Parameters: params, Packed: m.PackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
+		Parameters: params, Packed: m.ResidentPackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
 	}
 	mem.Guide, mem.Evaluation = x.guideMemory(), x.evaluationMemory()
 	rows, columns := min(int64(r.Batch.GlobalSize), x.rows()), int64(x.columns())

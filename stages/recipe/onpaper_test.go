@@ -88,6 +88,7 @@ func TestPlanIsTrains(t *testing.T) {
 		{"mesh.replicate=1", "train.precision=bf16", "model.lora={targets: all-linear}", "model.activation_checkpointing=true"},
 		{"mesh.replicate=2", "model.freeze={layers: 1, embeddings: true}", "batch.replay_budget=1MiB"},
 		{"mesh.replicate=2", "mesh.shard=2"},
+		{"mesh.replicate=1", "mesh.shard=6", "batch.global_size=24"}, // too little for all parameters
 		{"mesh.replicate=1", "mesh.shard=2", "mesh.gradients=early", "mesh.parameters=streamed"},
 		{"mesh.replicate=1", "mesh.shard=2", "model.kind=reranker", "batch.cache=never", "batch.global_size=8", "loss=mnrl"},
 		{"mesh.replicate=1", "loss={name: gist, guide: %s}"},
@@ -122,6 +123,11 @@ func TestPlanIsTrains(t *testing.T) {
 		}
 		if _, parts, _ := strings.Cut(says, "\nmemory  "); !strings.Contains(f.String(), "\nmemory   "+strings.Split(parts, "\n")[0]) {
 			t.Errorf("%v: planned\n%s\ntrain says\n%s", sets, f, says)
+		}
+		for line := range strings.Lines(says) { // what other shardings would take
+			if strings.Contains(line, "on each rank and") && !strings.Contains(f.String(), strings.TrimSpace(line)) {
+				t.Errorf("%v: train says %sthe plan is\n%s", sets, line, f)
+			}
 		}
 		if f.Budget >= 0 && train.Activations > f.Budget || f.Kept < train.Activations {
 			t.Errorf("%v: %d bytes of activations are kept, the budget is %d and all are %d", sets, train.Activations, f.Budget, f.Kept)

@@ -90,10 +90,19 @@ func (m *Model) Free() error {
 	return errors.Join(errs...)
 }
 
-// PackedBytes bounds what the model's device keeps of its weights besides Params, when it only embeds or also trains.
+// PackedBytes bounds what the model's device keeps of its weights besides Params, when it only embeds or also trains: nothing of a part of
+// the parameters.
 func (m *Model) PackedBytes(train bool) int64 {
+	if m.Partial() {
+		return 0
+	}
+	return m.ResidentPackedBytes(train)
+}
+
+// ResidentPackedBytes is PackedBytes where the model holds all of its parameters.
+func (m *Model) ResidentPackedBytes(train bool) int64 {
 	d, ok := m.Device.(gpustage.Packer)
-	if !ok || m.DType != gpustage.F32 || m.Partial() {
+	if !ok || m.DType != gpustage.F32 {
 		return 0
 	}
 	var n [2]int64 // of weights that train, and of frozen ones
