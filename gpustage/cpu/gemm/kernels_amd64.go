@@ -142,15 +142,15 @@ func amxSet() *set[float32] {
 	pair, transpose := copyB(pairRowsBBF16, 32), transposeB(transposeBF16, 32, 16)
 	s.packB = func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
 		pair(w, dst, ps, src, ld, k, n)
-		s.fill(dst, ps, 32, k, n)
+		fill(dst, ps, 32, ceil(k, 2), s.steps(k), n)
 	}
 	s.packBT = func(w *worker[float32], dst []float32, ps int, src []float32, ld, k, n int) {
 		transpose(w, dst, ps, src, ld, k, n)
-		s.fill(dst, ps, 32, k, n)
+		fill(dst, ps, 32, ceil(k, 2), s.steps(k), n)
 	}
 	s.packA = func(dst []float32, ds int, src []float32, ld, n, k int) {
 		pairRowsOfA(dst, ds, src, ld, n, k)
-		s.fill(dst, ds, 1, k, n)
+		fill(dst, ds, 1, ceil(k, 2), s.steps(k), n)
 	}
 	s.packAT = func(_ *worker[float32], dst []float32, ds int, src []float32, ld, k, n int) {
 		_, _ = dst[:ceil(n, 16)*16*ds], src[:(k-1)*ld+n]
@@ -159,9 +159,8 @@ func amxSet() *set[float32] {
 	return s
 }
 
-// fill writes the zeros after k elements of n rows or columns, pairs in panels of width of them, ps apart.
-func (s *set[T]) fill(dst []T, ps, width, k, n int) {
-	done, all := ceil(k, 2), s.steps(k)
+// fill writes the zeros from pair done up to pair all of n rows or columns, in panels of width of them, ps apart.
+func fill(dst []float32, ps, width, done, all, n int) {
 	if done == all {
 		return
 	}

@@ -6,8 +6,8 @@ import "time"
 // registers: what Multiply can be held against. It takes about d. Processors change their speed and share it with others:
 // measure it right before and after what is compared with it, on as many threads, and compare the best of several.
 //
-// AMX's is measured with zeros, of which it multiplies up to a fifth more than of other numbers; in float32 it is a sixth of that in bf16. The portable kernels' peak is that of a loop in Go,
-// and so is float64's, whatever its kernels.
+// AMX's is measured with zeros, of which it multiplies up to a fifth more than of other numbers; in float32 it is a sixth of that in bf16. The portable
+// kernels' peak is that of a loop in Go, and so is float64's, whatever its kernels.
 func Peak[T Float](k Kernels, bf16 bool, d time.Duration, r Runner) float64 {
 	s := setOf[T](k, bf16 && !isFloat64[T]())
 	n := 1000

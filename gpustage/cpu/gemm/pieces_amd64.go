@@ -50,12 +50,8 @@ func piecesOfB(_ *worker[float32], dst []float32, ps int, src []float32, ld, k, 
 	for g := 0; g*groupSpan < k; g++ {
 		group, have := dst[g*groupPairs*32:], min(groupSpan, k-g*groupSpan)
 		piecesOfRowsB(&group[0], ps, &src[g*groupSpan*ld], ld, have, n)
-		if done := ceil(have, 2); done < piecePairs {
-			for panel := range ceil(n, 32) {
-				for p := 0; p < groupPairs; p += piecePairs {
-					clear(group[panel*ps:][(p+done)*32 : (p+piecePairs)*32])
-				}
-			}
+		for p := 0; p < groupPairs; p += piecePairs {
+			fill(group, ps, 32, p+ceil(have, 2), p+piecePairs, n)
 		}
 	}
 }

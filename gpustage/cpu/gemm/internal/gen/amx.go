@@ -138,7 +138,7 @@ var pieceProducts = [][2]int{{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}}
 // with 0 and is added at the end: rounded six times for 32 elements of k, the sum of a long row would lose what its pieces have gained.
 //
 // Fetching B's tiles two steps ahead, or C's lines before they are written, changed nothing that could be told from noise.
-func stripAMX(name string, pieces int) {
+func stripAMX(name string, inPieces bool) {
 	var (
 		a, a1, as = RSI, R8, R9
 		bs        = R10 // bytes between rows of B
@@ -146,14 +146,16 @@ func stripAMX(name string, pieces int) {
 		scratch   = R13
 		row, left = R15, RDX
 	)
+	n, products := 1, [][2]int{{0, 0}}
 	what := "A and B are pairs of bf16, neighbours in k, in the place of a float32"
-	if pieces > 1 {
+	if inPieces {
+		n, products = pieces, pieceProducts
 		what = "Of A and B each 16 steps are the pairs of piece 0, as many of piece 1 and of piece 2 in the places of 48 float32"
 	}
 	TEXT(name, 0, "func(s *byte)")
 	Pragma("noescape")
 	Doc(name+" multiplies the strip32 at s: up to 32 rows of A by panels of B, 32 columns wide, one after another",
-		fmt.Sprintf("until s.cols columns of C are done. s.rows and s.cols are at least 1, s.k is a multiple of %d and at least that.", 16*pieces),
+		fmt.Sprintf("until s.cols columns of C are done. s.rows and s.cols are at least 1, s.k is a multiple of %d and at least that.", 16*n),
 		what+"; A can be read for whole tiles of 16 rows.")
 	frame := AllocLocal(32*scratchRow + 64)
 	Load(Param("s"), args)
@@ -199,7 +201,7 @@ func stripAMX(name string, pieces int) {
 	store := func(base, stride GPPhysical) {
 		each(base, stride, func(tile int, base GPPhysical, disp int) { tilestore(tile, base, stride, disp) })
 	}
-	if pieces == 1 {
+	if !inPieces {
 		whole("clear", "partial")
 		CMPB(field("add"), Imm(0))
 		JEQ(LabelRef("clear"))
@@ -237,10 +239,6 @@ func stripAMX(name string, pieces int) {
 	JLE(LabelRef("upper"))
 	CMPQ(cols, Imm(16))
 	JLE(LabelRef("left"))
-	products := [][2]int{{0, 0}}
-	if pieces > 1 {
-		products = pieceProducts
-	}
 	steps := func(name string, rows, cols int) {
 		if rows*cols == 4 {
 			pcalign(64)
@@ -263,12 +261,12 @@ func stripAMX(name string, pieces int) {
 			}
 			of = p
 		}
-		ADDQ(U32(uint32(64*pieces)), a)
+		ADDQ(U32(uint32(64*n)), a)
 		if rows > 1 {
-			ADDQ(U32(uint32(64*pieces)), a1)
+			ADDQ(U32(uint32(64*n)), a1)
 		}
-		ADDQ(U32(uint32(16*128*pieces)), bp)
-		SUBQ(Imm(uint64(16*pieces)), count)
+		ADDQ(U32(uint32(16*128*n)), bp)
+		SUBQ(Imm(uint64(16*n)), count)
 		JNZ(LabelRef(name))
 	}
 	steps("all", 2, 2)
@@ -285,7 +283,7 @@ func stripAMX(name string, pieces int) {
 	steps("ones", 1, 1)
 
 	Label("done")
-	if pieces > 1 {
+	if inPieces {
 		CMPB(field("add"), Imm(0))
 		JNE(LabelRef("out"))
 	}
@@ -303,7 +301,7 @@ func stripAMX(name string, pieces int) {
 	MOVQ(field("rows"), count)
 	CMPB(field("add"), Imm(0))
 	JEQ(LabelRef("set"))
-	if pieces == 1 {
+	if !inPieces {
 		CMPL(field("alpha"), U32(0x3f800000))
 		JEQ(LabelRef("set"))
 	}

@@ -38,8 +38,8 @@ var files = map[string]func(){
 	},
 	"amx": func() {
 		defineTileShapes()
-		stripAMX("stripAMX", 1)
-		stripAMX("stripPieces", pieces)
+		stripAMX("stripAMX", false)
+		stripAMX("stripPieces", true)
 		order := interleave()
 		columnsBF16(order)
 		copyPanelsPieces(order)

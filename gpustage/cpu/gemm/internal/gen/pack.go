@@ -89,19 +89,24 @@ func copyPanelsBF16() {
 		name      string
 		width, nv int
 	}{{"pairRowsABF16", 14, 1}, {"pairRowsBBF16", 32, 2}} {
-		panels(c.name, c.width, c.nv, 16, true, func(first, nv int) {
-			VMOVUPS(order, Z31)
-			setMasks512(first, nv)
-		}, func(mask, v int) {
-			VMOVUPS_Z(Mem{Base: R13, Disp: 64 * v}, opmasks[mask+v], zmm[2*v])
-			VMOVUPS_Z(Mem{Base: R13, Index: RAX, Scale: 1, Disp: 64 * v}, opmasks[mask+v], zmm[2*v+1])
-			pair(v)
-		}, func(mask, v int) {
-			VMOVUPS_Z(Mem{Base: R13, Disp: 64 * v}, opmasks[mask+v], zmm[2*v])
-			VPXORD(zmm[2*v+1], zmm[2*v+1], zmm[2*v+1])
-			pair(v)
-		})
+		pairPanels(c.name, c.width, c.nv, func() { VMOVUPS(order, Z31) }, pair)
 	}
+}
+
+// pairPanels writes panels of pairs of rows: pair makes those of vector v of its row in zmm[2*v] and of the next one's, or zeros, in zmm[2*v+1].
+func pairPanels(name string, width, nv int, constants func(), pair func(v int)) {
+	panels(name, width, nv, 16, true, func(first, nv int) {
+		constants()
+		setMasks512(first, nv)
+	}, func(mask, v int) {
+		VMOVUPS_Z(Mem{Base: R13, Disp: 64 * v}, opmasks[mask+v], zmm[2*v])
+		VMOVUPS_Z(Mem{Base: R13, Index: RAX, Scale: 1, Disp: 64 * v}, opmasks[mask+v], zmm[2*v+1])
+		pair(v)
+	}, func(mask, v int) {
+		VMOVUPS_Z(Mem{Base: R13, Disp: 64 * v}, opmasks[mask+v], zmm[2*v])
+		VPXORD(zmm[2*v+1], zmm[2*v+1], zmm[2*v+1])
+		pair(v)
+	})
 }
 
 // copyPanelsAVX2 makes the copies for A (6 columns in a vector of 8) and B (16 in two).

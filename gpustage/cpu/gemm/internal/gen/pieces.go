@@ -35,22 +35,10 @@ func splitConstants(order Mem) {
 
 // copyPanelsPieces makes copies as copyPanelsBF16 does, for one group: 16 rows of pairs of each piece, one behind the other.
 func copyPanelsPieces(order Mem) {
-	pair := func(v int) {
+	pairPanels("piecesOfRowsB", 32, 2, func() { splitConstants(order) }, func(v int) {
 		split(2*v, 2*v+1, 4+v, 6+v, func(p int) {
 			VMOVUPS(zmm[4+v], Mem{Base: R12, Disp: 64*v + p*16*128})
 		})
-	}
-	panels("piecesOfRowsB", 32, 2, 16, true, func(first, nv int) {
-		splitConstants(order)
-		setMasks512(first, nv)
-	}, func(mask, v int) {
-		VMOVUPS_Z(Mem{Base: R13, Disp: 64 * v}, opmasks[mask+v], zmm[2*v])
-		VMOVUPS_Z(Mem{Base: R13, Index: RAX, Scale: 1, Disp: 64 * v}, opmasks[mask+v], zmm[2*v+1])
-		pair(v)
-	}, func(mask, v int) {
-		VMOVUPS_Z(Mem{Base: R13, Disp: 64 * v}, opmasks[mask+v], zmm[2*v])
-		VPXORD(zmm[2*v+1], zmm[2*v+1], zmm[2*v+1])
-		pair(v)
 	})
 	Doc("piecesOfRowsB splits k rows, 1 to 32, of cols >= 1 elements from src, ss elements apart, into pieces and writes them as panels",
 		"of 32 columns to dst, ps elements apart: (k+1)/2 rows of 32 pairs (row 2i, row 2i+1) of each piece, 16 rows from piece to piece.")
