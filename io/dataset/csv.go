@@ -119,13 +119,13 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 
 // quotedReturns doubles the carriage returns that end lines between quotes: encoding/csv takes one from every line, and there they are the text's.
 type quotedReturns struct {
-	in     io.Reader
-	quoted bool
-	last   byte // of what has been read
-	raw    [4096]byte
-	buf    []byte // raw with what is doubled
-	rest   []byte // not read yet
-	err    error  // what reading ended with
+	in       io.Reader
+	quoted   bool
+	returned bool // what has been read ends with a carriage return
+	raw      [4096]byte
+	buf      []byte // raw with what is doubled
+	rest     []byte // not read yet
+	err      error  // what reading ended with
 }
 
 func (q *quotedReturns) Read(b []byte) (int, error) {
@@ -135,15 +135,20 @@ func (q *quotedReturns) Read(b []byte) (int, error) {
 		}
 		var n int
 		n, q.err = q.in.Read(q.raw[:])
+		if got := q.raw[:n]; !q.returned && bytes.IndexByte(got, '\r') < 0 { // as nearly always: nothing to double
+			q.quoted = q.quoted != (bytes.Count(got, []byte{'"'})%2 == 1)
+			q.rest = got
+			continue
+		}
 		q.buf = q.buf[:0]
 		for _, c := range q.raw[:n] {
 			switch {
 			case c == '"':
 				q.quoted = !q.quoted
-			case c == '\n' && q.quoted && q.last == '\r':
+			case c == '\n' && q.quoted && q.returned:
 				q.buf = append(q.buf, '\r')
 			}
-			q.buf, q.last = append(q.buf, c), c
+			q.buf, q.returned = append(q.buf, c), c == '\r'
 		}
 		q.rest = q.buf
 	}

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"unicode/utf8"
 )
 
@@ -112,6 +113,18 @@ func (forever) Read(b []byte) (int, error) {
 		b[i] = 'x'
 	}
 	return len(b), nil
+}
+
+// Carriage returns between quotes are doubled wherever reads end.
+func TestQuotedReturns(t *testing.T) {
+	const text = "a,\"b\"\"\r\nc\r\r\n\"\r\n\"\rd\n\r\n\",e\r\nf\n"
+	const want = "a,\"b\"\"\r\r\nc\r\r\r\n\"\r\n\"\rd\n\r\r\n\",e\r\nf\n"
+	for first := range len(text) + 1 {
+		in := io.MultiReader(strings.NewReader(text[:first]), iotest.OneByteReader(strings.NewReader(text[first:])))
+		if got, err := io.ReadAll(&quotedReturns{in: in}); err != nil || string(got) != want {
+			t.Errorf("after %d bytes one by one: %q, %v, want %q", first, got, err, want)
+		}
+	}
 }
 
 // Random rows come back from .csv as encoding/csv writes them, which quotes, and from .tsv; also where reads are short.
