@@ -101,7 +101,7 @@ func TestLoRA(t *testing.T) {
 			t.Errorf("--set %s: exit code %d, want %q\n%s", set, r.code, want, r.stderr)
 		}
 	}
-	if r := contraflow(t, "", "merge", "--adapter", goldens.Path(t, "bert/minilm-tiny"), "--out", filepath.Join(dir, "y")); r.code != 1 || !strings.Contains(r.stderr, "is not the folder of a LoRA adapter") {
+	if r := contraflow(t, "", "merge", "--adapter", goldens.Path(t, "bert/minilm-tiny"), "--out", filepath.Join(dir, "y")); r.code != 1 || !strings.Contains(r.stderr, "is not the folder of a LoRA adapter") || !strings.Contains(r.stderr, "is merged as it is saved") {
 		t.Errorf("%+v", r)
 	}
 	// Gradients of what trains are proven too.

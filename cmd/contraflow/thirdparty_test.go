@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -69,6 +70,7 @@ func TestThirdParty(t *testing.T) {
 	if len(lines) != 10 || !(last < first) {
 		t.Errorf("loss %v, then %v:\n%s", first, last, out)
 	}
+	testREADMEPrograms(t, root, dir, data)
 	embed := func(model string) string {
 		out := filepath.Join(t.TempDir(), "out.npy")
 		succeed(t, "embed", "--model", model, "--input", filepath.Join(data, "train.parquet"), "--column", "query", "--output", out)
@@ -76,5 +78,36 @@ func TestThirdParty(t *testing.T) {
 	}
 	if embed(filepath.Join(dir, "model")) == embed(goldens.Path(t, "bert/minilm-tiny")) {
 		t.Error("the saved model is the one that training began with")
+	}
+}
+
+// testREADMEPrograms compiles the Go that README shows in somebody else's module, and runs its first piece, a whole program, by a recipe; the second is a function's body.
+func testREADMEPrograms(t *testing.T, root, dir, data string) {
+	t.Helper()
+	shown := regexp.MustCompile("(?s)\n```go\n(.*?)```").FindAllStringSubmatch(mustRead(t, filepath.Join(root, "README.md")), -1)
+	if len(shown) != 2 {
+		t.Fatalf("README shows %d pieces of Go, want a program and a graph", len(shown))
+	}
+	imports := ""
+	for _, p := range []string{"gpustage/cpu", "io/dataset", "pipeline", "stages", "stages/embedder", "stages/loss", "stages/optim"} {
+		imports += fmt.Sprintf("\t\"contraflow/%s\"\n", p)
+	}
+	graph := "package main\n\nimport (\n\t\"context\"\n\t\"fmt\"\n\n" + imports + ")\n\nfunc graph(ctx context.Context) error {\n" + shown[1][1] + "return err\n}\n"
+	text := fmt.Sprintf("model: {path: %s}\ndata: {train: [{path: %s, query: query, positive: positive}]}\nbatch: {global_size: 32}\nsave: {dir: readme}\n",
+		inYAML(goldens.Path(t, "bert/minilm-tiny")), inYAML(filepath.Join(data, "train.parquet")))
+	if err := os.Mkdir(filepath.Join(dir, "program"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"program/main.go": shown[0][1], "program/graph.go": graph, "recipe.yaml": text} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "run", "-mod=mod", "./program")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "the model is in "+filepath.Join("readme", "model")) {
+		t.Errorf("README's program: %v\n%s", err, out)
 	}
 }

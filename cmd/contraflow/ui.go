@@ -178,9 +178,13 @@ func (u *ui) line(format string, args ...any) {
 	u.printf(format, args...)
 }
 
-// due lets something be said once a second.
+// due lets something be said once a second, and once in ten where it is kept, in a log.
 func (u *ui) due(done bool) bool {
-	if !done && time.Since(u.said) < time.Second {
+	pause := time.Second
+	if !u.terminal {
+		pause *= 10
+	}
+	if !done && time.Since(u.said) < pause {
 		return false
 	}
 	u.said = time.Now()

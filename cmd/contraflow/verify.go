@@ -18,7 +18,7 @@ func newVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify-grads -c RECIPE",
 		Short: "Prove that gradients are right, on your model and data",
-		Long: `verify-grads computes the gradient of one step on the recipe's first rows in every way that training may compute it (sub-batches,
+		Long: `verify-grads computes the gradient of one step on some rows from all over the recipe's data in every way that training may compute it (sub-batches,
 replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
 double precision, which in turn is compared with a finite difference of the loss. It prints a row for each and exits with 1 if
 any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, a plain computation in single

@@ -29,7 +29,8 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 	case hfmodel.IsAdapter(adapter):
 		f, err = hfmodel.Open(adapter)
 	default:
-		err = fmt.Errorf("%s is not the folder of a LoRA adapter", adapter)
+		err = fmt.Errorf("%s is not the folder of a LoRA adapter: it has no adapter_config.json. A reranker, sparse or multi_vector model that contraflow train has trained with LoRA "+
+			"is merged as it is saved", adapter)
 	}
 	if err != nil {
 		return err

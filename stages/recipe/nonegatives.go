@@ -10,12 +10,13 @@ import (
 )
 
 // noteNoNegatives tells of columns that may have negatives where no row of the whole run has had any: it may be that another column was meant.
+// A short run may have no batch of a dataset at all, of which there is nothing to tell then.
 func (x *Run) noteNoNegatives(c Counts) {
 	if c.Pairs == 0 || c.Negatives > 0 {
 		return
 	}
 	for i, d := range x.data {
-		if !slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged }) {
+		if x.undrawn(i) || !slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged }) {
 			continue
 		}
 		s, key, what := x.Recipe.Data.Train[i], "negatives", "a negative"
@@ -35,6 +36,12 @@ func (x *Run) noteNoNegatives(c Counts) {
 		}
 		x.obs.note("data.train[%d].%s: no row of the run had %s%s", i, key, what, says)
 	}
+}
+
+// undrawn tells whether one of several datasets has had no batch yet.
+func (x *Run) undrawn(source int) bool {
+	parts := x.sampler.Cursor().Parts
+	return source < len(parts) && parts[source].Epoch == 0 && parts[source].Batch == 0
 }
 
 // idleAlone tells whether of rows with one document each, of such a source, a loss that is no sum learns nothing.

@@ -539,6 +539,8 @@ func TestErrors(t *testing.T) {
 		{"model: {kind: reranker}\neval: {at_start: true}", "r.yaml:2: eval.at_start: needs eval.rerank"},
 		{"model: {kind: reranker}\nsave: {best: true}", "save.best: needs eval.rerank"},
 		{"model: {lora: {r: 8}}", "model.lora.r: unknown key; here it is model.lora.rank"},
+		{"data: {train: [{path: a, anchor: q, positive: p}]}", "data.train[0].anchor: unknown key; here it is data.train[].query"},
+		{"data: {train: [{path: a, query: q, pos: p}]}", "data.train[0].pos: unknown key; here it is data.train[].positive"},
 		{"model: {lora: {rank: 0}}", "model.lora.rank: is 0, want at least 1"},
 		{"model: {lora: {alpha: -1}}", "model.lora.alpha: is -1, want a positive number"},
 		{"model: {lora: {dropout: 1}}", "model.lora.dropout: is 1"},

@@ -33,6 +33,16 @@ func TestRunWithoutNegatives(t *testing.T) {
 		return path
 	}
 	none, one := write("none.jsonl", -1), write("one.jsonl", 7)
+	for steps, want := range map[int]bool{1: false, 2: true} { // of a dataset whose first batch the run has not come to there is nothing to say
+		o, err := j.run(t, fmt.Sprint("short", steps), nil, 0, false, fmt.Sprintf("data.train=[{path: %q, query: q, positive: p}, {path: %q, query: q, positive: p, negatives: [n], negatives_per_query: all}]", none, none),
+			"data.mixing=round_robin", "batch.global_size=4", "batch.accumulate=1", "batch.no_duplicates=false", fmt.Sprint("train.max_steps=", steps))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Join(o.notes, "\n"); strings.Contains(said, "data.train[1].negatives: no row of the run") != want {
+			t.Errorf("%d steps: said %q", steps, said)
+		}
+	}
 	const lists, documents = "positive: p, negatives: [n], negatives_per_query: all", "documents: d"
 	for i, c := range []struct {
 		kind, loss, columns, want string

@@ -124,6 +124,29 @@ func TestVerifyNoGradient(t *testing.T) {
 	}
 }
 
+// Of a file that is sorted by query, as judgements give it, rows of more than one query are verified.
+func TestVerifySorted(t *testing.T) {
+	r := staticRecipe(t, 16, nil, "batch.no_duplicates=false")
+	r.Data.Train[0].Negatives = nil
+	path := r.Data.Train[0].Path[0]
+	var out []byte
+	for i, row := range readRows(t, path) {
+		row["q"] = fmt.Sprint("which stone is number ", i/20)
+		line, err := json.Marshal(row)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(append(out, line...), '\n')
+	}
+	if err := os.WriteFile(path, out, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	rows, ok, err := verified(t, r, func(*recipe.VerifyOptions) {})
+	if err != nil || !ok || len(rows) < 5 || strings.Contains(rows[0].Config, "zero") {
+		t.Errorf("%t, %v: %+v", ok, err, rows)
+	}
+}
+
 // Budgets are those of the sub-batches that there are: some are replayed beside lean ones, and some kept beside lean ones, whatever the texts'
 // lengths. A model without dropout is verified with it besides.
 func TestVerifyKept(t *testing.T) {

@@ -111,7 +111,7 @@ const (
 // verifyDropout acts where the model has none, so that masks are tested too.
 const verifyDropout = 0.1
 
-// Verify compares the gradient of the recipe's model on the first rows of each dataset, computed in every way that the recipe could compute
+// Verify compares the gradient of the recipe's model on rows from all over each dataset, computed in every way that the recipe could compute
 // it, with an f64 computation without cache, sub-batches and tiles, and that one with a finite difference. One row of each
 // batch comes twice, so that duplicates are there to be masked. It returns whether everything agrees: of gradients that
 // are wrong that is false and no error, which is of a comparison that could not be made, so both are to be looked at. What does not agree, and by how much,
@@ -221,7 +221,26 @@ type verifier struct {
 	acts       bool                    // a fault that is planted in the loss changes the gradient
 }
 
-// newVerifier takes the first rows of the datasets, which take turns from one of them on.
+// spread is up to n rows of a dataset that can be used, from all over it: files are often sorted by query, and of the rows of one query, whose documents are
+// no negatives of each other, a contrastive loss has no gradient to verify.
+func (x *Run) spread(source, n int) []int64 {
+	usable := x.data[source].Rows() - int64(len(x.skips[source]))
+	n = int(min(int64(n), usable))
+	rows := make([]int64, n)
+	for i := range rows {
+		row := int64(i)*(usable/int64(n)) + int64(i)*(usable%int64(n))/int64(n)
+		for _, skipped := range x.skips[source] { // ascending
+			if skipped > row {
+				break
+			}
+			row++
+		}
+		rows[i] = row
+	}
+	return rows
+}
+
+// newVerifier takes rows of the datasets, which take turns from one of them on.
 func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, first int) (*verifier, error) {
 	v := &verifier{x: x, o: o, accumulate: accumulate}
 	for b := range accumulate {
@@ -238,12 +257,7 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 		if len(batches) == 0 {
 			continue
 		}
-		var usable []int64
-		for row := int64(0); row < data.Rows() && len(usable) < o.Rows*len(batches); row++ {
-			if _, bad := slices.BinarySearch(x.skips[k], row); !bad {
-				usable = append(usable, row)
-			}
-		}
+		usable := x.spread(k, o.Rows*len(batches))
 		rows := len(usable) / len(batches)
 		if rows < 2 {
 			return nil, fmt.Errorf("data.train[%d]: %d rows are too few to verify with %d batches", k, len(usable), len(batches))
@@ -376,6 +390,7 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			if nothing = ", whose gradient is zero"; v.o.Plant != "" {
 				return fmt.Errorf("the gradient of these rows is zero: the fault %q can't be planted", v.o.Plant)
 			}
+			v.x.obs.note("%sthe gradient of the rows that are looked at is zero, so that nothing is proved by ways that agree on it: it may be that they share one query or one text", prefix)
 		}
 		base := 0.0
 		if v.x.own.loss != nil {

@@ -813,6 +813,7 @@ func ExampleConvert() {
 	fmt.Print(r.Recipe)
 	// Output:
 	// # From sentence-transformers settings, by contraflow import.
+	// # assumed: an epoch has each row once (batch.no_duplicates); where many rows share texts that is more batches than rows divided by batch size, the last ones small, or with batch.drop_last fewer. There it is that many: the rest is left out, or rows come twice
 	// # assumed: the loss is MultipleNegativesRankingLoss: no setting called loss names another
 	// # assumed: a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there
 	// model:

@@ -227,7 +227,9 @@ func (r *recipe) batch() {
 	switch {
 	case strings.HasPrefix(sampler, "no_duplicates") && r.drawsInBatch():
 		r.keys["batch.no_duplicates"] = "true"
-	case sampler == "no_duplicates" || sampler == "no_duplicates_hashed" || r.reranks(): // groups don't see each other
+	case r.reranks(): // groups don't see each other
+	case sampler == "no_duplicates" || sampler == "no_duplicates_hashed":
+		r.assume("an epoch has each row once (batch.no_duplicates); where many rows share texts that is more batches than rows divided by batch size, the last ones small, or with batch.drop_last fewer. There it is that many: the rest is left out, or rows come twice")
 	case sampler == "group_by_label":
 		r.without("batch_sampler", "group_by_label puts rows of equal labels side by side; batches here are in random order")
 	default:
