@@ -89,6 +89,7 @@ func TestComponentErrors(t *testing.T) {
 
 		{normalizer(`{"type": "Strip", "strip_left": true}`), `Strip needs strip_left and strip_right`, false},
 		{normalizer(`{"type": "Prepend"}`), `Prepend needs prepend`, false},
+		{normalizer(`{"type": "Prepend", "prepend": ""}`), `Prepend's prepend "" is not supported yet (texts that aren't empty are)`, true},
 		{normalizer(`{"type": "Replace", "content": "x"}`), `Replace needs content and pattern`, false},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": "a", "Regex": "b"}}`), `Replace needs content and pattern`, false},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": ""}}`), `Replace pattern ""`, true},
@@ -142,7 +143,7 @@ func TestComponentErrors(t *testing.T) {
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
 		{`{"post_processor": {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["s", 1], "cls": ["c", 2]}, {"type": "TemplateProcessing"}]}, ` + bpe + `}`, `Sequence with a second "TemplateProcessing"`, true},
 	} {
-		tok, err := parseTokenizerJSON([]byte(c.file))
+		tok, err := parseTokenizerJSON([]byte(c.file), nil)
 		if c.want == "" {
 			if err != nil {
 				t.Errorf("%.300s: %v", c.file, err)
@@ -180,6 +181,8 @@ func TestConfigContradicts(t *testing.T) {
 		{"true", `{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": false}`, ""}, // which does not read it
 		{"true", `{"truncation_side": "right"}`, ""},
 		{"true", `{"truncation_side": "left"}`, `truncation_side "left" is not supported yet (right is)`},
+		{"true", `{"split_special_tokens": false}`, ""},
+		{"true", `{"split_special_tokens": true}`, `split_special_tokens "true" is not supported yet (false is)`},
 	} {
 		_, err := fromFiles(map[string][]byte{fileTokenizer: file(c.lower), fileConfig: []byte(c.config)})
 		if c.config == "" {
@@ -202,7 +205,7 @@ func TestConfigErrors(t *testing.T) {
 		{fileConfig, `{"tokenizer_class": "BertJapaneseTokenizer"}`, `tokenizer_class "BertJapaneseTokenizer" is not supported yet (BertTokenizer, `}, // which cuts texts by a dictionary
 		{fileConfig, `{"tokenizer_class": "MPNetTokenizer"}`, `tokenizer_class "MPNetTokenizer" is not supported yet`},                                // of other special tokens
 		{fileConfig, `{"eos_token": {"content": 7}}`, `key "eos_token": key "content": want string, got number`},
-		{fileConfig, `{"extra_special_tokens": [7]}`, `extra_special_tokens: `},
+		{fileConfig, `{"extra_special_tokens": [7]}`, `key "extra_special_tokens": `},
 		{fileConfig, `{"added_tokens_decoder": {"x": {"content": "a"}}}`, `added_tokens_decoder: key "x" is not an id`},
 		{fileSpecials, `{"pad_token": 7}`, `key "pad_token": `},
 		{fileSpecials, `{`, `line 1, column 1: `},
