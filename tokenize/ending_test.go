@@ -69,6 +69,10 @@ func TestEnding(t *testing.T) {
 			if texts++; texts > 20 {
 				break
 			}
+			_, types, _, err := ending.AppendPair(nil, nil, "a", "b", 0, LongestFirst)
+			if _, before, _, _ := plain.AppendPair(nil, nil, "a", "b", 0, LongestFirst); err != nil || types[len(types)-1] != before[len(before)-1] {
+				t.Errorf("%s: types of a pair %v and %v, %v", row.Name, before, types, err)
+			}
 			want := append(slices.Clone(ids), id)
 			short := append(plain.Encode(text, 6), id)
 			for name, tok := range map[string]*Tokenizer{"as it is": ending, "saved": again} {
