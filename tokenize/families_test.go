@@ -412,6 +412,7 @@ func TestConfiguredTokens(t *testing.T) {
 		{"", `{"mask_token": "[M]", "extra_special_tokens": ["[Q]"]}`, `{}`, `{}`, "[0 4 2 5 3 4 3]"},
 		{"", `{"mask_token": {` + alone + `, "__type": "AddedToken", "content": "[M]"}}`, `{}`, `{}`, "[0 4 2 3 3 4 3]"},
 		{"", `{"added_tokens_decoder": {"4": {"content": "[M]", ` + alone + `}, "10": {"content": "[I]", ` + plain + `}, "9": {"content": "[Q]", ` + plain + `}}}`, `{}`, `{}`, "[0 2 5 6 3 3]"},
+		{"", `{"added_tokens_decoder": {"4": {"content": "[M]", "lstrip": true, "special": true}}}`, `{}`, `{}`, "[0 4 2 3 3 4 3]"}, // special: no other ids
 		{"", `{"sep_token": "[I]", "bos_token": "[Q]", "z_token": "</s>", "use_x_token": true, "extra_special_tokens": {"y": "Q"}}`, `{}`, `{}`, "[0 4 2 5 1 6 3 4 3]"},
 		{"", `{"extra_special_tokens": [], "additional_special_tokens": ["[I]"]}`, `{"extra_special_tokens": ["[Q]"]}`, `{}`, "[0 4 2 6 5 3 4 3]"},
 		{"", `{"z_token": {` + plain + `, "__type": "AddedToken", "content": "[I]"}, "extra_special_tokens": {"y": "[Q]"}}`, `{}`, `{}`, "[0 4 2 6 5 3 4 3]"},
