@@ -33,10 +33,10 @@ const (
 //
 // Beside a tokenizer.json, tokenizer_config.json gives the padding token, model_max_length, and special and added tokens that tokenizer.json
 // lacks or has with other flags (as do special_tokens_map.json and added_tokens.json, where it has no added_tokens_decoder): they are found
-// in texts, as by transformers. transformers takes more from it, and
-// its classes build some parts anew. Where that would give other ids the two files contradict each other, and it is an error:
-// truncation on the left, special tokens that are split, or a class of BERT's, ELECTRA's, DistilBERT's or MPNet's (they take do_lower_case, strip_accents and
-// tokenize_chinese_chars from the configuration, or from its defaults) with a normalizer that does otherwise.
+// in texts, as by transformers, which takes more from these files, and whose classes build some parts anew. Where that would give other ids the
+// files contradict each other, and it is an error: truncation on the left, special tokens that are split, or a class of BERT's, ELECTRA's,
+// DistilBERT's or MPNet's (they take do_lower_case, strip_accents and tokenize_chinese_chars from the configuration, or from its defaults)
+// with a normalizer that does otherwise.
 func Load(dir string) (*Tokenizer, error) { return loadFolder(dir, false) }
 
 // LoadStatic reads the tokenizer of a folder of static embeddings: one without special tokens around texts, of which tokenizer.json alone decides
@@ -277,21 +277,22 @@ func (c *tokenizerConfig) tokens(file []addedToken) (all []addedToken) {
 	if c == nil {
 		return nil
 	}
-	in := func(tokens []addedToken, text string) bool {
-		return slices.ContainsFunc(tokens, func(t addedToken) bool { return t.Content == text })
+	known := make(map[string]addedToken, len(file)) // thousands, with some models
+	for _, token := range file {
+		known[token.Content] = token
 	}
 	for _, token := range c.added {
-		same := func(t addedToken) bool {
-			t.Special = token.Special // which is no matter for ids
-			return t == token
+		old, ok := known[token.Content]
+		old.Special = token.Special // which is no matter for ids
+		if !ok || c.overrides && old != token {
+			all = append(all, token)
 		}
-		if in(file, token.Content) && (!c.overrides || slices.ContainsFunc(file, same)) {
-			continue
-		}
-		all = append(all, token)
+	}
+	for _, token := range c.added {
+		known[token.Content] = token
 	}
 	add := func(token addedToken) {
-		if token.Content != "" && !in(file, token.Content) && !in(c.added, token.Content) {
+		if _, ok := known[token.Content]; !ok && token.Content != "" {
 			all = append(all, token)
 		}
 	}
