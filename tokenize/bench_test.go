@@ -50,7 +50,7 @@ func BenchmarkAppend(b *testing.B) {
 func BenchmarkFamilies(b *testing.B) {
 	texts, size := sources(b)
 	for row := range familyRows(b, "families.jsonl.gz") {
-		tok, err := parseTokenizerJSON(row.File)
+		tok, err := parseTokenizerJSON(row.File, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

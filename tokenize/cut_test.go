@@ -32,7 +32,7 @@ func TestCuts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	cut := 0
 	check := func(name string, file []byte, snippets []string) {
-		tok, err := parseTokenizerJSON(file)
+		tok, err := parseTokenizerJSON(file, nil)
 		if errors.Is(err, ErrUnsupported) {
 			return
 		}
@@ -115,8 +115,8 @@ func TestCuttable(t *testing.T) {
 		{`"normalizer": {"type": "Replace", "pattern": {"Regex": "\\s{2,}|[\\n\\r\\t]"}, "content": " "}`, true},
 		{`"normalizer": {"type": "Strip", "strip_left": true, "strip_right": true}`, true},
 	} {
-		tok, err := parseTokenizerJSON([]byte(`{` + c.part + `, "pre_tokenizer": {"type": "WhitespaceSplit"}, "model":
-			{"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["a", -1]]}}`))
+		tok, err := parseTokenizerJSON([]byte(`{`+c.part+`, "pre_tokenizer": {"type": "WhitespaceSplit"}, "model":
+			{"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["a", -1]]}}`), nil)
 		if err != nil {
 			t.Errorf("%.200s: %v", c.part, err)
 		} else if cuts := tok.chunk > 0; cuts != c.want {

@@ -31,10 +31,7 @@ func (t *Tokenizer) Ending() (*Tokenizer, error) {
 	if t.eos == "" {
 		return nil, fmt.Errorf("%s names no eos_token", fileConfig)
 	}
-	id, ok := t.ids[t.eos]
-	if !ok {
-		return nil, fmt.Errorf("the tokenizer has no token %q, which %s calls eos_token", t.eos, fileConfig)
-	}
+	id := t.ids[t.eos]
 	if behind := t.behind(); len(behind) > 0 && behind[len(behind)-1] == id {
 		return t, nil
 	}

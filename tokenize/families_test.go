@@ -92,7 +92,7 @@ func TestFamilies(t *testing.T) {
 	for row := range familyRows(t, "families.jsonl.gz") {
 		count++
 		t.Run(row.Name, func(t *testing.T) {
-			tok, err := parseTokenizerJSON(row.File)
+			tok, err := parseTokenizerJSON(row.File, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,7 +114,7 @@ func TestFamilies(t *testing.T) {
 // T5's tokenizer ends texts, and does not begin them; its sentinels are tokens in texts.
 func TestFamiliesT5(t *testing.T) {
 	for row := range familyRows(t, "t5.jsonl.gz") {
-		tok, err := parseTokenizerJSON(row.File)
+		tok, err := parseTokenizerJSON(row.File, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func TestRandomPipelines(t *testing.T) {
 	count, refused := 0, 0
 	for row := range familyRows(t, "random.jsonl.gz") {
 		count++
-		tok, err := parseTokenizerJSON(row.File)
+		tok, err := parseTokenizerJSON(row.File, nil)
 		if errors.Is(err, ErrUnsupported) && (strings.Contains(err.Error(), `prepend_scheme "first"`) || strings.Contains(err.Error(), "after \"ByteLevel\"")) {
 			refused++
 			continue
@@ -222,7 +222,7 @@ func joinExamples(t testing.TB) (*mergeTable, []int32) {
 		if row.Name != "llama3" {
 			continue
 		}
-		tok, err := parseTokenizerJSON(row.File)
+		tok, err := parseTokenizerJSON(row.File, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +274,7 @@ func TestAddedIDs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tok, err := parseTokenizerJSON([]byte(`{"added_tokens": ` + string(tokens) + `, "model": {"type": "BPE", "vocab": {` + c.vocab + `}, "merges": []}}`))
+		tok, err := parseTokenizerJSON([]byte(`{"added_tokens": `+string(tokens)+`, "model": {"type": "BPE", "vocab": {`+c.vocab+`}, "merges": []}}`), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +286,7 @@ func TestAddedIDs(t *testing.T) {
 
 // Of a merge that is listed twice the later rank counts, as Hugging Face 0.23.3 has it (which gives these ids).
 func TestMergeTwice(t *testing.T) {
-	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}, "merges": [["a", "b"], ["b", "c"], ["a", "b"]]}}`))
+	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}, "merges": [["a", "b"], ["b", "c"], ["a", "b"]]}}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,9 +304,9 @@ func TestFirst(t *testing.T) {
 			"a": {1}, "<r>a": {4, 2}, "<n>a": {5, 2}, "a<r>a<n>a": {1, 4, 2, 5, 2}, "<r><n>a": {4, 5, 2},
 		},
 	} {
-		tok, err := parseTokenizerJSON([]byte(`{"added_tokens": [` + tokens + `],
+		tok, err := parseTokenizerJSON([]byte(`{"added_tokens": [`+tokens+`],
 			"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true},
-			"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["▁a", -1], ["a", -2], ["▁", -3]]}}`))
+			"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["▁a", -1], ["a", -2], ["▁", -3]]}}`), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +318,7 @@ func TestFirst(t *testing.T) {
 	}
 	tok, err := parseTokenizerJSON([]byte(`{"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"},
 			{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]},
-		"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["▁a", -1], ["a", -2], ["▁", -3]]}}`))
+		"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["▁a", -1], ["a", -2], ["▁", -3]]}}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,8 +332,8 @@ func TestFirst(t *testing.T) {
 // Merges of a byte's token reach into what begins as a character; tokenizers 0.23.3 gives these ids.
 func TestMergesOfBytes(t *testing.T) {
 	for merge, want := range map[string]string{`["a", "<0xC3>"]`: "[3 6 5 2 3 4 5 2]", `["<0xA9>", "b"]`: "[3 1 4 7 3 4 7]"} {
-		tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "merges": [` + merge + `],
-			"vocab": {"<unk>": 0, "a": 1, "b": 2, "▁": 3, "<0xC3>": 4, "<0xA9>": 5, "a<0xC3>": 6, "<0xA9>b": 7}}}`))
+		tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "merges": [`+merge+`],
+			"vocab": {"<unk>": 0, "a": 1, "b": 2, "▁": 3, "<0xC3>": 4, "<0xA9>": 5, "a<0xC3>": 6, "<0xA9>b": 7}}}`), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -357,13 +357,27 @@ func TestBeyondHangul(t *testing.T) {
 	}
 }
 
+// A mark between a joiner and the next picture keeps them apart, and Hangul's vowels join syllables without a last letter: ends of first clusters,
+// as Hugging Face's normalization maps have them.
+func TestClusterEnds(t *testing.T) {
+	for text, want := range map[string]string{
+		"\u00A9\u200D\u0301\u00A9\u0301": "\u00A9\u200D\u0301", "\u00A9\u200D\u00A9\u0301": "\u00A9\u200D\u00A9\u0301",
+		"\uAC00\u1161\u0301": "\uAC00\u1161\u0301", "\uAC1C\u1161\u0301": "\uAC1C\u1161\u0301",
+		"\uAC01\u1161\u0301": "\uAC01", "\uAC1B\u1161\u0301": "\uAC1B", "\uAC01\u11A8\u0301": "\uAC01\u11A8\u0301",
+	} {
+		if got := text[:ucd().clusterEnd([]byte(text))]; got != want {
+			t.Errorf("%+q: %+q, want %+q", text, got, want)
+		}
+	}
+}
+
 // The padding token is that of tokenizer_config.json, or else of tokenizer.json's padding, or else of its name.
 func TestPadding(t *testing.T) {
 	const model = `"model": {"type": "BPE", "vocab": {"<pad>": 3, "a": 1, "b": 2}, "merges": []}`
 	for _, c := range []struct {
 		padding, config string
 		want            int32
-	}{{"null", `{}`, 3}, {`{"pad_id": 2, "direction": "Right"}`, `{}`, 2}, {`{"pad_id": 2}`, `{"pad_token": "a"}`, 1}, {`{"pad_id": 2}`, `{"pad_token": "nowhere"}`, 2}} {
+	}{{"null", `{}`, 3}, {`{"pad_id": 2, "direction": "Right"}`, `{}`, 2}, {`{"pad_id": 2}`, `{"pad_token": "a"}`, 1}, {`{"pad_id": 2}`, `{"pad_token": "nowhere"}`, 3}} {
 		tok, err := fromFiles(map[string][]byte{fileTokenizer: []byte(`{"padding": ` + c.padding + `, ` + model + `}`), fileConfig: []byte(c.config)})
 		if err != nil {
 			t.Fatal(err)
@@ -372,20 +386,70 @@ func TestPadding(t *testing.T) {
 			t.Errorf("%s, %s: %d, want %d", c.padding, c.config, id, c.want)
 		}
 	}
-	if _, err := parseTokenizerJSON([]byte(`{"padding": {"pad_id": -1}, ` + model + `}`)); err == nil || !strings.Contains(err.Error(), "padding: pad_id: id -1 is not in") {
+	for config, want := range map[string]int{`{"max_len": 77}`: 77, `{"max_len": 77, "model_max_length": 33}`: 33} { // the older name
+		tok, err := fromFiles(map[string][]byte{fileTokenizer: []byte(`{` + model + `}`), fileConfig: []byte(config)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, ok := tok.ModelMaxLength(); !ok || n != want {
+			t.Errorf("%s: %d, want %d", config, n, want)
+		}
+	}
+	if _, err := parseTokenizerJSON([]byte(`{"padding": {"pad_id": -1}, `+model+`}`), nil); err == nil || !strings.Contains(err.Error(), "padding: pad_id: id -1 is not in") {
 		t.Error(err)
 	}
 }
 
-// extra_special_tokens are added behind a vocab.txt, in their order; BertTokenizer of transformers 5.23 gives these ids.
-func TestExtraSpecialTokens(t *testing.T) {
-	tok, err := fromFiles(map[string][]byte{fileVocab: []byte("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nx\n[\n]\n"),
-		fileConfig: []byte(`{"tokenizer_class": "BertTokenizer", "extra_special_tokens": ["[x]", "[y]"]}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := fmt.Sprint(tok.Encode("a [x] b [y]", 0)); got != "[2 5 10 6 11 3]" {
-		t.Error(got)
+// Special and added tokens that the files beside a tokenizer.json or vocab.txt name are found in texts, with new ids behind the vocabulary in
+// the order of transformers 5.23, which gives these ids.
+func TestConfiguredTokens(t *testing.T) {
+	const file = `{"added_tokens": [{"id": 4, "content": "[M]", "lstrip": true}], "model": {"type": "BPE", "vocab": {"a": 0, "</s>": 1, "q": 2, "Q": 3}, "merges": []}}`
+	const alone, plain = `"lstrip": false, "rstrip": false, "normalized": false, "single_word": true`, `"lstrip": false, "rstrip": false, "normalized": false, "single_word": false`
+	const vocab, inVocab = "[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\na\n", "a[x]</s><s>[w][z][M][y][MASK][m]"
+	const older = `{"additional_special_tokens": ["[Q]"], "eos_token": "</s>"}`
+	for _, c := range []struct{ vocab, config, specials, added, want string }{
+		{"", `{}`, `{}`, `{}`, "[0 4 2 3 3 4 3]"},
+		{"", `{"mask_token": "[M]", "extra_special_tokens": ["[Q]"]}`, `{}`, `{}`, "[0 4 2 5 3 4 3]"},
+		{"", `{"mask_token": {` + alone + `, "__type": "AddedToken", "content": "[M]"}}`, `{}`, `{}`, "[0 4 2 3 3 4 3]"},
+		{"", `{"added_tokens_decoder": {"4": {"content": "[M]", ` + alone + `}, "10": {"content": "[I]", ` + plain + `}, "9": {"content": "[Q]", ` + plain + `}}}`, `{}`, `{}`, "[0 2 5 6 3 3]"},
+		{"", `{"added_tokens_decoder": {"4": {"content": "[M]", "lstrip": true, "special": true}}}`, `{}`, `{}`, "[0 4 2 3 3 4 3]"}, // special: no other ids
+		{"", `{"sep_token": "[I]", "bos_token": "[Q]", "z_token": "</s>", "use_x_token": true, "extra_special_tokens": {"y": "Q"}}`, `{}`, `{}`, "[0 4 2 5 1 6 3 4 3]"},
+		{"", `{"extra_special_tokens": [], "additional_special_tokens": ["[I]"]}`, `{"extra_special_tokens": ["[Q]"]}`, `{}`, "[0 4 2 6 5 3 4 3]"},
+		{"", `{"z_token": {` + plain + `, "__type": "AddedToken", "content": "[I]"}, "extra_special_tokens": {"y": "[Q]"}}`, `{}`, `{}`, "[0 4 2 6 5 3 4 3]"},
+		{"", `{"additional_special_tokens": ["[I]"], "extra_special_tokens": {}}`, older, `{}`, "[0 4 2 3 1 5 3 4 3]"},
+		{"", `{}`, older, `{}`, "[0 4 2 5 1 3 4 3]"},
+		{"", `{"extra_special_tokens": []}`, older, `{}`, "[0 4 2 3 1 3 4 3]"},
+		{"", `{"added_tokens_decoder": {}}`, older, `{}`, "[0 4 2 3 3 4 3]"},
+		{"", `{}`, `{}`, `{"[Q]": 6, "[M]": 4, "[I]": 5}`, "[0 4 2 6 5 3 4 3]"},
+		{vocab, `{"extra_special_tokens": ["[x]"], "eos_token": "</s>", "bos_token": "<s>"}`, `{}`, `{}`, "[1 5 8 7 6 0 0 0 0 0 0 0 0 0 0 0 0 4 0 0 0 2]"},
+		{vocab, `{"extra_special_tokens": {"k": "[x]", "j": "[w]"}, "z_token": "[z]"}`, `{}`, `{}`, "[1 5 7 0 0 0 0 0 0 0 8 6 0 0 0 0 0 0 4 0 0 0 2]"},
+		{vocab, `{"mask_token": "[M]", "added_tokens_decoder": {"4": {"content": "[MASK]", ` + plain + `}, "10": {"content": "[y]", ` + plain + `}, "9": {"content": "[x]", ` + plain + `}}}`, `{}`, `{}`,
+			"[1 5 6 0 0 0 0 0 0 0 0 0 0 0 0 0 8 7 4 0 0 0 2]"},
+		{vocab, `{"mask_token": "[M]"}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 0 0 0 0 0 0 2]"},
+		{vocab, `{"extra_special_tokens": ["[M]"]}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 0 0 0 2]"},
+		{vocab, `{}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 6 2]"}, // which is looked for in lower case
+	} {
+		files, text := map[string][]byte{fileTokenizer: []byte(file), fileConfig: []byte(c.config), fileSpecials: []byte(c.specials), fileAdded: []byte(c.added)}, "a [M]q[Q]</s>[I] Q[M]Q"
+		if c.vocab != "" {
+			files[fileVocab], text = []byte(c.vocab), inVocab
+			delete(files, fileTokenizer)
+		}
+		tok, err := fromFiles(files)
+		if err != nil {
+			t.Fatalf("%s: %v", c.config, err)
+		}
+		if got := fmt.Sprint(tok.Encode(text, 0)); got != c.want {
+			t.Errorf("%s, %s, %s: %s, want %s", c.config, c.specials, c.added, got, c.want)
+		}
+		// Static embeddings have what tokenizer.json says, and a hash tells other ids.
+		alone, err := build(files, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const itself = "[0 4 2 3 3 4 3]"
+		if got := fmt.Sprint(alone.Encode(text, 0)); c.vocab == "" && (got != itself || (alone.Hash() == tok.Hash()) != (c.want == itself)) {
+			t.Errorf("%s: %s alone, hashes %s and %s", c.config, got, tok.Hash(), alone.Hash())
+		}
 	}
 }
 
@@ -409,7 +473,7 @@ func TestSpecialTokenTwice(t *testing.T) {
 // Nothing is put in front of what another normalizer has left nothing of, as in tokenizers 0.23.3.
 func TestPrependToNothing(t *testing.T) {
 	tok, err := parseTokenizerJSON([]byte(`{"normalizer": {"type": "Sequence", "normalizers": [{"type": "Strip", "strip_left": true, "strip_right": true}, {"type": "Prepend", "prepend": "_"}]},
-		"model": {"type": "BPE", "vocab": {"_": 0, "a": 1}, "merges": []}}`))
+		"model": {"type": "BPE", "vocab": {"_": 0, "a": 1}, "merges": []}}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -422,7 +486,7 @@ func TestPrependToNothing(t *testing.T) {
 
 // An empty token of a vocabulary stands for no character, nor for U+FFFD; tokenizers 0.23.3 gives these ids.
 func TestEmptyToken(t *testing.T) {
-	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "unk_token": "u", "vocab": {"": 0, "a": 1, "u": 2}, "merges": []}}`))
+	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "BPE", "unk_token": "u", "vocab": {"": 0, "a": 1, "u": 2}, "merges": []}}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

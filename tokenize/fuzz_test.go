@@ -14,7 +14,7 @@ func FuzzEncode(f *testing.F) {
 	tokenizers := []*Tokenizer{load(f, "uncased"), load(f, "cased"), load(f, "vocabtxt")}
 	for row := range familyRows(f, "families.jsonl.gz") {
 		if row.Name == "modernbert" || row.Name == "tekken" || row.Name == "llama2" || row.Name == "unigram-bytes" {
-			tok, err := parseTokenizerJSON(row.File)
+			tok, err := parseTokenizerJSON(row.File, nil)
 			if err != nil {
 				f.Fatal(err)
 			}
@@ -71,7 +71,7 @@ func FuzzLoad(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, file string) {
 		harness.Bounded(t, func() {
-			tok, err := parseTokenizerJSON([]byte(file))
+			tok, err := parseTokenizerJSON([]byte(file), nil)
 			if err != nil {
 				return
 			}

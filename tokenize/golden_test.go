@@ -109,7 +109,7 @@ func TestVariants(t *testing.T) {
 		}
 		config["model"], _ = json.Marshal(changed)
 		file, _ := json.Marshal(config)
-		tok, err := parseTokenizerJSON(file)
+		tok, err := parseTokenizerJSON(file, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", row["normalizer"], err)
 		}

@@ -46,8 +46,8 @@ type paddingJSON struct {
 	ID *int32 `json:"pad_id"`
 }
 
-// parseTokenizerJSON builds the pipeline of a tokenizer.json.
-func parseTokenizerJSON(data []byte) (*Tokenizer, error) {
+// parseTokenizerJSON builds the pipeline of a tokenizer.json, and of the added tokens of the configuration beside it; nil: there is none.
+func parseTokenizerJSON(data []byte, config *tokenizerConfig) (*Tokenizer, error) {
 	var file tokenizerJSON
 	if err := decodeJSON(data, &file); err != nil {
 		return nil, err
@@ -88,11 +88,16 @@ func parseTokenizerJSON(data []byte) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := assemble(u, pipeline{normalizer, preTokenizer, model, file.Model.Vocab}, file.AddedTokens)
+	more := config.tokens(file.AddedTokens)
+	t, err := assemble(u, pipeline{normalizer, preTokenizer, model, file.Model.Vocab}, append(file.AddedTokens, more...))
 	if err != nil {
 		return nil, err
 	}
 	t.setTemplate(tmpl)
+	t.hash = hashFiles(data)
+	if len(more) > 0 {
+		t.hash = hashFiles(data, fmt.Appendf(nil, "%+v", more))
+	}
 	if file.Padding != nil && file.Padding.ID != nil {
 		if err := checkID(*file.Padding.ID); err != nil {
 			return nil, in("padding: pad_id", err)

@@ -81,6 +81,9 @@ func parseNormalizer(u *unicodeData, raw json.RawMessage, nesting int) (normaliz
 		if c.Prepend == nil {
 			return nil, errors.New("normalizer: Prepend needs prepend")
 		}
+		if *c.Prepend == "" { // with which Hugging Face loses what the first character came from, and may panic
+			return nil, unsupported("normalizer: Prepend's prepend", "", "texts that aren't empty are")
+		}
 		return prepend(*c.Prepend), nil
 	case "Strip":
 		if c.StripLeft == nil || c.StripRight == nil {

@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,11 +31,26 @@ const (
 // error then. A tokenizer with a part that this package doesn't have is an error that wraps ErrUnsupported and names it;
 // errors name the file and where in it.
 //
-// Beside a tokenizer.json, tokenizer_config.json gives the padding token and model_max_length. transformers takes more from it, and
-// its classes build some parts anew. Where that would give other ids the two files contradict each other, and it is an error:
-// truncation on the left, or a class of BERT's, ELECTRA's, DistilBERT's or MPNet's (they take do_lower_case, strip_accents and
-// tokenize_chinese_chars from the configuration, or from its defaults) with a normalizer that does otherwise.
-func Load(dir string) (*Tokenizer, error) {
+// Beside a tokenizer.json, tokenizer_config.json gives the padding token, model_max_length, and special and added tokens that tokenizer.json
+// lacks or has with other flags (as do special_tokens_map.json and added_tokens.json, where it has no added_tokens_decoder): they are found
+// in texts, as by transformers, which takes more from these files, and whose classes build some parts anew. Where that would give other ids the
+// files contradict each other, and it is an error: truncation on the left, special tokens that are split, or a class of BERT's, ELECTRA's,
+// DistilBERT's or MPNet's (they take do_lower_case, strip_accents and tokenize_chinese_chars from the configuration, or from its defaults)
+// with a normalizer that does otherwise.
+func Load(dir string) (*Tokenizer, error) { return loadFolder(dir, false) }
+
+// LoadStatic reads the tokenizer of a folder of static embeddings: one without special tokens around texts, of which tokenizer.json alone decides
+// about ids, as for sentence-transformers.
+func LoadStatic(dir string) (*Tokenizer, error) {
+	t, err := loadFolder(dir, true)
+	if err != nil {
+		return nil, err
+	}
+	return t.Bare(), nil
+}
+
+// loadFolder reads a folder; alone: a tokenizer.json decides about ids alone.
+func loadFolder(dir string, alone bool) (*Tokenizer, error) {
 	files := map[string][]byte{}
 	for _, name := range []string{fileTokenizer, fileVocab, fileConfig, fileSpecials, fileAdded} {
 		data, err := readPlain(filepath.Join(dir, name))
@@ -52,7 +68,7 @@ func Load(dir string) (*Tokenizer, error) {
 		}
 		return nil, fmt.Errorf("tokenizer: %s has neither %s nor %s", dir, fileTokenizer, fileVocab)
 	}
-	t, err := fromFiles(files)
+	t, err := build(files, alone)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s%c%w", dir, filepath.Separator, err)
 	}
@@ -81,20 +97,25 @@ func LoadFile(path string) (*Tokenizer, error) {
 }
 
 // fromFiles builds a tokenizer from the contents of its files. Errors begin with the file's name.
-func fromFiles(files map[string][]byte) (*Tokenizer, error) {
+func fromFiles(files map[string][]byte) (*Tokenizer, error) { return build(files, false) }
+
+func build(files map[string][]byte, alone bool) (*Tokenizer, error) {
 	config, err := parseConfig(files)
 	if err != nil {
 		return nil, err
 	}
 	var t *Tokenizer
 	if data := files[fileTokenizer]; data != nil {
-		if t, err = parseTokenizerJSON(data); err != nil {
+		beside := config
+		if alone {
+			beside = nil
+		}
+		if t, err = parseTokenizerJSON(data, beside); err != nil {
 			return nil, fmt.Errorf("%s: %w", fileTokenizer, err)
 		}
-		if err := config.contradicts(t.normalizer); err != nil {
+		if err := config.contradicts(t.normalizer); err != nil && !alone {
 			return nil, fmt.Errorf("%s: %w", fileConfig, err)
 		}
-		t.hash = hashFiles(data)
 	} else {
 		if t, err = fromVocabFile(files[fileVocab], config); err != nil {
 			return nil, fmt.Errorf("%s: %w", fileVocab, err)
@@ -108,7 +129,7 @@ func fromFiles(files map[string][]byte) (*Tokenizer, error) {
 		t.bos = bos
 	}
 	t.eos = config.specials["eos_token"].Content
-	t.typed = givesTypes(files[fileConfig])
+	t.typed = config.givesTypes()
 	t.maxLength = config.maxLength
 	t.files = files
 	return t, nil
@@ -116,30 +137,26 @@ func fromFiles(files map[string][]byte) (*Tokenizer, error) {
 
 // givesTypes tells whether models are given the types of tokens: model_input_names says so, or else the tokenizer's class does: BERT's,
 // ELECTRA's, which is BERT's under another name, and DeBERTa's. A tokenizer without a class is BERT's vocab.txt.
-func givesTypes(config []byte) bool {
-	var c struct {
-		Names []string `json:"model_input_names"`
-		Class string   `json:"tokenizer_class"`
+func (c *tokenizerConfig) givesTypes() bool {
+	if c.inputs != nil {
+		return slices.Contains(c.inputs, "token_type_ids")
 	}
-	json.Unmarshal(config, &c) // parseConfig has seen it
-	if c.Names != nil {
-		return slices.Contains(c.Names, "token_type_ids")
-	}
-	typed := []string{"", "BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer"}
-	return slices.Contains(typed, strings.TrimSuffix(c.Class, "Fast"))
+	return slices.Contains([]string{"", "BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer"}, c.class)
 }
 
 // tokenizerConfig is what tokenizer_config.json, special_tokens_map.json and added_tokens.json say.
 type tokenizerConfig struct {
-	class          string
+	class          string   // without the "Fast" at its end, which changes nothing
+	inputs         []string // of the model; nil: not said
 	lower, chinese bool
 	accents        *bool // nil: as lower
 	says           bool  // one of these three is there
 	maxLength      int
 	specials       map[string]configToken // by key: "pad_token"
+	named          []string               // the keys that only some models have ("image_token"), in their order
 	extra          []configToken
-	namedExtra     bool         // extra_special_tokens is an object, whose order nobody knows
 	added          []addedToken // in the order of their ids
+	overrides      bool         // added has the last word on the flags of tokens that tokenizer.json has, too
 }
 
 // configToken is a token's text, or an object with its text and flags.
@@ -157,7 +174,10 @@ func (c *configToken) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// bertSpecials are the special tokens of BERT, in the order in which transformers adds them to a vocabulary.
+// specialKeys are the special tokens that any model may have, in the order in which transformers adds them to a vocabulary.
+var specialKeys = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+// bertSpecials are the special tokens of BERT.
 var bertSpecials = []struct{ key, text string }{
 	{"unk_token", "[UNK]"}, {"sep_token", "[SEP]"}, {"pad_token", "[PAD]"}, {"cls_token", "[CLS]"}, {"mask_token", "[MASK]"},
 }
@@ -181,14 +201,15 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 	c := &tokenizerConfig{lower: true, chinese: true, specials: map[string]configToken{}}
 	var file struct {
 		Class      string                `json:"tokenizer_class"`
+		Inputs     []string              `json:"model_input_names"`
 		Truncation string                `json:"truncation_side"`
+		Splits     bool                  `json:"split_special_tokens"`
 		Lower      *bool                 `json:"do_lower_case"`
 		Accents    *bool                 `json:"strip_accents"`
 		Chinese    *bool                 `json:"tokenize_chinese_chars"`
 		MaxLength  *float64              `json:"model_max_length"`
+		MaxLen     *float64              `json:"max_len"` // the older name
 		Added      map[string]addedToken `json:"added_tokens_decoder"`
-		Additional []configToken         `json:"additional_special_tokens"`
-		Extra      json.RawMessage       `json:"extra_special_tokens"` // the newer name
 	}
 	if data := files[fileConfig]; data != nil {
 		if err := decodeJSON(data, &file); err != nil {
@@ -201,7 +222,11 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 	if file.Truncation != "" && file.Truncation != "right" {
 		return nil, fmt.Errorf("%s: %w", fileConfig, unsupported("truncation_side", file.Truncation, "right is"))
 	}
-	c.class, c.says = file.Class, file.Lower != nil || file.Accents != nil || file.Chinese != nil
+	if file.Splits {
+		return nil, fmt.Errorf("%s: %w", fileConfig, unsupported("split_special_tokens", "true", "false is"))
+	}
+	c.class, c.inputs = strings.TrimSuffix(file.Class, "Fast"), file.Inputs
+	c.says = file.Lower != nil || file.Accents != nil || file.Chinese != nil
 	if file.Lower != nil {
 		c.lower = *file.Lower
 	}
@@ -209,20 +234,9 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 		c.chinese = *file.Chinese
 	}
 	c.accents = file.Accents
-	if n := file.MaxLength; n != nil && *n >= 1 && *n <= 1<<30 {
+	if n := cmp.Or(file.MaxLength, file.MaxLen); n != nil && *n >= 1 && *n <= 1<<30 {
 		c.maxLength = int(*n)
 	}
-	c.extra = file.Additional
-	if len(file.Extra) > 0 && file.Extra[0] == '[' {
-		var extra []configToken
-		if err := decodeJSON(file.Extra, &extra); err != nil {
-			return nil, fmt.Errorf("%s: extra_special_tokens: %w", fileConfig, err)
-		}
-		if len(extra) > 0 {
-			c.extra = extra
-		}
-	}
-	c.namedExtra = len(file.Extra) > 2 && file.Extra[0] == '{'
 	ids := map[string]int{}
 	for _, key := range slices.Sorted(maps.Keys(file.Added)) {
 		token := file.Added[key]
@@ -233,6 +247,7 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 		ids[token.Content] = id
 		c.added = append(c.added, token)
 	}
+	c.overrides = file.Added != nil
 	if file.Added == nil { // the older files: they count only where the newer entry is absent
 		if data := files[fileSpecials]; data != nil {
 			if err := c.readSpecials(data); err != nil {
@@ -245,8 +260,8 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 			}
 			for _, token := range slices.Sorted(maps.Keys(ids)) {
 				special := slices.ContainsFunc(c.extra, func(e configToken) bool { return e.Content == token })
-				for _, s := range bertSpecials {
-					special = special || c.special(s.key) == token
+				for _, key := range specialKeys {
+					special = special || c.specials[key].Content == token
 				}
 				c.added = append(c.added, addedToken{Content: token, Normalized: !special, Special: special})
 			}
@@ -256,10 +271,44 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 	return c, nil
 }
 
+// tokens are the added tokens that the configuration has beyond those of tokenizer.json, or with other flags, in the order in which
+// transformers 5 adds them. Of those with one text the last one counts.
+func (c *tokenizerConfig) tokens(file []addedToken) (all []addedToken) {
+	if c == nil {
+		return nil
+	}
+	known := make(map[string]addedToken, len(file)) // thousands, with some models
+	for _, token := range file {
+		known[token.Content] = token
+	}
+	for _, token := range c.added {
+		old, ok := known[token.Content]
+		old.Special = token.Special // which is no matter for ids
+		if !ok || c.overrides && old != token {
+			all = append(all, token)
+		}
+	}
+	for _, token := range c.added {
+		known[token.Content] = token
+	}
+	add := func(token addedToken) {
+		if _, ok := known[token.Content]; !ok && token.Content != "" {
+			all = append(all, token)
+		}
+	}
+	for _, key := range append(slices.Clone(specialKeys), c.named...) {
+		add(c.specials[key].addedToken)
+	}
+	for _, token := range c.extra {
+		add(token.addedToken)
+	}
+	return all
+}
+
 // contradicts finds a normalizer, of tokenizer.json, that transformers would not use.
 func (c *tokenizerConfig) contradicts(n normalizer) error {
 	bert, ok := n.(*bertNormalizer)
-	switch strings.TrimSuffix(c.class, "Fast") {
+	switch c.class {
 	case "BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer", "MPNetTokenizer":
 	case "":
 		ok = ok && c.says
@@ -288,40 +337,80 @@ func (c *tokenizerConfig) contradicts(n normalizer) error {
 	return nil
 }
 
-// readSpecials takes the keys of BERT's special tokens, and those of the tokens that texts begin and end with, from a JSON object; null leaves what
-// was there.
+// readSpecials takes the special tokens of a JSON object: those that any model may have, others whose keys end in "_token", and lists. null
+// leaves what was there.
 func (c *tokenizerConfig) readSpecials(data []byte) error {
-	var all map[string]json.RawMessage
-	if err := decodeJSON(data, &all); err != nil {
-		return err
-	}
-	keys := []string{"bos_token", "eos_token"}
-	for _, s := range bertSpecials {
-		keys = append(keys, s.key)
-	}
-	for _, key := range keys {
-		raw, ok := all[key]
-		if !ok || string(raw) == "null" {
-			continue
-		}
+	one := func(key string, raw json.RawMessage) error {
 		var token configToken
 		if err := decodeJSON(raw, &token); err != nil {
 			return fmt.Errorf("key %q: %w", key, err)
 		}
+		if _, again := c.specials[key]; !again && !slices.Contains(specialKeys, key) {
+			c.named = append(c.named, key)
+		}
 		c.specials[key] = token
+		return nil
+	}
+	var additional, extra []configToken
+	names := json.RawMessage("{}")
+	err := eachKey(data, func(key string, raw json.RawMessage) error {
+		list := &extra
+		switch begins := raw[0]; {
+		case begins == 'n': // null
+			return nil
+		case slices.Contains(specialKeys, key), strings.HasSuffix(key, "_token") && (begins == '"' || begins == '{'):
+			return one(key, raw)
+		case key == "extra_special_tokens" && begins == '{':
+			names = raw
+			return nil
+		case key == "additional_special_tokens": // the older name
+			list = &additional
+		case key != "extra_special_tokens":
+			return nil
+		}
+		if err := decodeJSON(raw, list); err != nil {
+			return fmt.Errorf("key %q: %w", key, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	switch {
+	case c.extra != nil: // an empty list of the newer file counts, too
+		c.extra = append(c.extra, extra...)
+	case len(extra) > 0 || additional == nil:
+		c.extra = extra
+	default:
+		c.extra = additional
+	}
+	return eachKey(names, one) // behind the others, whatever their order
+}
+
+// eachKey calls do for the keys of a JSON object, in their order.
+func eachKey(object []byte, do func(key string, value json.RawMessage) error) error {
+	var all map[string]json.RawMessage
+	if err := decodeJSON(object, &all); err != nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(object))
+	for d.Token(); d.More(); { // past the brace; it has been decoded once, without an error
+		key, _ := d.Token()
+		var value json.RawMessage
+		d.Decode(&value)
+		if err := do(key.(string), value); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // fromVocabFile builds BERT's pipeline around a vocab.txt: a token per line, whose number is its id.
 func fromVocabFile(data []byte, c *tokenizerConfig) (*Tokenizer, error) {
-	switch strings.TrimSuffix(c.class, "Fast") {
+	switch c.class {
 	case "", "BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer":
 	default: // Japanese and MPNet's, among others, do more
 		return nil, unsupported("with "+fileConfig+": tokenizer_class", c.class, "BertTokenizer, ElectraTokenizer and DistilBertTokenizer are; or save a tokenizer.json")
-	}
-	if c.namedExtra {
-		return nil, unsupported("with "+fileConfig+": extra_special_tokens as", "object", "a list is; or save a tokenizer.json")
 	}
 	vocab := map[string]int32{}
 	id := int32(0)
@@ -343,22 +432,13 @@ func fromVocabFile(data []byte, c *tokenizerConfig) (*Tokenizer, error) {
 	if c.accents != nil {
 		accents = *c.accents
 	}
-	added := slices.Clone(c.added)
-	add := func(token addedToken) { // of special tokens with one text the last one counts
-		if !slices.ContainsFunc(c.added, func(a addedToken) bool { return a.Content == token.Content }) {
-			added = append(added, token)
-		}
-	}
-	for _, s := range bertSpecials {
-		token := c.specials[s.key].addedToken
-		token.Content, token.Special = c.special(s.key), true
-		add(token)
-	}
-	for _, token := range c.extra {
-		add(token.addedToken)
+	for _, special := range bertSpecials {
+		token := c.specials[special.key]
+		token.Content, token.Special = c.special(special.key), true
+		c.specials[special.key] = token
 	}
 	normalizer := newBertNormalizer(u, true, c.chinese, accents, c.lower)
-	t, err := assemble(u, pipeline{normalizer, newRunSplitter(u, bertKind), m, vocabJSON{ids: vocab, size: len(vocab)}}, added)
+	t, err := assemble(u, pipeline{normalizer, newRunSplitter(u, bertKind), m, vocabJSON{ids: vocab, size: len(vocab)}}, c.tokens(nil))
 	if err != nil {
 		return nil, err
 	}

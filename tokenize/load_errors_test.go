@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
@@ -41,6 +42,9 @@ func TestComponentErrors(t *testing.T) {
 	nested := func(kind, key string) string {
 		return strings.Repeat(`{"type": "Sequence", "`+key+`": [`, 20) + `{"type": "` + kind + `"}` + strings.Repeat(`]}`, 20)
 	}
+	template := func(single, pair string) string {
+		return `{"post_processor": {"type": "TemplateProcessing", "single": [` + single + `], "pair": [` + pair + `], "special_tokens": {"x": {"ids": [-7]}}}, ` + bpe + `}`
+	}
 	const first = `{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}`
 	const metaspaceFirst = `"pre_tokenizer": ` + first + `, `
 	for _, c := range []struct {
@@ -49,6 +53,8 @@ func TestComponentErrors(t *testing.T) {
 	}{
 		{`{` + bpe + `}`, ``, false},
 		{`{` + unigram + `}`, ``, false},
+		{`{"truncation": {"direction": "Right", "max_length": 8}, ` + unigram + `}`, ``, false},
+		{`{"truncation": {"direction": "Left", "max_length": 8}, ` + unigram + `}`, `truncation direction "Left"`, true},
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"a b"`, 1), ``, false},
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"#version: 0.2", "a b"`, 1), ``, false},
 		{model(`{"vocab": {"a": 0}, "merges": []}`), ``, false}, // as RoBERTa's older files
@@ -89,6 +95,7 @@ func TestComponentErrors(t *testing.T) {
 
 		{normalizer(`{"type": "Strip", "strip_left": true}`), `Strip needs strip_left and strip_right`, false},
 		{normalizer(`{"type": "Prepend"}`), `Prepend needs prepend`, false},
+		{normalizer(`{"type": "Prepend", "prepend": ""}`), `Prepend's prepend "" is not supported yet (texts that aren't empty are)`, true},
 		{normalizer(`{"type": "Replace", "content": "x"}`), `Replace needs content and pattern`, false},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": "a", "Regex": "b"}}`), `Replace needs content and pattern`, false},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": ""}}`), `Replace pattern ""`, true},
@@ -138,11 +145,16 @@ func TestComponentErrors(t *testing.T) {
 		{`{"post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
 		{`{"post_processor": {"type": "TemplateProcessing", "single": [], "special_tokens": {}}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
 		{`{"post_processor": {"type": "TemplateProcessing", "single": [], "pair": []}, ` + bpe + `}`, `TemplateProcessing needs single, pair and special_tokens`, false},
+		{template(`{"Sequence": {"id": "B"}}`, ``), `single uses sequence "B"`, false}, // with which Hugging Face panics
+		{template(`{"Sequence": {"id": "AB"}}`, ``), `single uses sequence "AB"`, false},
+		{template(`{"Sequence": {"id": ""}}`, ``), `single uses sequence ""`, false},
+		{template(``, `{"Sequence": {"id": "C"}}`), `pair uses sequence "C"`, false},
+		{template(`{"SpecialToken": {"id": "x"}}`, ``), `special token "x": id -7 is not in 0 to`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1]}, ` + bpe + `}`, `RobertaProcessing needs sep and cls`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
 		{`{"post_processor": {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["s", 1], "cls": ["c", 2]}, {"type": "TemplateProcessing"}]}, ` + bpe + `}`, `Sequence with a second "TemplateProcessing"`, true},
 	} {
-		tok, err := parseTokenizerJSON([]byte(c.file))
+		tok, err := parseTokenizerJSON([]byte(c.file), nil)
 		if c.want == "" {
 			if err != nil {
 				t.Errorf("%.300s: %v", c.file, err)
@@ -180,10 +192,16 @@ func TestConfigContradicts(t *testing.T) {
 		{"true", `{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": false}`, ""}, // which does not read it
 		{"true", `{"truncation_side": "right"}`, ""},
 		{"true", `{"truncation_side": "left"}`, `truncation_side "left" is not supported yet (right is)`},
+		{"true", `{"split_special_tokens": false}`, ""},
+		{"true", `{"split_special_tokens": true}`, `split_special_tokens "true" is not supported yet (false is)`},
 	} {
 		_, err := fromFiles(map[string][]byte{fileTokenizer: file(c.lower), fileConfig: []byte(c.config)})
 		if c.config == "" {
 			_, err = fromFiles(map[string][]byte{fileTokenizer: file(c.lower)})
+		}
+		// Of static embeddings a configuration that contradicts is no matter.
+		if _, alone := build(map[string][]byte{fileTokenizer: file(c.lower), fileConfig: []byte(cmp.Or(c.config, "{}"))}, true); (alone != nil) != errors.Is(err, ErrUnsupported) {
+			t.Errorf("%s, %s alone: %v", c.lower, c.config, alone)
 		}
 		if c.want == "" {
 			if err != nil {
@@ -202,7 +220,7 @@ func TestConfigErrors(t *testing.T) {
 		{fileConfig, `{"tokenizer_class": "BertJapaneseTokenizer"}`, `tokenizer_class "BertJapaneseTokenizer" is not supported yet (BertTokenizer, `}, // which cuts texts by a dictionary
 		{fileConfig, `{"tokenizer_class": "MPNetTokenizer"}`, `tokenizer_class "MPNetTokenizer" is not supported yet`},                                // of other special tokens
 		{fileConfig, `{"eos_token": {"content": 7}}`, `key "eos_token": key "content": want string, got number`},
-		{fileConfig, `{"extra_special_tokens": [7]}`, `extra_special_tokens: `},
+		{fileConfig, `{"extra_special_tokens": [7]}`, `key "extra_special_tokens": `},
 		{fileConfig, `{"added_tokens_decoder": {"x": {"content": "a"}}}`, `added_tokens_decoder: key "x" is not an id`},
 		{fileSpecials, `{"pad_token": 7}`, `key "pad_token": `},
 		{fileSpecials, `{`, `line 1, column 1: `},
@@ -213,6 +231,14 @@ func TestConfigErrors(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.file+": "+c.want) {
 			t.Errorf("%s %s: %v\nwant %s", c.file, c.content, err, c.want)
 		}
+	}
+}
+
+// The unknown token that a configuration names is one of the vocab.txt's lines.
+func TestUnknownOfVocabTxt(t *testing.T) {
+	_, err := fromFiles(map[string][]byte{fileVocab: []byte("[UNK]\n"), fileConfig: []byte(`{"unk_token": "<unk>"}`)})
+	if err == nil || err.Error() != `vocab.txt: the unknown token "<unk>" is not in the vocabulary` {
+		t.Error(err)
 	}
 }
 

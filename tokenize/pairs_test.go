@@ -58,7 +58,7 @@ func TestPairTemplate(t *testing.T) {
 	if _, _, _, err := whole.Append(nil, nil, strings.Repeat("cat ", 9), "x"); !errors.Is(err, ErrTooShort) || !strings.Contains(err.Error(), "has 9 ids, of 5 for both; truncation longest_first") {
 		t.Errorf("a query that may not be cut: %v", err)
 	}
-	for _, bad := range []Template{{}, {{Text: "{query}"}}, {{Text: "{query}", Cut: true}, {Text: "{document}", Cut: true}}} {
+	for _, bad := range []Template{{}, {{Text: "{query}"}}, {{Text: "{document}"}}, {{Text: "{query}", Cut: true}, {Text: "{document}", Cut: true}}} {
 		if bad.Check() == nil {
 			t.Errorf("%v passed", bad)
 		}

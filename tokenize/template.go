@@ -35,7 +35,7 @@ func robertaTemplate(cls, sep int32) template {
 	return template{single: []templatePiece{c, {}, s}, pair: []templatePiece{c, {}, s, s, {sequence: 1}, s}}
 }
 
-// Bare is a tokenizer without special tokens around texts and pairs, as models of static embeddings read them. It saves the files of
+// Bare is a tokenizer without special tokens around texts and pairs, as queries that are weights of tokens are read. It saves the files of
 // the one that it is made of.
 func (t *Tokenizer) Bare() *Tokenizer {
 	bare := *t

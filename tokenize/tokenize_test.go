@@ -25,7 +25,7 @@ func goldenTexts(t testing.TB) []string {
 func TestTruncation(t *testing.T) {
 	tokenizers := []*Tokenizer{load(t, "uncased")}
 	for row := range familyRows(t, "families.jsonl.gz") {
-		tok, err := parseTokenizerJSON(row.File)
+		tok, err := parseTokenizerJSON(row.File, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestConcurrentUse(t *testing.T) {
 	tokenizers := []*Tokenizer{load(t, "uncased")}
 	for row := range familyRows(t, "families.jsonl.gz") {
 		if row.Name == "llama3" || row.Name == "gemma" || row.Name == "bge-m3" { // words are remembered
-			tok, err := parseTokenizerJSON(row.File)
+			tok, err := parseTokenizerJSON(row.File, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -430,12 +430,13 @@ func (c *Config) tokenizer() (*tokenize.Tokenizer, error) {
 	if c.Tokenize.Model == "" {
 		return nil, nil
 	}
-	t, err := tokenize.Load(cmp.Or(c.Tokenize.Dir, c.Tokenize.Model))
+	load := tokenize.Load
+	if c.Tokenize.Bare {
+		load = tokenize.LoadStatic
+	}
+	t, err := load(cmp.Or(c.Tokenize.Dir, c.Tokenize.Model))
 	if err != nil {
 		return nil, fmt.Errorf("tokenize.model: %w", err)
-	}
-	if c.Tokenize.Bare {
-		t = t.Bare()
 	}
 	return t, nil
 }

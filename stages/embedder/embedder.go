@@ -194,10 +194,11 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 
 // LoadTokenizer loads a folder's tokenizer. Static embeddings read texts without special tokens.
 func LoadTokenizer(f *hfmodel.Folder) (*tokenize.Tokenizer, error) {
-	tok, err := tokenize.Load(f.TokenizerDir)
-	if err == nil && f.Static() {
-		tok = tok.Bare()
+	load := tokenize.Load
+	if f.Static() {
+		load = tokenize.LoadStatic
 	}
+	tok, err := load(f.TokenizerDir)
 	if err == nil {
 		return wholePrefixes(f, tok)
 	}
