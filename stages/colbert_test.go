@@ -11,16 +11,17 @@ import (
 	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
+	"contraflow/testdata/harness"
 )
 
 // A model of tokens' vectors alone, with queries filled up, by tokens that the others attend to or not, and tokens of documents left out, as one process or as ranks with unequal rows and
 // none, on a device that pads or not: the gradient is the plain computation's in f64, however batches are cut, cached, gathered and replayed.
 func TestColBERTMetamorphic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(41, 42))
-	for _, base := range []goldenRun{
+	for _, base := range harness.Few([]goldenRun{
 		{negatives: true, loss: loss.LateInteraction{MaskDuplicates: true}, dropout: 0.1},
 		{loss: loss.LateInteraction{Metric: loss.MeanMaxSim, Scale: 9}, globalSize: 5, accumulate: 2, unseen: true},
-	} {
+	}, 1) {
 		base.colbert, base.maxSteps, base.optimizer = true, 1, optim.SGD{}
 		truth := base
 		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
@@ -58,6 +59,7 @@ func TestColBERTMetamorphic(t *testing.T) {
 
 // For one partition no bit depends on what is kept; ranks send what the plan says.
 func TestColBERTBitEqual(t *testing.T) {
+	harness.Thorough(t)
 	base := goldenRun{negatives: true, loss: loss.LateInteraction{}, colbert: true, unseen: true, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3}
 	checkKept(t, "colbert", base)
 }

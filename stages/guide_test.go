@@ -52,6 +52,9 @@ func TestGuideOnRanks(t *testing.T) {
 		{size: stages.Size{Rows: 7}, ranks: 4, shards: 2, exchange: stages.Exchanging{Early: true, Streamed: true}},
 		{size: stages.Size{Tokens: 200}, ranks: 8, guideDevice: other},
 	} {
+		if testing.Short() && i%2 == 0 { // the guide's device and ranks meet in these as in the others
+			continue
+		}
 		c.source, c.loss, c.guide, c.dropout, c.globalSize, c.accumulate, c.maxSteps, c.optimizer = base.source, l, base.guide, base.dropout, base.globalSize, base.accumulate, 1, base.optimizer
 		got := c.run(t)
 		if where, e := gradientError(want.model.Layout, got.grad, want.grad); !(e <= 1e-5) {

@@ -12,17 +12,18 @@ import (
 	"contraflow/stages"
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
+	"contraflow/testdata/harness"
 )
 
 // A model of three parts, as one process or as ranks with unequal rows and none: the gradient is the plain computation's in f64, however
 // batches are cut, cached, gathered and replayed.
 func TestM3Metamorphic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(31, 32))
-	for _, base := range []goldenRun{
+	for _, base := range harness.Few([]goldenRun{
 		{negatives: true, loss: loss.M3{Scale: 5, MaskDuplicates: true, SelfDistill: true}, dropout: 0.1},
 		{loss: loss.M3{Scale: 5, Parts: []string{loss.VectorsPart}}, globalSize: 5, accumulate: 2},
 		{negatives: true, loss: loss.M3{Scale: 5, Parts: []string{loss.SparsePart}}, globalSize: 7, accumulate: 2},
-	} {
+	}, 1) {
 		base.vectors, base.maxSteps, base.optimizer = 20, 1, optim.SGD{}
 		truth := base
 		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
@@ -73,6 +74,7 @@ func TestM3Special(t *testing.T) {
 
 // For one partition no bit depends on what is kept; ranks send what the plan says.
 func TestM3BitEqual(t *testing.T) {
+	harness.Thorough(t)
 	base := goldenRun{negatives: true, loss: loss.M3{Scale: 5}, vectors: 20, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3}
 	checkKept(t, "m3", base)
 }

@@ -14,6 +14,7 @@ import (
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/harness"
 )
 
 // gradientError is that of the worst tensor.
@@ -47,11 +48,11 @@ func float64s(b []byte) []float64 {
 // the plain computation in f64. Dropout is on; its masks follow the rows.
 func TestMetamorphic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
-	for _, base := range []goldenRun{
+	for _, base := range harness.Few([]goldenRun{
 		{negatives: true, loss: loss.InfoNCE{MaskDuplicates: true}, dropout: 0.1},
 		{negatives: true, loss: loss.InfoNCE{Directions: loss.Directions}, dropout: 0.2, globalSize: 24, accumulate: 3},
 		{loss: loss.InfoNCE{Directions: []loss.Direction{loss.QueryToDoc, loss.DocToQuery}, PerDirection: true}, globalSize: 7, accumulate: 2},
-	} {
+	}, 2) {
 		base.maxSteps, base.optimizer = 1, optim.SGD{}
 		truth := base
 		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1

@@ -16,6 +16,7 @@ import (
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/harness"
 )
 
 // denseLayers are behind the pooling: embeddings then have another size than hidden states.
@@ -25,12 +26,12 @@ var denseLayers = []transformer.Dense{{Name: "2_Dense", Out: 50}, {Name: "3_Dens
 // ranks without rows, negatives, weights of several batches, dropout, and every way of computing a rank's part.
 func TestReplicasMetamorphic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
-	for _, base := range []goldenRun{
+	for _, base := range harness.Few([]goldenRun{
 		{negatives: true, loss: loss.InfoNCE{MaskDuplicates: true}, dropout: 0.1},
 		{negatives: true, loss: loss.InfoNCE{Directions: loss.Directions}, dropout: 0.2, globalSize: 25, accumulate: 3},
 		{loss: loss.InfoNCE{Directions: []loss.Direction{loss.QueryToDoc, loss.DocToQuery}, PerDirection: true}, globalSize: 5, accumulate: 2},
 		{negatives: true, loss: loss.InfoNCE{}, globalSize: 9, accumulate: 2, dense: denseLayers},
-	} {
+	}, 2) {
 		base.maxSteps, base.optimizer = 1, optim.SGD{}
 		truth := base
 		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
@@ -175,7 +176,7 @@ func TestReplicasTraffic(t *testing.T) {
 		}
 		return reductions
 	}
-	for _, mesh := range [][2]int{{2, 1}, {3, 1}, {2, 2}, {4, 2}} {
+	for _, mesh := range harness.Few([][2]int{{3, 1}, {2, 2}, {2, 1}, {4, 2}}, 2) {
 		base := goldenRun{ranks: mesh[0], shards: mesh[1], exchange: stages.Exchanging{BucketBytes: 1 << 14}}
 		want := count(base)
 		for _, r := range []goldenRun{
@@ -278,13 +279,13 @@ func checkTraffic(t *testing.T, label string, got goldenResult) map[string]int {
 func TestShardsTraffic(t *testing.T) {
 	for _, mesh := range [][2]int{{4, 2}, {3, 3}} {
 		for _, x := range sharding[1:] {
-			for _, r := range []goldenRun{
+			for _, r := range harness.Few([]goldenRun{
 				{size: stages.Size{Rows: 11}},
 				{size: stages.Size{Rows: 11}, budget: -1, dense: denseLayers},
 				{size: stages.Size{Rows: 5}, globalSize: 12, accumulate: 3, every: 2},
 				{size: stages.Size{Rows: 5}, globalSize: 12, accumulate: 1, every: 3},
 				{size: stages.Size{Tokens: 100}, globalSize: 13, accumulate: 3, every: 2}, // some ranks have no rows
-			} {
+			}, 3) {
 				r.ranks, r.shards, r.exchange = mesh[0], mesh[1], x
 				r.negatives, r.loss, r.maxSteps = true, loss.InfoNCE{}, 1
 				got := r.run(t)

@@ -18,6 +18,7 @@ import (
 	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/harness"
 )
 
 // Sparse embeddings and their regularizer, as one process or as ranks with unequal rows and none: the gradient is the plain computation's in f64, however
@@ -27,12 +28,12 @@ func TestSparseMetamorphic(t *testing.T) {
 	flops := loss.Flops{Loss: loss.InfoNCE{Scale: 1, Dot: true, MaskDuplicates: true}, Query: 0.02, Document: 0.01}
 	ragged := flops
 	ragged.QueryAbove, ragged.DocumentAbove = 40, 50
-	for _, base := range []goldenRun{
+	for _, base := range harness.Few([]goldenRun{
 		{negatives: true, loss: flops, dropout: 0.1, sparse: "tied"},
 		{loss: ragged, globalSize: 5, accumulate: 2, sparse: "tied"},
 		{negatives: true, loss: flops, globalSize: 7, accumulate: 2, sparse: "untied"},
 		{negatives: true, loss: flops, dropout: 0.1, globalSize: 7, accumulate: 2, sparse: "tied", weighed: true},
-	} {
+	}, 1) {
 		base.maxSteps, base.optimizer = 1, optim.SGD{}
 		truth := base
 		truth.device, truth.dtype, truth.budget = ref.New(), gpustage.F64, -1
@@ -75,6 +76,7 @@ func TestSparseMetamorphic(t *testing.T) {
 
 // For one partition no bit depends on what is kept; ranks send what the plan says.
 func TestSparseBitEqual(t *testing.T) {
+	harness.Thorough(t)
 	l := loss.Flops{Loss: loss.InfoNCE{Scale: 1, Dot: true}, Query: 0.02, Document: 0.01, Warmup: 2}
 	base := goldenRun{negatives: true, loss: l, dropout: 0.1, size: stages.Size{Tokens: 150}, maxSteps: 3, ranks: 3, sparse: "tied"}
 	checkKept(t, "sparse", base)

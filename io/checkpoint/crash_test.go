@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"contraflow/io/safetensors"
+	"contraflow/testdata/harness"
 )
 
 // memory is a file system that knows what of it would survive a power cut: of files what was there at their last sync, of folders
@@ -260,6 +261,7 @@ func save(s *Store, step, keep int) error {
 
 // Whatever ends saving, at any operation, what Latest finds is complete, and no older than the last that was said to be.
 func TestEndsAnywhere(t *testing.T) {
+	harness.Thorough(t)
 	whole := &memory{root: newFolder()}
 	if _, err := steps(whole, 1, 3); err != nil {
 		t.Fatal(err)

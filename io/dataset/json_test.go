@@ -135,6 +135,7 @@ func FuzzJSONLFile(f *testing.F) {
 
 // TestLongLines: rows are whole wherever they lie in what is read at a time, 1 MiB.
 func TestLongLines(t *testing.T) {
+	harness.Thorough(t)
 	const buffer = 1 << 20
 	for _, ends := range []string{"\n", "\r\n", "  \n", "\n\n"} {
 		for _, less := range []int{0, 1, 2, 3, 20} {

@@ -16,6 +16,8 @@ import (
 	"github.com/parquet-go/parquet-go/compress"
 	"github.com/parquet-go/parquet-go/encoding"
 	"github.com/parquet-go/parquet-go/encoding/rle"
+
+	"contraflow/testdata/harness"
 )
 
 // idsRow is what pyarrow reads of testdata/golden/dataset/ids_*.parquet.
@@ -131,6 +133,7 @@ func TestIDsThatDoNotFit(t *testing.T) {
 // TestSparseLists: pages read sparsely hold what they hold read slot by slot, and what was written, in every form that parquet-go writes
 // and of rows in any order.
 func TestSparseLists(t *testing.T) {
+	harness.Thorough(t)
 	rng := rand.New(rand.NewPCG(2, 13))
 	tried := map[bool]int{} // pages, by whether they were sparse
 	for _, empties := range []bool{false, true} {

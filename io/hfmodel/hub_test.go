@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -334,7 +335,7 @@ func TestUnknownSize(t *testing.T) {
 	noEnvironment(t)
 	for _, etag := range []string{"", `"opaque"`} {
 		h := newFakeHub(t)
-		gets := 0
+		var gets atomic.Int32
 		h.header = func(name string, header http.Header) {
 			if name == "tokenizer.json" && etag != "" {
 				header.Set("ETag", etag)
@@ -350,7 +351,7 @@ func TestUnknownSize(t *testing.T) {
 			data := h.files[name]
 			io.WriteString(w, data[:len(data)/2])
 			w.(http.Flusher).Flush() // so that the answer has no length
-			if gets++; gets == 1 {
+			if gets.Add(1) == 1 {
 				panic(http.ErrAbortHandler)
 			}
 			io.WriteString(w, data[len(data)/2:])
@@ -363,8 +364,8 @@ func TestUnknownSize(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir := mustResolve(t, "org/name", Options{Endpoint: h.URL, CacheDir: cache})
-		if data, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(data) != h.files["tokenizer.json"] || gets != 2 {
-			t.Errorf("etag %q: %d bytes of %d, %v, %d requests", etag, len(data), len(h.files["tokenizer.json"]), err, gets)
+		if data, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(data) != h.files["tokenizer.json"] || gets.Load() != 2 {
+			t.Errorf("etag %q: %d bytes of %d, %v, %d requests", etag, len(data), len(h.files["tokenizer.json"]), err, gets.Load())
 		}
 	}
 }

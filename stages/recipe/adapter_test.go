@@ -89,6 +89,7 @@ func TestAdapterGoesOn(t *testing.T) {
 
 // What does not fit the adapter is an error that says what would.
 func TestAdapterOfSomethingElse(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 40)
 	for _, c := range []struct {
 		kind, has, fits string

@@ -347,6 +347,7 @@ func TestWatchDatasets(t *testing.T) {
 
 // Rows that a batch can't have, and datasets that an epoch can't have, are told of before the run.
 func TestNotesOnData(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	same := filepath.Join(j.dir, "same.jsonl")
 	if err := os.WriteFile(same, []byte(strings.Repeat(`{"q": "one", "p": "two"}`+"\n", 30)+strings.Repeat(`{"q": "three", "p": "four"}`+"\n", 3)), 0o600); err != nil {

@@ -164,7 +164,7 @@ func TestHeldOutLosses(t *testing.T) {
 	if testing.Short() {
 		meshes = meshes[:1]
 	}
-	for _, c := range []struct{ loss, columns, more string }{
+	for i, c := range []struct{ loss, columns, more string }{
 		{"mnrl", "positive: p, negatives: [n], negatives_per_query: all, weight: w", ""},
 		{"{name: mnrl, directions: [query_to_doc, doc_to_query], partition_mode: per_direction, hardness_mode: in_batch_negatives, hardness_strength: 3}", "positive: p", ""},
 		{"{name: mnrl, matryoshka: {dims: [32, 8], weights: [1, 0.5]}}", "positive: p, negatives: [n], negatives_per_query: all", ""},
@@ -190,6 +190,9 @@ func TestHeldOutLosses(t *testing.T) {
 		},
 		{"[{name: cross_entropy, self_distill: true}, {name: kl, weight: 0.5}]", "positive: p, negatives: [n], negatives_per_query: all, scores: [scores]", layered},
 	} {
+		if testing.Short() && i%4 != 3 { // a guide's device and ranks meet in these as in the others
+			continue
+		}
 		for _, mesh := range meshes {
 			source := fmt.Sprintf("{path: %q, query: q, %s}", path, c.columns)
 			sets := []string{"data={shuffle: false, train: [" + source + "]}", "batch={global_size: 13, accumulate: 3, drop_last: false, no_duplicates: false, sub_batch: {rows: 5}}",

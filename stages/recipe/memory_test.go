@@ -243,6 +243,7 @@ func testPlannedMemory(t *testing.T, dir, text, tuning string, modes [][2]string
 
 // Where memory is short a run gives back what it has got until then: whoever then tries with less has the device's memory.
 func TestOutOfMemory(t *testing.T) {
+	harness.Thorough(t)
 	r, err := recipe.Parse("memory", []byte(overlapRecipe(t, t.TempDir(), 2)), []string{
 		"mesh={replicate: 1}", "train.device=counted", "train.max_steps=1", "batch.global_size=8", "batch.sub_batch={rows: 4}", "model.max_length=8",
 	})

@@ -14,6 +14,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/stages/scoring"
+	"contraflow/testdata/harness"
 )
 
 // nanoFiles are a dataset in NanoBEIR's layout, with the tasks NanoMSMARCO, NanoNQ and NanoArguAna, whose folder says how its texts begin.
@@ -55,6 +56,7 @@ func (e evaluated) measures(t *testing.T, raw json.RawMessage) (all map[string]f
 
 // NanoBEIR's figure is the mean of its tasks', which each have what they have as files; beside others it counts as one task, whose means are there too.
 func TestNanoBEIR(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	files := j.nanoFiles(t)
 	hubCache(t, files)

@@ -14,11 +14,13 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/loss"
+	"contraflow/testdata/harness"
 )
 
 // A row without negatives is one that can't be used for a loss which compares them with the positive: the run ends before its step, and goes on as one that never had the row. Other losses
 // take such rows, and batches of nothing else, of which there is nothing to learn. So it is on one rank and on two.
 func TestRowsWithoutNegatives(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 20)
 	write := func(name string, left bool, has func(i int) bool) string {
 		t.Helper()

@@ -319,6 +319,7 @@ func decoupled(scale float64, forgets bool) loss.Host {
 // The gradient of a program's own loss is verified, one on the host as well, on one rank and on several: a right one agrees, a wrong one and a fault that
 // is planted do not. What WithRow does comes first.
 func TestVerifyOwn(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 40)
 	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "model.dropout=0.1"})
 	if err != nil {

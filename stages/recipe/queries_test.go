@@ -62,6 +62,7 @@ func savedWeights(t *testing.T, run string) []float32 {
 // A run trains the weights of queries' tokens with the documents' transformer, or leaves them as they are, goes on with the same bits, is measured, has
 // the same losses on two ranks as on one but for rounding, and begins again with the folder that it leaves.
 func TestTrainQueries(t *testing.T) {
+	harness.Thorough(t)
 	j := sparseJob(t, 40)
 	file, weights := idfFile(t, j.dir)
 	j.text = strings.Replace(j.text, "query: 0.02, ", "", 1)

@@ -8,10 +8,12 @@ import (
 
 	"contraflow/stages"
 	"contraflow/stages/optim"
+	"contraflow/testdata/harness"
 )
 
 // A run that is given more steps is told how its learning rate jumps, by what the steps then have; one that goes on as it was is not.
 func TestRateJumps(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	rates := map[string]map[int]float64{} // by run, step
 	run := func(out string, stopAt int, resume bool, sets ...string) string {

@@ -7,10 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/testdata/harness"
 )
 
 // A run none of whose rows had a negative, though a column may have some, says so, and which loss learned nothing; on several ranks as on one. A single negative is enough for it to say nothing.
 func TestRunWithoutNegatives(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 20)
 	write := func(name string, has int) string {
 		t.Helper()

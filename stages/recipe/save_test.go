@@ -111,6 +111,7 @@ func TestSavePrecision(t *testing.T) {
 // With SGD a parameter's change is its learning rate times its gradient: with layer_decay, that without it times the decay to the power of the
 // layers above, on ranks that hold parts too; a group's parameters have the group's rate.
 func TestLayerDecay(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 60)
 	base := []string{"optimizer={name: sgd, lr: 1, weight_decay: 0, max_grad_norm: 0, schedule: constant, warmup_ratio: 0}", "train.max_steps=1", "model.dropout=0"}
 	decay := append(base, "optimizer.layer_decay=0.25", "optimizer.groups=[{params: [position_embeddings], lr: 0.5}]")

@@ -62,6 +62,7 @@ func TestImportedSchedules(t *testing.T) {
 
 // A run that goes on has the learning rates of one that was not stopped, and ends with its bits.
 func TestResumeSchedule(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 100)
 	for i, schedule := range []string{
 		"{name: cosine, cycles: 2, min_ratio: 0.1}", "{name: 1-sqrt, decay_ratio: 0.4, warmup: cosine, warmup_from: 0.2}", "{name: inverse_sqrt, timescale: 3}", "{name: polynomial, power: 2, ahead: true}",

@@ -14,6 +14,7 @@ import (
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/reranker"
+	"contraflow/testdata/harness"
 )
 
 // pairFiles are pairs with labels, and triplets of which half have a query's own words in the negative; some of both come twice.
@@ -74,6 +75,7 @@ func (j *job) candidates(t *testing.T) (queries, texts []string, relevant [][]bo
 // Pairs, triplets and candidates have the figures of the saved model's scores, of embedders, of models with parts and of rerankers, alone and on two ranks. What is read as a query is,
 // and what as a document.
 func TestScoredTasks(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 40)
 	labelled, triplets, tasks := j.pairFiles(t)
 	queries, candidates, relevant, set := j.candidates(t)

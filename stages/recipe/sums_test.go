@@ -312,6 +312,7 @@ func (j *job) taught(t *testing.T, rows int) string {
 // A step's sum is that of the same steps with each loss alone, and its gradient's norm the same, on one rank and on several: with steps of
 // several batches, one of them small, weights of rows, sub-batches, and a guide of one term.
 func TestSumTrains(t *testing.T) {
+	harness.Thorough(t)
 	j := newJob(t, 5)
 	data := j.taught(t, 30)
 	still := []string{

@@ -41,6 +41,14 @@ func Thorough(t testing.TB) {
 	}
 }
 
+// Few is the first n of a test's cases with -short, where goroutines meet in the others as in these.
+func Few[T any](cases []T, n int) []T {
+	if testing.Short() {
+		return cases[:n]
+	}
+	return cases
+}
+
 // Missing skips a test that needs something which is not here, but fails where all has been installed on purpose.
 func Missing(t testing.TB, format string, args ...any) {
 	t.Helper()
