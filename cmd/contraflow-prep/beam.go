@@ -5,6 +5,8 @@ package main
 import (
 	"context"
 
+	"github.com/apache/beam/sdks/v2/go/pkg/beam/log"
+
 	"contraflow/io/prep"
 	"contraflow/io/prep/onbeam"
 )
@@ -17,6 +19,9 @@ func asWorker(args []string) { onbeam.Worker(args) }
 func init() {
 	for _, name := range onbeam.Runners {
 		runners[name] = func(ctx context.Context, j job) (*prep.Stats, error) {
+			if j.options.Note == nil { // --quiet
+				log.LogLevel = "error"
+			}
 			return onbeam.Run(ctx, j.config, onbeam.Options{Runner: j.runner, Flags: j.flags, Overwrite: j.options.Overwrite, Note: j.options.Note})
 		}
 	}
