@@ -18,6 +18,7 @@ import (
 	"sync"
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
+	"github.com/apache/beam/sdks/v2/go/pkg/beam/log"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/options/jobopts"
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/dataflow"
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/prism"
@@ -36,6 +37,7 @@ type Options struct {
 	Runner    string   // one of Runners
 	Flags     []string // Beam's: --endpoint, --environment_type, --parallelism, --project, ...
 	Overwrite bool
+	Quiet     bool                 // of Beam's messages errors alone, in a process whose first run it is
 	Note      func(message string) // what a user should know; may be nil
 
 	counters map[string]int64 // for tests: what the runner counted, by rule
@@ -75,6 +77,9 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 		return nil, err
 	}
 	defer restore()
+	if o.Quiet {
+		log.LogLevel = "error"
+	}
 	if !beam.Initialized() {
 		beam.Init()
 	}
