@@ -17,7 +17,7 @@ func asWorker(args []string) { onbeam.Worker(args) }
 func init() {
 	for _, name := range onbeam.Runners {
 		runners[name] = func(ctx context.Context, j job) (*prep.Stats, error) {
-			return onbeam.Run(ctx, j.config, onbeam.Options{Runner: j.runner, Flags: j.flags, Overwrite: j.options.Overwrite, Note: j.options.Note})
+			return onbeam.Run(ctx, j.config, onbeam.Options{Runner: j.runner, Flags: j.flags, Overwrite: j.options.Overwrite, Note: j.options.Note, Quiet: j.options.Note == nil})
 		}
 	}
 }

@@ -106,6 +106,11 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			if len(args) > 0 && j.runner == "local" {
 				return usageError{fmt.Errorf("%s is for Beam: it needs --runner %s", args[0], "prism or universal")}
 			}
+			for _, name := range []string{"threads", "temp"} {
+				if cmd.Flags().Changed(name) && j.runner != "local" {
+					return usageError{fmt.Errorf("--%s is of the local runner; --runner is %s", name, j.runner)}
+				}
+			}
 			if file == "" {
 				return usageError{errors.New("-c PREP.yaml is missing; contraflow recipe prep prints one to begin with")}
 			}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -241,6 +243,25 @@ func TestInputLost(t *testing.T) {
 	}
 	if code, text := said(t, "-c", path("PREP.yaml"), "--set", "filter.document.min=4", "--overwrite"); code != 1 || !strings.Contains(text, "contraflow prep: no row is left of 7 rows, and nothing is written: unusable has dropped 4, ") {
 		t.Errorf("exit code %d,\n%s", code, text)
+	}
+}
+
+// What is of the local runner alone is not asked of another in vain.
+func TestOfLocalRunner(t *testing.T) {
+	runners["other"] = func(context.Context, job) (*prep.Stats, error) { return nil, errors.New("it runs") }
+	defer delete(runners, "other")
+	path := filepath.Join(t.TempDir(), "PREP.yaml")
+	if err := os.WriteFile(path, []byte("input: [{path: a.jsonl, query: q, positive: p}]\noutput: {dir: out}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []string{"--threads=2", "--temp=x"} {
+		name, _, _ := strings.Cut(flags, "=")
+		if code, text := said(t, "-c", path, "--runner=other", flags); code != 2 || !strings.Contains(text, name+" is of the local runner; --runner is other") {
+			t.Errorf("%s: exit code %d, %s", flags, code, text)
+		}
+	}
+	if code, text := said(t, "-c", path, "--runner=other"); code != 1 || text != "contraflow prep: it runs\n" {
+		t.Errorf("exit code %d, %s", code, text)
 	}
 }
 

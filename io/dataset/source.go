@@ -368,11 +368,26 @@ func InGlob(name string) string {
 	return strings.NewReplacer(special...).Replace(name)
 }
 
-// Files turns files, globs and URLs, as [Source] has them, into sorted, distinct paths of files on this machine.
+// Files turns files, globs and URLs, as [Source] has them, into sorted, distinct paths of files on this machine. They are sorted by where the files
+// are, not by how they are named: ../b.jsonl and c.jsonl are in the order that they have from any other folder, and a file that is named twice, once
+// with its folder's full path, is one.
 func Files(ctx context.Context, patterns []string, s Splits) ([]string, error) {
 	paths, err := expandInOrder(ctx, patterns, s)
-	slices.Sort(paths)
-	return slices.Compact(paths), err
+	if err != nil {
+		return nil, err
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	from := func(p string) string {
+		if filepath.IsAbs(p) {
+			return p // all are clean
+		}
+		return filepath.Join(here, p)
+	}
+	slices.SortStableFunc(paths, func(a, b string) int { return strings.Compare(from(a), from(b)) })
+	return slices.CompactFunc(paths, func(a, b string) bool { return from(a) == from(b) }), nil
 }
 
 // expandInOrder keeps the order of the patterns, and files that are named twice. The files of one pattern are in the order of their paths.

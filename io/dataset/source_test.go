@@ -269,6 +269,23 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestFilesByPlace: files are in the order of their places, and each is there once, however they are named.
+func TestFilesByPlace(t *testing.T) {
+	top := write(t, map[string]string{"a.jsonl": "{}", "b.jsonl": "{}", "m.jsonl": "{}", "z.jsonl": "{}"})
+	here := filepath.Join(top, "k")
+	if err := os.Mkdir(here, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(here, "x.jsonl"), []byte("{}"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(here)
+	got, err := Files(t.Context(), []string{"x.jsonl", filepath.Join(top, "z.jsonl"), "../[ab].jsonl", filepath.Join(top, "a.jsonl"), "../m.jsonl"}, Train)
+	if want := []string{"../a.jsonl", "../b.jsonl", "x.jsonl", "../m.jsonl", filepath.Join(top, "z.jsonl")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v; want %q", got, err, want)
+	}
+}
+
 // TestChangedFile: a file that is replaced under a run is an error, not other rows.
 func TestChangedFile(t *testing.T) {
 	for _, name := range []string{"default.parquet", "flag.jsonl"} {

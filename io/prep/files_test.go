@@ -2,7 +2,9 @@ package prep
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -67,5 +69,43 @@ func TestManyFiles(t *testing.T) {
 	}
 	if fmt.Sprint(reached) != fmt.Sprint(ends) || reached["read"] != 3 || reached["write"] != 3 || reached["compare"] == 0 {
 		t.Errorf("progress of %v, to %v", reached, ends)
+	}
+}
+
+// Rows have the order and a card the places that they have from any folder, however the inputs' files are named from it.
+func TestNamedFromAnywhere(t *testing.T) {
+	top := t.TempDir()
+	here := filepath.Join(top, "m")
+	for _, dir := range []string{"a", "m/n", "z"} {
+		if err := os.MkdirAll(filepath.Join(top, dir), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, file := range []string{"z/x.jsonl", "m/n/x.jsonl", "a/x.jsonl"} {
+		writeJSONL(t, filepath.Join(top, file), pair{Query: "a query", Positive: "a document"}, pair{Query: fmt.Sprint("query ", i), Positive: "another"})
+	}
+	cards := map[string][]string{}
+	for name, paths := range map[string][]string{
+		"relative": {"../z/x.jsonl", "n/*.jsonl", "../a/x.jsonl"}, "absolute": {top + "/z/x.jsonl", here + "/n/x.jsonl", top + "/a/x.jsonl"},
+		"both": {top + "/z/x.jsonl", "n/x.jsonl", "../a/x.jsonl", here + "/n/x.jsonl"},
+	} {
+		t.Chdir(here)
+		c := bare(t, paths...)
+		c.Dedupe.Exact = "row"
+		s := mustRun(t, c)
+		var said []string
+		for _, d := range s.Rules[Duplicate].Samples {
+			said = append(said, d.Where+" "+d.Why)
+		}
+		for _, p := range readPairs(t, c.Output.Dir, "train") {
+			said = append(said, p.Query)
+		}
+		cards[name] = said
+	}
+	want := []string{"m/n/x.jsonl:1 repeats a/x.jsonl:1", "z/x.jsonl:1 repeats a/x.jsonl:1", "a query", "query 2", "query 1", "query 0"}
+	for name, said := range cards {
+		if !slices.Equal(said, want) {
+			t.Errorf("%s: %q, want %q", name, said, want)
+		}
 	}
 }

@@ -85,7 +85,7 @@ func (x *Inputs) shared() (root string) {
 			if f.Rows == 0 {
 				continue
 			}
-			path := d.Locate(row).File
+			path := fullPath(d.Locate(row).File)
 			row += f.Rows
 			dir := filepath.Dir(path)
 			if len(places) == 0 {
@@ -103,6 +103,14 @@ func (x *Inputs) shared() (root string) {
 		return ""
 	}
 	return root
+}
+
+// fullPath is a path from whatever folder the program runs in.
+func fullPath(path string) string {
+	if full, err := filepath.Abs(path); err == nil {
+		return full
+	}
+	return path
 }
 
 // Close removes temporary files.
@@ -154,7 +162,7 @@ func (x *Inputs) cite(id int64) string {
 	l := x.locate(id)
 	name := filepath.Base(l.File)
 	if x.root != "" {
-		if short, err := filepath.Rel(x.root, l.File); err == nil {
+		if short, err := filepath.Rel(x.root, fullPath(l.File)); err == nil {
 			name = short
 		}
 	}

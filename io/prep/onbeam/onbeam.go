@@ -3,6 +3,7 @@
 package onbeam
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,16 +12,20 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
+	"github.com/apache/beam/sdks/v2/go/pkg/beam/log"
+	"github.com/apache/beam/sdks/v2/go/pkg/beam/options/jobopts"
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/dataflow"
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/prism"
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/universal"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/transforms/stats"
 
+	"contraflow/io/dataset"
 	"contraflow/io/prep"
 )
 
@@ -32,6 +37,7 @@ type Options struct {
 	Runner    string   // one of Runners
 	Flags     []string // Beam's: --endpoint, --environment_type, --parallelism, --project, ...
 	Overwrite bool
+	Quiet     bool                 // of Beam's messages errors alone, in a process whose first run it is
 	Note      func(message string) // what a user should know; may be nil
 
 	counters map[string]int64 // for tests: what the runner counted, by rule
@@ -41,7 +47,7 @@ type Options struct {
 // arguments.
 func Worker(args []string) {
 	for _, a := range args {
-		if strings.TrimLeft(a, "-") == "worker" || strings.HasPrefix(strings.TrimLeft(a, "-"), "worker=") {
+		if name := strings.TrimLeft(a, "-"); name != a && (name == "worker" || strings.HasPrefix(name, "worker=")) { // a folder may be called worker
 			flag.CommandLine.Parse(args)
 			beam.Init()
 			os.Exit(0)
@@ -49,7 +55,10 @@ func Worker(args []string) {
 	}
 }
 
-// Run prepares a dataset on a runner of Beam.
+// running is the run at hand: Beam's flags are the process's.
+var running sync.Mutex
+
+// Run prepares a dataset on a runner of Beam. A process has one run at a time: others wait for it.
 func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err error) {
 	if !slices.Contains(Runners, o.Runner) { // of which Beam would end the process
 		return nil, fmt.Errorf("no runner %q: want %s", o.Runner, strings.Join(Runners, ", "))
@@ -57,24 +66,19 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	for _, p := range c.Check() { // which completes it too: the card has it so, in whatever process it is made
 		return nil, p
 	}
+	running.Lock()
+	defer running.Unlock()
 	asGiven := c
 	if err := absolute(&c); err != nil {
 		return nil, err
 	}
-	fs := flag.CommandLine
-	fs.Init(fs.Name(), flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	if err := fs.Set("endpoint", ""); err != nil { // of an earlier run
+	own, restore, err := setFlags(o)
+	if err != nil {
 		return nil, err
 	}
-	if o.Runner == "prism" && prismEndpoint != "" {
-		fs.Set("endpoint", prismEndpoint)
-	}
-	if err := fs.Parse(o.Flags); err != nil {
-		return nil, fmt.Errorf("flags for Beam: %w", err)
-	}
-	if fs.NArg() > 0 {
-		return nil, fmt.Errorf("flags for Beam: unexpected argument %q", fs.Arg(0))
+	defer restore()
+	if o.Quiet {
+		log.LogLevel = "error"
 	}
 	if !beam.Initialized() {
 		beam.Init()
@@ -87,11 +91,8 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	if err != nil {
 		return nil, err
 	}
+	defer x.Close()
 	x.Tell(o.Note)
-	first := x.ShardStarts()
-	if err := x.Close(); err != nil {
-		return nil, err
-	}
 	claim, err := prep.Begin(&c, o.Overwrite)
 	if err != nil {
 		return nil, err
@@ -107,11 +108,22 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	if err != nil {
 		return nil, err
 	}
+	rules.Config.Output = c.Output // with the folder that the claim has named
+	job, started := ctx, func() {}
+	if own {
+		var end func()
+		job, started, end = afterStart(ctx)
+		defer end()
+	}
+	keep(config, x, started)
 	defer forget(config) // workers in this process are done with it
 	p, s := beam.NewPipelineWithRoot()
-	build(s, config, rules, first)
+	build(s, config, rules, x.ShardStarts())
 	err = guard(func() error {
-		result, err := beam.Run(ctx, o.Runner, p)
+		result, err := beam.Run(job, o.Runner, p)
+		if own {
+			prismEndpoint = *jobopts.Endpoint
+		}
 		if err == nil && o.counters != nil {
 			for _, c := range result.Metrics().AllMetrics().Counters() {
 				o.counters[c.Name()] = c.Result()
@@ -120,10 +132,7 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", o.Runner, err)
-	}
-	if o.Runner == "prism" {
-		prismEndpoint = fs.Lookup("endpoint").Value.String()
+		return nil, fmt.Errorf("%s: %w", o.Runner, cmp.Or(ctx.Err(), cause(err)))
 	}
 	b, err := os.ReadFile(c.Output.StatsFile())
 	if err != nil {
@@ -138,8 +147,93 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	return total, claim.Finish(ctx, rules, total)
 }
 
-// prismEndpoint is where this process's Prism listens, once there is one. Beam's flags, and so Run, belong to one goroutine at a time.
+// prismEndpoint is where this process's Prism listens, once there is one.
 var prismEndpoint string
+
+// afterStart is a context for a job that ends with ctx, but not before started is called: Prism ends the process if a job's workers have gone when it
+// reaches for them. end, which must be called, ends it too.
+func afterStart(ctx context.Context) (job context.Context, started, end func()) {
+	job, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	begun := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-begun:
+			cancel()
+		case <-job.Done():
+		}
+	})
+	return job, sync.OnceFunc(func() { close(begun) }), func() { stop(); cancel() }
+}
+
+// setFlags sets Beam's flags, which are among the process's, and returns what gives them back the values that they had: the next run has its own. What
+// the program itself has parsed is left alone. own says that the runner is this process's Prism.
+func setFlags(o Options) (own bool, restore func(), err error) {
+	fs := flag.NewFlagSet("Beam", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	var undo []func()
+	flag.VisitAll(func(f *flag.Flag) {
+		fs.Var(processFlag{f}, f.Name, f.Usage)
+		if v := reflect.ValueOf(f.Value); v.Kind() == reflect.Pointer { // not Set, which adds to lists
+			text, old := f.Value.String(), reflect.New(v.Type().Elem()).Elem()
+			old.Set(v.Elem())
+			undo = append(undo, func() {
+				if f.Value.String() != text {
+					v.Elem().Set(old)
+				}
+			})
+		}
+	})
+	restore = func() {
+		for _, u := range undo {
+			u()
+		}
+	}
+	err = fs.Parse(o.Flags)
+	if own = o.Runner == "prism" && *jobopts.Endpoint == ""; own {
+		*jobopts.Endpoint = prismEndpoint
+		*jobopts.EnvironmentType = cmp.Or(*jobopts.EnvironmentType, "loopback")
+	}
+	switch {
+	case err != nil:
+	case fs.NArg() > 0:
+		err = fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	case *jobopts.Async:
+		err = errors.New("--async: a run waits for the job, and completes the output when it has ended")
+	case o.Runner == "universal" && *jobopts.Endpoint == "":
+		err = errors.New("--endpoint is missing: the address of Flink's or Spark's job server, such as --endpoint=localhost:8099")
+	case !jobopts.IsLoopback() && *jobopts.WorkerBinary == "": // Beam would build it, without the tag
+		err = errors.New("--worker_binary is missing: this program as the workers start it, built with CGO_ENABLED=0 and -tags beam for their system; or --environment_type=LOOPBACK has the workers in this process")
+	}
+	if err != nil {
+		restore()
+		return false, nil, fmt.Errorf("flags for Beam: %w", err)
+	}
+	return own, restore, nil
+}
+
+// processFlag is a flag of the process in another set of flags.
+type processFlag struct{ *flag.Flag }
+
+func (f processFlag) String() string     { return "" } // what a flag was before is in the process's set
+func (f processFlag) Set(v string) error { return flag.Set(f.Name, v) }
+func (f processFlag) IsBoolFlag() bool {
+	b, ok := f.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
+}
+
+// cause is what a step says of an error, without the plan that Beam puts before it and has logged.
+func cause(err error) error {
+	text := err.Error()
+	at := strings.LastIndex(text, "DoFn[UID:")
+	if at < 0 {
+		return err
+	}
+	_, said, ok := strings.Cut(text[at:], "] failed:\n")
+	if !ok {
+		return err
+	}
+	return errors.New(said)
+}
 
 // guard makes an error of a panic: Beam panics when a runner can't be had.
 func guard(f func() error) (err error) {
@@ -153,13 +247,17 @@ func guard(f func() error) (err error) {
 
 // absolute makes the paths mean the same for workers, which may run elsewhere.
 func absolute(c *prep.Config) error {
-	var errs []error
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
 	abs := func(p *string) {
-		var err error
-		if *p != "" && !strings.Contains(*p, "://") {
-			if *p, err = filepath.Abs(*p); err != nil {
-				errs = append(errs, err)
+		if *p != "" && !dataset.Remote(*p) && !filepath.IsAbs(*p) {
+			dir := here
+			if dataset.IsGlob(*p) {
+				dir = dataset.InGlob(here)
 			}
+			*p = filepath.Join(dir, *p)
 		}
 	}
 	abs(&c.Output.Dir)
@@ -183,7 +281,7 @@ func absolute(c *prep.Config) error {
 		}
 	}
 	c.Decontaminate.Against = sets
-	return errors.Join(errs...)
+	return nil
 }
 
 // build makes the pipeline. first is the id of each shard's first row.
@@ -227,7 +325,8 @@ func build(s beam.Scope, config string, rules *prep.Rules, first []int64) {
 	beam.ParDo0(w, &mergeFn{Config: config}, beam.GroupByKey(w, beam.AddFixedKey(w, parts)))
 }
 
-// opened are the inputs of a run, opened once in a process: bundles come and go. What fails is tried again by the next bundle.
+// opened are the inputs of a run, opened once in a process: bundles come and go. What fails is tried again by the next bundle. In the process that Run
+// is called in they are those that it has opened.
 var opened = struct {
 	sync.Mutex
 	inputs map[string]*opening // by configuration
@@ -235,7 +334,8 @@ var opened = struct {
 
 type opening struct {
 	sync.Mutex
-	x *prep.Inputs
+	x       *prep.Inputs
+	started func() // of those that Run has opened: tells it that there is a worker
 }
 
 func open(ctx context.Context, config string) (*prep.Inputs, error) {
@@ -248,6 +348,9 @@ func open(ctx context.Context, config string) (*prep.Inputs, error) {
 	opened.Unlock()
 	o.Lock()
 	defer o.Unlock()
+	if o.started != nil {
+		o.started()
+	}
 	if o.x != nil {
 		return o.x, nil
 	}
@@ -264,18 +367,16 @@ func open(ctx context.Context, config string) (*prep.Inputs, error) {
 	return o.x, err
 }
 
-// forget closes the inputs of a run.
+// keep has workers in this process use inputs that are open.
+func keep(config string, x *prep.Inputs, started func()) {
+	opened.Lock()
+	defer opened.Unlock()
+	opened.inputs[config] = &opening{x: x, started: started}
+}
+
+// forget undoes keep.
 func forget(config string) {
 	opened.Lock()
-	o := opened.inputs[config]
+	defer opened.Unlock()
 	delete(opened.inputs, config)
-	opened.Unlock()
-	if o == nil {
-		return
-	}
-	o.Lock()
-	defer o.Unlock()
-	if o.x != nil {
-		o.x.Close()
-	}
 }

@@ -3,13 +3,19 @@
 package onbeam
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/apache/beam/sdks/v2/go/pkg/beam/options/jobopts"
 
 	"contraflow/io/dataset"
 	"contraflow/io/prep"
@@ -186,7 +192,7 @@ func TestErrorNamesRow(t *testing.T) {
 	over := c
 	c.Output.Dir = filepath.Join(t.TempDir(), "out")
 	_, err = Run(t.Context(), c, Options{Runner: "prism"})
-	if err == nil || !strings.Contains(err.Error(), "damaged.parquet: row group 0, column") {
+	if err == nil || !strings.HasPrefix(err.Error(), "prism: "+path+": row group 0, column") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(c.Output.Dir, "*.parquet")}, Query: "query", Positive: "positive"}); err == nil {
@@ -211,4 +217,148 @@ func TestUnknownRunner(t *testing.T) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
+}
+
+// TestPaths: paths are named from a folder whose name is a glob's, some in full, and the output is written over one that is its own input.
+func TestPaths(t *testing.T) {
+	write := func() (top string) {
+		top = t.TempDir()
+		here := filepath.Join(top, "a [b] *")
+		for i, name := range []string{"z/1.jsonl", "a [b] */2.jsonl", "a [b] */sub/1.jsonl", "eval.jsonl"} {
+			path := filepath.Join(top, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+				t.Fatal(err)
+			}
+			var b strings.Builder
+			for k := range 20 {
+				fmt.Fprintf(&b, "{\"query\": \"query %d\", \"positive\": \"document %d\"}\n", k%7*(i+1), k)
+			}
+			if err := os.WriteFile(path, []byte(b.String()), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Chdir(here)
+		return top
+	}
+	var outs []string
+	for _, beam := range []bool{false, true} {
+		run := func(c prep.Config, overwrite bool) {
+			t.Helper()
+			var err error
+			if beam {
+				_, err = Run(t.Context(), c, Options{Runner: "prism", Overwrite: overwrite})
+			} else {
+				_, err = prep.Run(t.Context(), c, prep.Options{Overwrite: overwrite})
+			}
+			if err != nil {
+				t.Fatalf("beam %t: %v", beam, err)
+			}
+		}
+		top := write()
+		c := prep.Default()
+		c.Input = []prep.Input{{Path: []string{"../z/1.jsonl", "*/1.jsonl", filepath.Join(top, "a [b] *", "2.jsonl")}, Query: "query", Positive: "positive"}}
+		c.Decontaminate.Against = []prep.Against{{Path: []string{"../eval.jsonl"}, Columns: []string{"query"}}}
+		c.Output = prep.Output{Dir: "../out", Shards: 2}
+		run(c, false)
+		again := c
+		again.Input = []prep.Input{{Path: []string{"../out/train-*.parquet"}, Query: "query", Positive: "positive"}}
+		again.Decontaminate, again.Filter.Document, again.Filter.Unit = prep.Decontaminate{}, prep.Range{Min: 11}, "characters"
+		second := again
+		second.Output.Dir = "../second"
+		run(second, false)
+		run(again, true)
+		outs = append(outs, top)
+	}
+	for _, out := range []string{"out", "second"} {
+		if sameFiles(t, filepath.Join(outs[1], out), filepath.Join(outs[0], out)); t.Failed() {
+			t.Fatalf("in %s", out)
+		}
+	}
+}
+
+// A run's flags are its own, and those with which nothing could come of it are refused before anything is written.
+func TestFlags(t *testing.T) {
+	c := raw(t)
+	for _, f := range []struct{ runner, flags, want string }{
+		{"prism", "--nonsense", "flags for Beam: flag provided but not defined: -nonsense"},
+		{"prism", "--parallelism=3 x", `flags for Beam: unexpected argument "x"`},
+		{"prism", "--async", "flags for Beam: --async: a run waits for the job"},
+		{"universal", "--environment_type=LOOPBACK --resource_hints=min_ram=1GB", "flags for Beam: --endpoint is missing"},
+		{"universal", "--endpoint=localhost:1", "flags for Beam: --worker_binary is missing"},
+		{"dataflow", "--project=p", "flags for Beam: --worker_binary is missing"},
+		{"prism", "--environment_type=DOCKER", "flags for Beam: --worker_binary is missing"},
+	} {
+		if _, err := Run(t.Context(), c, Options{Runner: f.runner, Flags: strings.Fields(f.flags)}); err == nil || !strings.Contains(err.Error(), f.want) {
+			t.Errorf("%s %s: %v, want %q", f.runner, f.flags, err, f.want)
+		}
+		if _, err := os.Stat(c.Output.Dir); err == nil {
+			t.Errorf("%s %s: the output folder is there", f.runner, f.flags)
+		}
+	}
+	c.Input, c.Dedupe.Near.Column = c.Input[:1], ""
+	before := []any{*jobopts.Parallelism, *jobopts.Async, *jobopts.Endpoint, *jobopts.EnvironmentType, jobopts.ResourceHints.String(), flag.Args()}
+	if _, err := Run(t.Context(), c, Options{Runner: "prism", Flags: []string{"--parallelism=3", "--resource_hints=min_ram=1GB"}}); err != nil {
+		t.Error(err)
+	}
+	if after := []any{*jobopts.Parallelism, *jobopts.Async, *jobopts.Endpoint, *jobopts.EnvironmentType, jobopts.ResourceHints.String(), flag.Args()}; !reflect.DeepEqual(after, before) || *jobopts.Parallelism == 3 {
+		t.Errorf("after a run Beam's flags are %v, before it %v", after, before)
+	}
+}
+
+// Runners start a worker by a flag: a folder may have its name.
+func TestWorker(t *testing.T) {
+	Worker([]string{"prep", "--out", "worker", "--set", "worker=1"}) // a worker would end the process
+}
+
+// A job ends with its run, once it has begun.
+func TestAfterStart(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	job, started, end := afterStart(ctx)
+	defer end()
+	cancel()
+	time.Sleep(20 * time.Millisecond)
+	if job.Err() != nil {
+		t.Error("it has ended before it began")
+	}
+	started()
+	started() // by another worker
+	<-job.Done()
+	begun, started, end := afterStart(t.Context())
+	if started(); begun.Err() != nil {
+		t.Error("it has ended without its run")
+	}
+	if end(); begun.Err() == nil {
+		t.Error("it goes on after its run")
+	}
+}
+
+// A run that is interrupted takes back what it has begun, and the next one in the process is as the first.
+func TestInterrupted(t *testing.T) {
+	c := raw(t)
+	c.Dedupe.Near.Column = ""
+	want, _ := local(t, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			if begun, _ := filepath.Glob(filepath.Join(c.Output.Dir, prep.Temporary)); len(begun) > 0 {
+				cancel() // before there is a job
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	_, err := Run(ctx, c, Options{Runner: "prism"})
+	cancel()
+	if <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	if left, _ := os.ReadDir(c.Output.Dir); len(left) > 0 {
+		t.Errorf("%v is left", left)
+	}
+	if _, err := Run(t.Context(), c, Options{Runner: "prism"}); err != nil {
+		t.Fatal(err)
+	}
+	sameFiles(t, c.Output.Dir, want.Output.Dir)
 }
