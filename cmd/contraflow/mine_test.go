@@ -229,7 +229,7 @@ func TestSkipRows(t *testing.T) {
 		if r := run("all.parquet", name+"1.parquet"); r.code == 0 || !strings.Contains(r.stderr, `row 1, column "positive": the text is empty; --on-error skip leaves out`) {
 			t.Errorf("%s: exit code %d\n%s", name, r.code, r.stderr)
 		}
-		if r := run("none.parquet", name+"2.parquet", "--on-error", "skip"); r.code == 0 || !strings.Contains(r.stderr, "none of 1 rows can be used; the first: ") {
+		if r := run("none.parquet", name+"2.parquet", "--on-error", "skip"); r.code == 0 || !strings.Contains(r.stderr, "none of 1 row can be used; the first: ") {
 			t.Errorf("%s: exit code %d\n%s", name, r.code, r.stderr)
 		}
 		if r := run("all.parquet", name+"3.parquet", "--on-error", "go"); r.code != 2 || !strings.Contains(r.stderr, `--on-error is "go", want stop or skip`) {

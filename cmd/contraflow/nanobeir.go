@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
 	"contraflow/stages/scoring"
@@ -105,7 +106,7 @@ func (n *nanoFlags) rerank(cmd *cobra.Command, r *reranker.Reranker, f *rerankFl
 	var results []*evaluate.Candidates
 	cut, u := 0, newUI(cmd.ErrOrStderr(), false)
 	for i, t := range tasks {
-		u.printf("%s: %d pairs\n", names[i], len(t.A))
+		u.printf("%s: %s\n", names[i], spelling.Count(len(t.A), "pair", "pairs"))
 		scores, c, err := r.ScorePairs(cmd.Context(), t.A, t.B)
 		if err != nil {
 			return fmt.Errorf("%s: %w", names[i], err)

@@ -15,6 +15,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/recipe"
 )
 
@@ -199,7 +200,7 @@ func (u *ui) index(done, total int64) {
 	if u.log != nil && u.due(done == total) {
 		u.log.Info("reading the data", zap.Int64("rows", done), zap.Int64("of", total))
 	} else if u.log == nil && u.due(done == total) {
-		u.printf("reading the data: %d of %d rows\n", done, total)
+		u.printf("reading the data: %d of %s\n", done, spelling.Count(total, "row", "rows"))
 	}
 }
 

@@ -99,7 +99,7 @@ func TestNanoCandidates(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
 	}
-	if len(notes) != 1 || !strings.Contains(notes[0], "of 3 queries 1 have no other candidate") {
+	if len(notes) != 1 || !strings.Contains(notes[0], "of 3 queries 1 has no other candidate") {
 		t.Errorf("notes %q", notes)
 	}
 	got, err = LoadNanoCandidates(ctx, "org/nano", "NanoNQ", 2, true)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"contraflow/io/spelling"
 )
 
 // Candidates is how well a model's scores put the relevant ones of a query's given candidates before the others: sentence-transformers'
@@ -223,7 +225,7 @@ func (c *Candidates) String() string {
 		}
 		return strings.Join(parts, ", ")
 	}
-	text := fmt.Sprintf("%s, %d queries", line(c.Means), c.Queries)
+	text := fmt.Sprintf("%s, %s", line(c.Means), spelling.Count(c.Queries, "query", "queries"))
 	if c.Before != nil {
 		text += "; in the order of the file " + line(c.Before)
 	}

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"contraflow/io/spelling"
 )
 
 // Hit is one document of a ranking, by its number, with the score that put it there.
@@ -139,7 +141,7 @@ func nothingJudged(qrels *Qrels) error {
 	if qrels.Queries.Len() == 0 {
 		return fmt.Errorf("there are no queries to evaluate")
 	}
-	return fmt.Errorf("none of the %d queries (%s, ...) has a judged document: there are no judgments", qrels.Queries.Len(), qrels.Queries.examples())
+	return fmt.Errorf("none of the %s (%s, ...) has a judged document: there are no judgments", spelling.Count(qrels.Queries.Len(), "query", "queries"), qrels.Queries.examples())
 }
 
 // Mean is the mean of a measure, and whether the result has it.

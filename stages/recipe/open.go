@@ -17,6 +17,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
@@ -177,7 +178,7 @@ func (x *Run) noSteps() error {
 	if x.Steps > 0 {
 		return nil
 	}
-	return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows()-int64(len(x.skipped)), x.Recipe.Batch.GlobalSize)
+	return fmt.Errorf("batch.global_size: %s not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", spelling.Count(x.rows()-int64(len(x.skipped)), "row does", "rows do"), x.Recipe.Batch.GlobalSize)
 }
 
 func (x *Run) openDevice() (err error) {
@@ -498,7 +499,7 @@ func (x *Run) noteOddities() {
 	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Factor(x.Steps-1)
-		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
+		x.obs.note("all of the run, %s, is warm-up (%s): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", spelling.Count(x.Steps, "step", "steps"), spelling.Count(u.WarmupSteps, "step", "steps"), highest, o.LR)
 	} else if x.Steps == 1 && u.Factor(0) == 0 {
 		x.obs.note("the one step has a learning rate of 0, to which optimizer.schedule falls: nothing trains")
 	}
@@ -528,7 +529,7 @@ func (x *Run) noteOddities() {
 	}
 	x.noteInBatch()
 	if int64(b.Accumulate) > n {
-		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
+		x.obs.note("batch.accumulate is %d, but an epoch has %s, and no step crosses its end: a step has %d", b.Accumulate, spelling.Count(n, "batch", "batches"), n)
 	}
 	if e := x.Recipe.Eval; e.byLoss() && e.Metric != lossMetric && e.Metric != Default().Eval.Metric {
 		x.obs.note("eval.metric: %s is of ranking documents, and nothing has them ranked: the loss on held-out rows decides", e.Metric)
