@@ -83,10 +83,12 @@ func (f *modelFlags) resolve(cmd *cobra.Command) (dir string, bf16 bool, err err
 type partFlags struct {
 	part    string
 	weights []float64
+	fused   bool // what a model with parts is compared by where nobody says: fused, or dense
 }
 
-func (p *partFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what texts are compared by: dense, sparse, multi_vector or fused (default: dense)")
+func (p *partFlags) add(cmd *cobra.Command, byDefault string) {
+	p.fused = byDefault == "fused"
+	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what texts are compared by: dense, sparse, multi_vector or fused (default: "+byDefault+")")
 	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "the `NUMBERS` by which dense, sparse and multi_vector count in --part fused (default: 1,0.3,1)")
 	cmd.Flags().Lookup("weights").DefValue = "" // the default is the text's
 }
@@ -94,6 +96,9 @@ func (p *partFlags) add(cmd *cobra.Command) {
 // fusion is what each part counts; nil: embeddings alone.
 func (p *partFlags) fusion(e *embedder.Embedder) (map[string]float64, error) {
 	if p.part == "" && p.weights == nil {
+		if p.fused && e.HasParts() && !e.VectorsAlone() {
+			return loss.Fusion, nil
+		}
 		return nil, nil
 	}
 	if e.VectorsAlone() && p.part == loss.VectorsPart && p.weights == nil { // which is all that there is

@@ -125,7 +125,7 @@ left out and counted, but for those that have --min-negatives.
 	fl.BoolVar(&m.sigmoid, "sigmoid", false, "of --cross-encoder: "+sigmoidFlag)
 	fl.StringVar(&m.sampling, "sampling", "top", "top, or random among the candidates")
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
-	m.parts.add(cmd)
+	m.parts.add(cmd, "dense")
 	f.add(cmd, "texts")
 	f.addQueryLength(cmd, "", "queries")
 	f.addCut(cmd)
