@@ -144,9 +144,9 @@ func TestMineDocuments(t *testing.T) {
 		}
 	}
 	for want, more := range map[string][]string{
-		"--positive is among --documents":                              {"--input", at("lists.jsonl"), "--documents", "docs", "--positive", "p"},
-		"--labels is of --documents, which is not given":               {"--input", at("lists.jsonl"), "--labels", "labels"},
-		`zero.jsonl has no column "docz" (did you mean "docs"?)`:       {"--input", at("zero.jsonl"), "--documents", "docz"},
+		"--positive is among --documents":                             {"--input", at("lists.jsonl"), "--documents", "docs", "--positive", "p"},
+		"--labels is of --documents, which is not given":              {"--input", at("lists.jsonl"), "--labels", "labels"},
+		`zero.jsonl has no column "docz" (did you mean "docs"?)`:      {"--input", at("zero.jsonl"), "--documents", "docz"},
 		`none of 1 row has a document with a label above 0 in column`: {"--input", at("zero.jsonl"), "--documents", "docs", "--labels", "labels"},
 	} {
 		if r := contraflow(t, "", append(append(mine, at("x.parquet")), more...)...); r.code == 0 || !strings.Contains(r.stderr, want) {

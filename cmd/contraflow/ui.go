@@ -147,6 +147,9 @@ func (u *ui) observer(every int) recipe.Observer {
 		Eval: func(e recipe.Evaluation) {
 			if u.log != nil {
 				fields := []zap.Field{zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value)}
+				if e.Base != nil {
+					fields = append(fields, zap.Float64("base", *e.Base))
+				}
 				for _, t := range e.Figures() {
 					fields = append(fields, zap.Float64(t.Key(), t.Value))
 				}

@@ -25,6 +25,7 @@ type Result struct {
 	Means    []float64   // [measure], over Queries
 	Queries  []int       // numbers of the queries that counted, ascending
 	Values   [][]float64 // [measure][i] for query Queries[i]
+	Before   []float64   // [measure], of the order that was reranked; nil: there was none, or nobody has set it
 
 	Unjudged   int // queries that were left out because no document is judged for them
 	Irrelevant int // queries that counted as 0 because none of their judged documents is relevant
@@ -168,9 +169,12 @@ func Average(results ...*Result) (*Result, error) {
 	}
 	first := results[0]
 	all := &Result{Measures: first.Measures, Means: make([]float64, len(first.Measures)), Values: make([][]float64, len(first.Measures))}
+	if first.Before != nil {
+		all.Before = make([]float64, len(first.Measures))
+	}
 	for _, r := range results {
-		if !slices.Equal(r.Measures, first.Measures) {
-			return nil, fmt.Errorf("the average of %v and %v: results must have the same measures", first.Measures, r.Measures)
+		if !slices.Equal(r.Measures, first.Measures) || (r.Before == nil) != (first.Before == nil) {
+			return nil, fmt.Errorf("the average of %v and %v: results must have the same measures, and all or none an order before", first.Measures, r.Measures)
 		}
 		for range r.Queries {
 			all.Queries = append(all.Queries, len(all.Queries))
@@ -178,6 +182,9 @@ func Average(results ...*Result) (*Result, error) {
 		for m := range r.Measures {
 			all.Means[m] += r.Means[m] / float64(len(results))
 			all.Values[m] = append(all.Values[m], r.Values[m]...)
+			if r.Before != nil {
+				all.Before[m] += r.Before[m] / float64(len(results))
+			}
 		}
 		all.Unjudged, all.Irrelevant, all.Unanswered = all.Unjudged+r.Unjudged, all.Irrelevant+r.Irrelevant, all.Unanswered+r.Unanswered
 	}

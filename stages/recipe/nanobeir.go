@@ -187,7 +187,7 @@ func (e *Evaluation) together() (counted, all []TaskValue, err error) {
 
 // meanOf are the means of tasks that belong together.
 func meanOf(tasks []TaskValue) (mean TaskValue, metrics []hfmodel.Metric, err error) {
-	mean = TaskValue{Name: tasks[0].of, Metric: tasks[0].Metric}
+	mean = TaskValue{Name: tasks[0].of, Metric: tasks[0].Metric, Base: meanBase(tasks)}
 	for _, t := range tasks {
 		mean.Value += t.Value / float64(len(tasks))
 	}

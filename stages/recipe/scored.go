@@ -166,5 +166,9 @@ func (x *Run) measureScored(ctx context.Context, engine *embedder.Engine, t *tas
 		metrics = append(metrics, hfmodel.Metric{Dataset: t.from, Task: t.scored.Card, Name: m.Name, Value: m.Value})
 	}
 	js, err := json.Marshal(result)
-	return &TaskValue{Name: t.name, Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), of: t.of, result: result}, metrics, err
+	v := &TaskValue{Name: t.name, Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), of: t.of, result: result}
+	if c, ok := result.(*evaluate.Candidates); ok && c.Before != nil {
+		v.Base = &c.Before[0] // of the measure that counts
+	}
+	return v, metrics, err
 }
