@@ -198,7 +198,7 @@ func (x *Run) openEval(ctx context.Context) error {
 		if top == 0 {
 			top = defaultTop
 		}
-		if t.first = (evaluate.Run{}); !x.paper {
+		if t.first = (evaluate.Run{}); !x.planned {
 			var err error
 			if t.first, err = t.retrieval.RankBM25(ctx, top); err != nil {
 				return fmt.Errorf("%s: %w", t.key, err)
@@ -247,7 +247,7 @@ func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut)+len(x.unread
 
 // passedOver tells of files that a plan does without, for they are elsewhere: what is measured changes none of its figures but the memory of ranking.
 func (x *Run) passedOver(key string, paths ...string) bool {
-	if !x.paper || !slices.ContainsFunc(paths, dataset.Remote) {
+	if !x.planned || !slices.ContainsFunc(paths, dataset.Remote) {
 		return false
 	}
 	if !slices.Contains(x.unread, key) { // NanoBEIR's tasks have one

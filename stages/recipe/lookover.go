@@ -82,7 +82,7 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 	}
 	l, said := &Lookover{skips: r.Data.OnError == "skip"}, r
 	r.Data.OnError = "skip" // the list is what this is for
-	x := &Run{Recipe: r, obs: obs, paper: true, device: gpustage.Dry{Like: device}}
+	x := &Run{Recipe: r, obs: obs, paper: true, planned: true, device: gpustage.Dry{Like: device}}
 	defer func() { err = errors.Join(err, x.Close()) }()
 	if err := x.openModel(ctx); err != nil {
 		return nil, err

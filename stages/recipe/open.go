@@ -94,6 +94,7 @@ type Run struct {
 	closed   bool
 	ending   *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
 	paper    bool                    // nothing computes, and no weights are loaded: see OpenOnPaper
+	planned  bool                    // and does not train: see OpenToPlan
 	loaded   string                  // hash of the parameters that this rank has read, if it holds a part of them
 }
 
@@ -107,6 +108,20 @@ func Open(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
 		return nil, err
 	}
 	x := &Run{Recipe: r, obs: obs}
+	if err := x.open(ctx); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// OpenToPlan is Open for a run that is planned, by Calibrate and Forecast: what the model is measured on is read where it is here, and not downloaded.
+// The run can't train.
+func OpenToPlan(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
+	r, err := r.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	x := &Run{Recipe: r, obs: obs, planned: true}
 	if err := x.open(ctx); err != nil {
 		return nil, err
 	}
