@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -118,6 +119,43 @@ func TestNanoCandidates(t *testing.T) {
 	}
 }
 
+// A folder with the dataset's files is as good as the dataset.
+func TestNanoFolder(t *testing.T) {
+	nanoHub(t, nanoFiles)
+	files := map[string]string{}
+	for name, content := range nanoFiles {
+		config := strings.TrimSuffix(name, ".jsonl")
+		first, rest, _ := strings.Cut(content, "\n") // in two files, as large tables are
+		files["a [b]/"+config+"/NanoNQ-00000-of-00002.jsonl"], files["a [b]/"+config+"/NanoNQ-00001-of-00002.jsonl"] = first+"\n", rest
+		files["a [b]/"+config+"/NanoNQSecond-00000-of-00001.jsonl"] = content
+	}
+	dir := t.TempDir()
+	for name, content := range files {
+		name = filepath.Join(dir, filepath.FromSlash(name))
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	folder := filepath.Join(dir, "a [b]")
+	want, err := LoadNanoRetrieval(t.Context(), "org/nano", "NanoNQ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := LoadNanoRetrieval(t.Context(), folder, "NanoNQ"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	ranked, err := LoadNanoCandidates(t.Context(), "org/nano", "NanoNQ", 2, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := LoadNanoCandidates(t.Context(), folder, "NanoNQ", 2, true); err != nil || !reflect.DeepEqual(got, ranked) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, ranked)
+	}
+	if _, err := LoadNanoRetrieval(t.Context(), folder, "NanoFEVER"); err == nil || !strings.Contains(err.Error(), "NanoFEVER-*") {
+		t.Errorf("a task that is not there: %v", err)
+	}
+}
+
 func TestNanoErrors(t *testing.T) {
 	with := func(name, more string) map[string]string {
 		files := map[string]string{}
@@ -172,7 +210,7 @@ func TestNanoNames(t *testing.T) {
 	if _, err := NanoTask("scifakt"); err == nil || !strings.Contains(err.Error(), `NanoBEIR has no task "scifakt"; did you mean scifact? It has climatefever, dbpedia,`) {
 		t.Error(err)
 	}
-	for id, good := range map[string]bool{NanoBEIR: true, "org/name@main": true, "name": false, "a/b/c": false, "/a": false, "a/": false, "a/b?split=x": false, "": false} {
+	for id, good := range map[string]bool{t.TempDir(): true, NanoBEIR: true, "org/name@main": true, "name": false, "a/b/c": false, "/a": false, "a/": false, "a/b?split=x": false, "": false} {
 		if err := CheckNano(id); (err == nil) != good {
 			t.Errorf("%q: %v", id, err)
 		}

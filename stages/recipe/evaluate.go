@@ -173,6 +173,7 @@ func taskKey(kind string, i, n int) string {
 
 func (x *Run) openEval(ctx context.Context) error {
 	e := x.Recipe.Eval
+	ctx = hfmodel.ListOnce(ctx) // of NanoBEIR's 13 tasks 4 tables each, of one dataset
 	for i, r := range e.Retrieval {
 		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries)}
 		if x.passedOver(t.key, r.Queries, r.Corpus, r.Qrels) {

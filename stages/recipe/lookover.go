@@ -16,6 +16,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 	"contraflow/io/spelling"
 	"contraflow/stages/scoring"
 )
@@ -342,6 +343,7 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 
 func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 	e := x.Recipe.Eval
+	ctx = hfmodel.ListOnce(ctx)
 	listing := func(p *LookoverPart) context.Context {
 		return dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
@@ -119,7 +120,7 @@ func (x *Run) openScored(ctx context.Context) error {
 		key, file := t.key, s.source.Path
 		if s.nano != nil {
 			t.from, t.of = s.nano.from(), s.nano.of
-			key, file = s.nano.key, s.nano.url()
+			key, file = s.nano.key, dataset.NanoPath(s.nano.Dataset)
 		} else if s.name != "" {
 			t.from = s.name + ": " + shortPath(s.source.Path)
 		}
