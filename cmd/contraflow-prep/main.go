@@ -22,6 +22,7 @@ import (
 	"contraflow/io/hfmodel"
 	_ "contraflow/io/objects"
 	"contraflow/io/prep"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/recipe"
 )
@@ -231,7 +232,7 @@ const mostReasons = 12
 
 func report(s *prep.Stats, dir string, took time.Duration) {
 	read, train, dev := s.Rows()
-	fmt.Fprintf(os.Stderr, "%d rows in %.1f s (%.0f rows/s): %d for training, %d for development\n", read, took.Seconds(), float64(read)/took.Seconds(), train, dev)
+	fmt.Fprintf(os.Stderr, "%s in %.1f s (%.0f rows/s): %d for training, %d for development\n", spelling.Count(read, "row", "rows"), took.Seconds(), float64(read)/took.Seconds(), train, dev)
 	for _, in := range s.Inputs {
 		if in.Train+in.Dev == 0 {
 			fmt.Fprintf(os.Stderr, "no row of input %q is left of %d\n", in.Name, in.Read)

@@ -54,7 +54,7 @@ func TestBench(t *testing.T) {
 		{step, "seconds_per_step pairs_per_s tokens_per_s gflop_per_s peak_gflop_per_s percent_of_peak peak_resident_bytes stages", "backward"},
 		{with(step, "--precision", "bf16", "--cache", "always", "--sub-batch", "30"), "precision stages", "bf16, cache always (0 KiB kept at most: 0 % of sub-batches)"},
 		{with(step, "--cache", "never"), "cache stages", "everything kept"},
-		{with(step, "--replay-budget", "1MiB", "--threads", "1"), "replay_budget_bytes kept_percent", "1 MiB kept at most: 100 % of sub-batches), 1 threads"},
+		{with(step, "--replay-budget", "1MiB", "--threads", "1"), "replay_budget_bytes kept_percent", "1 MiB kept at most: 100 % of sub-batches), 1 thread"},
 		{with(step, "--embed"), "texts_per_s tokens_per_text", "texts/s"},
 		{short, "tokens_per_s", "pairs/s"}, // a model of fewer positions than the default's 128
 		{with(short, "--embed"), "texts_per_s", "texts/s"},

@@ -13,6 +13,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/mine"
 	"contraflow/stages/reranker"
@@ -153,7 +154,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		Note: func(message string) { u.printf("%s\n", message) },
 		Progress: func(done, total int64) {
 			if u.due(done == total) {
-				u.printf("%d of %d rows\n", done, total)
+				u.printf("%d of %s\n", done, spelling.Count(total, "row", "rows"))
 			}
 		},
 	}
@@ -167,13 +168,13 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	if err != nil {
 		return f.rows.bad.stopped(err)
 	}
-	u.printf("%d scores of %d rows written to %s, which data.train takes as %s\n", out.Scores, out.Rows, f.rows.output, f.entry(out.Lists))
+	u.printf("%s of %s written to %s, which data.train takes as %s\n", spelling.Count(out.Scores, "score", "scores"), spelling.Count(out.Rows, "row", "rows"), f.rows.output, f.entry(out.Lists))
 	if len(f.negatives) == 0 && f.rows.documents == "" {
 		u.printf("note: these are scores of positives alone: margin_mse, distill_kl and a reranker's kl and distill compare them with those of negatives, whose columns --negatives names\n")
 	}
 	f.rows.bad.say(u)
 	if out.Cut > 0 {
-		u.printf("%d texts or pairs were longer than the teacher takes and cut\n", out.Cut)
+		u.printf("%s longer than the teacher takes and cut\n", spelling.Count(out.Cut, "text or pair was", "texts or pairs were"))
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"contraflow/gpustage/cpu/gemm"
 	"contraflow/gpustage/cuda/nvrtc"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/recipe"
 )
 
@@ -84,7 +85,7 @@ func (d doctor) processor() {
 	if len(has) == 0 {
 		has = []string{"no vector extensions that it uses"}
 	}
-	d.say("processor", "%s, %d cores: %s", m.Processor, m.Cores, strings.Join(has, ", "))
+	d.say("processor", "%s, %s: %s", m.Processor, spelling.Count(m.Cores, "core", "cores"), strings.Join(has, ", "))
 	if cpu.X86.HasAMXBF16 && !amx {
 		d.say("", "AMX-BF16 is there, but the system does not let this program use it")
 		d.help("on Linux 5.16 or later, outside of sandboxes that forbid it, products in bf16 are several times as fast")
@@ -291,7 +292,7 @@ func (d doctor) cache() {
 		return
 	}
 	models, _ := filepath.Glob(filepath.Join(dir, "models--*"))
-	d.say("hub cache", "%s, %d models", dir, len(models))
+	d.say("hub cache", "%s, %s", dir, spelling.Count(len(models), "model", "models"))
 	if os.Getenv("HF_HUB_OFFLINE") != "" {
 		d.say("", "HF_HUB_OFFLINE is set: nothing is downloaded")
 		d.help("unset HF_HUB_OFFLINE")
@@ -364,7 +365,7 @@ func (d doctor) speed(ctx context.Context, limit time.Duration) error {
 			continue
 		}
 		at := c.At[len(c.At)-1]
-		d.say("self-test", "multiplies matrices in %s at %.0f GFLOP/s on %d threads, %.0f %% of what the processor can do", c.Precision, at.GFLOPS, at.Threads, at.PercentOfPeak)
+		d.say("self-test", "multiplies matrices in %s at %.0f GFLOP/s on %s, %.0f %% of what the processor can do", c.Precision, at.GFLOPS, spelling.Count(at.Threads, "thread", "threads"), at.PercentOfPeak)
 		if at.PercentOfPeak > 110 { // the probe, which runs before and after, had less of the machine
 			d.help("others use this machine: contraflow doctor, when they don't")
 		} else if at.PercentOfPeak < slow && c.Precision == "f32" {

@@ -28,7 +28,7 @@ func TestDoctor(t *testing.T) {
 		"CONTRAFLOW_CPU chooses the portable kernels": "-> unset CONTRAFLOW_CPU",
 		"CONTRAFLOW_NCCL: stat /nowhere/libnccl.so.2": "-> export CONTRAFLOW_NCCL=",
 		"HF_HUB_OFFLINE is set":                       "-> unset HF_HUB_OFFLINE",
-		filepath.Join(home, "hub") + ", 1 models":     "",
+		filepath.Join(home, "hub") + ", 1 model":      "",
 		"no mpirun in PATH":                           "",
 	} {
 		found := false

@@ -14,6 +14,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 )
@@ -82,10 +83,12 @@ func (f *modelFlags) resolve(cmd *cobra.Command) (dir string, bf16 bool, err err
 type partFlags struct {
 	part    string
 	weights []float64
+	fused   bool // what a model with parts is compared by where nobody says: fused, or dense
 }
 
-func (p *partFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what texts are compared by: dense, sparse, multi_vector or fused (default: dense)")
+func (p *partFlags) add(cmd *cobra.Command, byDefault string) {
+	p.fused = byDefault == "fused"
+	cmd.Flags().StringVar(&p.part, "part", "", "of a model of kind m3, what texts are compared by: dense, sparse, multi_vector or fused (default: "+byDefault+")")
 	cmd.Flags().Float64SliceVar(&p.weights, "weights", nil, "the `NUMBERS` by which dense, sparse and multi_vector count in --part fused (default: 1,0.3,1)")
 	cmd.Flags().Lookup("weights").DefValue = "" // the default is the text's
 }
@@ -93,6 +96,9 @@ func (p *partFlags) add(cmd *cobra.Command) {
 // fusion is what each part counts; nil: embeddings alone.
 func (p *partFlags) fusion(e *embedder.Embedder) (map[string]float64, error) {
 	if p.part == "" && p.weights == nil {
+		if p.fused && e.HasParts() && !e.VectorsAlone() {
+			return loss.Fusion, nil
+		}
 		return nil, nil
 	}
 	if e.VectorsAlone() && p.part == loss.VectorsPart && p.weights == nil { // which is all that there is
@@ -520,25 +526,25 @@ type embedding struct {
 func (p *embedding) add(c *dataset.Chunk, read int) {
 	p.read, p.done, p.empty = p.read+read, p.done+c.Rows, p.empty+c.Empty
 	if p.due(int64(p.read) == p.of) {
-		p.printf("%d of %d texts\n", p.read, p.of)
+		p.printf("%d of %s\n", p.read, spelling.Count(p.of, "text", "texts"))
 	}
 }
 
 func (p *embedding) end(e *embedder.Embedder, prompt string, in *embedInput) {
 	length := e.MaxLength()
 	if e.VectorsAlone() {
-		p.printf("vectors of the tokens of %d texts, of %d dimensions each, written to %s\n", p.done, e.Size(), in.to())
+		p.printf("vectors of the tokens of %s, of %s each, written to %s\n", spelling.Count(p.done, "text", "texts"), spelling.Count(e.Size(), "dimension", "dimensions"), in.to())
 		if prompt == "query" {
 			length = e.QueryLength()
 		}
 	} else {
-		p.printf("%d embeddings of %d dimensions written to %s\n", p.done, e.Size(), in.to())
+		p.printf("%s of %s written to %s\n", spelling.Count(p.done, "embedding", "embeddings"), spelling.Count(e.Size(), "dimension", "dimensions"), in.to())
 	}
 	if p.cut > 0 {
-		p.printf("%d texts were longer than %d tokens and cut\n", p.cut, length)
+		p.printf("%s longer than %s and cut\n", spelling.Count(p.cut, "text was", "texts were"), spelling.Count(length, "token", "tokens"))
 	}
 	if p.empty > 0 {
-		p.printf("%s empty, and embedded as such\n", are(p.empty, "text"))
+		p.printf("%s empty, and embedded as such\n", spelling.Count(p.empty, "text is", "texts are"))
 	}
 	in.bad.say(p.ui)
 }

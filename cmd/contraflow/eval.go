@@ -49,8 +49,9 @@ reranking tasks have them, it prints nDCG@10, MRR@10 and MAP of the candidates' 
 else, and those of this order beside them. A query without positives or without other candidates is left out, and a note counts it; with --found, which says how well
 documents have been found, those without positives alone are. Of candidates with equal scores a measure is the mean over their orders.
 
-A model of kind m3 compares texts by what --part names, documents of --queries and pairs alike. A multi_vector compares a query with a document, by MaxSim: of
-pairs with scores or labels too it reads the first text as a query and the second as a document, where other models read both as queries.
+A model of kind m3 compares texts by what --part names, documents of --queries and pairs alike: by default by all of its parts, fused, as evaluations in
+training do. A multi_vector compares a query with a document, by MaxSim: of pairs with scores or labels too it reads the first text as a query and the
+second as a document, where other models read both as queries.
 
 A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other
 commands have it: what is measured on fewer rows is another task, which no other number compares with. Documents without text are ranked as such, and counted.
@@ -183,7 +184,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
 	cmd.Flags().StringVar(&runFile, "run", "", "write the ranking to this `FILE`, in TREC's format")
 	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
-	parts.add(cmd)
+	parts.add(cmd, "fused")
 	f.add(cmd, "texts")
 	f.addCut(cmd)
 	f.addQueryLength(cmd, "", "queries, and both texts of a pair that is read as queries are,")

@@ -15,6 +15,7 @@ import (
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 )
@@ -208,9 +209,9 @@ func (n textCount) say(cmd *cobra.Command, f *hfmodel.Folder) error {
 	if size := tok.VocabSize(); size < n.asked {
 		fewer = fmt.Sprintf(", and not %d: the texts give no more", n.asked)
 	}
-	fmt.Fprintf(w, "a vocabulary of %d tokens%s, from %s\n", tok.VocabSize(), fewer, counted(n.texts, "text"))
+	fmt.Fprintf(w, "a vocabulary of %d tokens%s, from %s\n", tok.VocabSize(), fewer, spelling.Count(n.texts, "text", "texts"))
 	if n.empty > 0 {
-		fmt.Fprintf(w, "%s empty\n", are(n.empty, "text"))
+		fmt.Fprintf(w, "%s empty\n", spelling.Count(n.empty, "text is", "texts are"))
 	}
 	return nil
 }

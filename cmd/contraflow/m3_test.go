@@ -64,8 +64,8 @@ save: {dir: %q}
 	if len(seen) < 4 {
 		t.Errorf("only %d of 4 ways to rank give results of their own", len(seen))
 	}
-	if a, b := succeed(t, append(task, "--part", "dense")...), succeed(t, task...); a.stdout != b.stdout {
-		t.Errorf("--part dense %s, without %s", a.stdout, b.stdout)
+	if a, b := succeed(t, append(task, "--part", "fused")...), succeed(t, task...); a.stdout != b.stdout {
+		t.Errorf("--part fused %s, without %s", a.stdout, b.stdout)
 	}
 	if a, b := succeed(t, append(task, "--weights", "0,0,2")...), succeed(t, append(task, "--part", "multi_vector")...); a.stdout != b.stdout {
 		t.Errorf("--weights 0,0,2 %s, multi_vector %s", a.stdout, b.stdout)
@@ -87,15 +87,15 @@ save: {dir: %q}
 			return res
 		}
 		plain := figures()
-		for name, v := range figures("--part", "dense") {
-			if math.Abs(v-plain[name]) > 1e-5 {
-				t.Errorf("%s: %s is %v by --part dense, and %v without", flag, name, v, plain[name])
+		for name, v := range figures("--part", "fused") {
+			if v != plain[name] {
+				t.Errorf("%s: %s is %v by --part fused, and %v without", flag, name, v, plain[name])
 			}
 		}
 		if name := map[string]string{"--sts": "pearson", "--pair-classification": "accuracy_threshold"}[flag]; name != "" { // which tells of more than an order
-			vectors, all := figures("--part", "multi_vector")[name], figures("--part", "fused")[name]
-			if d := plain[name]; math.Abs(d-vectors) < 1e-4 || math.Abs(d-all) < 1e-4 || math.Abs(vectors-all) < 1e-4 {
-				t.Errorf("%s: %s is %v by the embeddings, %v by tokens' vectors and %v by all", flag, name, d, vectors, all)
+			dense, vectors, all := figures("--part", "dense")[name], figures("--part", "multi_vector")[name], plain[name]
+			if math.Abs(dense-vectors) < 1e-4 || math.Abs(dense-all) < 1e-4 || math.Abs(vectors-all) < 1e-4 {
+				t.Errorf("%s: %s is %v by the embeddings, %v by tokens' vectors and %v by all", flag, name, dense, vectors, all)
 			}
 			if r := contraflow(t, "", append(args, "--part", "fused", "--document-prompt", "x")...); r.code != 2 || !strings.Contains(r.stderr, "both texts of "+flag+" are read as queries are") {
 				t.Errorf("%s with --document-prompt: exit %d, %s", flag, r.code, r.stderr)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/mine"
 	"contraflow/stages/reranker"
@@ -115,16 +116,16 @@ left out and counted, but for those that have --min-negatives.
 	fl.IntVar(&m.options.Negatives, "num-negatives", 3, "negatives of each query")
 	fl.IntVar(&m.options.RangeMin, "range-min", 0, "skip so many of the best candidates")
 	fl.IntVar(&m.options.RangeMax, "range-max", 0, "candidates end there (default: as the other options need)")
-	fl.Float64Var(&m.minScore, "min-score", 0, "the lowest cosine of a negative")
-	fl.Float64Var(&m.maxScore, "max-score", 0, "the highest cosine of a negative")
-	fl.Float64Var(&m.absolute, "absolute-margin", 0, "a negative's cosine is by so much below the positive's")
-	fl.Float64Var(&m.relative, "relative-margin", 0, "a negative's cosine is by this part of it below the positive's")
+	fl.Float64Var(&m.minScore, "min-score", 0, "the lowest score of a negative: its cosine, of sparse embeddings their product")
+	fl.Float64Var(&m.maxScore, "max-score", 0, "the highest score of a negative")
+	fl.Float64Var(&m.absolute, "absolute-margin", 0, "a negative's score is by so much below the positive's")
+	fl.Float64Var(&m.relative, "relative-margin", 0, "a negative's score is by this part of it below the positive's")
 	fl.IntVar(&m.options.Fewest, "min-negatives", 0, "keep pairs with so many, in lists of different lengths (default: --num-negatives)")
 	fl.StringVar(&m.crossEncoder, "cross-encoder", "", "the folder `DIR` or hub id of a reranker that scores candidates again, with a margin or a bound")
 	fl.BoolVar(&m.sigmoid, "sigmoid", false, "of --cross-encoder: "+sigmoidFlag)
 	fl.StringVar(&m.sampling, "sampling", "top", "top, or random among the candidates")
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
-	m.parts.add(cmd)
+	m.parts.add(cmd, "dense")
 	f.add(cmd, "texts")
 	f.addQueryLength(cmd, "", "queries")
 	f.addCut(cmd)
@@ -182,7 +183,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		}
 		bad.say(u)
 		if empty > 0 {
-			u.printf("%d documents of --corpus are empty, and negatives of no query\n", empty)
+			u.printf("%s, and negatives of no query\n", spelling.Count(empty, "document of --corpus is empty", "documents of --corpus are empty"))
 		}
 	}
 	p := mine.Pair(queries, positives, append(corpus, others...))
@@ -197,7 +198,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 			switch {
 			case !u.due(done == total):
 			case what == "searched":
-				u.printf("%d %% of %d queries x %d documents\n", 100*done/total, len(p.Queries), len(p.Corpus))
+				u.printf("%d %% of %s x %s\n", 100*done/total, spelling.Count(len(p.Queries), "query", "queries"), spelling.Count(len(p.Corpus), "document", "documents"))
 			default:
 				u.printf("%d of %d %s embedded\n", done, total, what)
 			}
@@ -207,7 +208,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		return err
 	}
 	if len(rows) == 0 {
-		return fmt.Errorf("none of %d pairs has %d negatives within these bounds: %s", len(p.Rows), cmp.Or(m.options.Fewest, m.options.Negatives), moreNegatives)
+		return fmt.Errorf("none of %s has %s within these bounds: %s", spelling.Count(len(p.Rows), "pair", "pairs"), spelling.Count(cmp.Or(m.options.Fewest, m.options.Negatives), "negative", "negatives"), moreNegatives)
 	}
 	if err := writeMined(w, p, rows); err != nil {
 		return err
@@ -222,7 +223,7 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 			}
 		}
 	}
-	each := fmt.Sprintf("%d negatives each", m.options.Negatives)
+	each := spelling.Count(m.options.Negatives, "negative each", "negatives each")
 	if m.options.Fewest > 0 {
 		each = fmt.Sprintf("%d to %d negatives, %d in all,", m.options.Fewest, m.options.Negatives, negatives)
 	}
@@ -230,16 +231,16 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if by < 0 {
 		by, side = -by, "below"
 	}
-	u.printf("%d pairs with %s written to %s; a positive's score is %.3f %s a negative's on average\n", len(rows), each, m.output, by, side)
+	u.printf("%s with %s written to %s; a positive's score is %.3f %s a negative's on average\n", spelling.Count(len(rows), "pair", "pairs"), each, m.output, by, side)
 	if 2*under > negatives {
-		u.printf("note: %d of %d negatives score above their positive: the model does not know these pairs, or their columns are not what they are taken for, or many negatives are positives that nobody has marked; --absolute-margin 0 leaves out those above\n", under, negatives)
+		u.printf("note: %d of %s score above their positive: the model does not know these pairs, or their columns are not what they are taken for, or many negatives are positives that nobody has marked; --absolute-margin 0 leaves out those above\n", under, spelling.Count(negatives, "negative", "negatives"))
 	}
 	if short > 0 {
 		helps := ""
 		if 10*short > len(p.Rows) {
 			helps = ": " + moreNegatives + ", and --min-negatives keeps pairs with fewer"
 		}
-		u.printf("%d of %d pairs have fewer negatives within these bounds and are left out%s\n", short, len(p.Rows), helps)
+		u.printf("%d of %s %s fewer negatives within these bounds and %s left out%s\n", short, spelling.Count(len(p.Rows), "pair", "pairs"), spelling.Form(short, "has", "have"), spelling.Form(short, "is", "are"), helps)
 	}
 	return nil
 }
@@ -285,9 +286,9 @@ func (m *mineFlags) pairs(ctx context.Context, u *ui) (queries, positives, other
 	case used == 0:
 		return nil, nil, nil, fmt.Errorf("--input: %w", m.bad.none())
 	case len(queries) == 0:
-		return nil, nil, nil, fmt.Errorf("--input: none of %d rows has a document with a label above 0 in column %q: there is no positive to mine for", used, m.labels)
+		return nil, nil, nil, fmt.Errorf("--input: none of %s has a document with a label above 0 in column %q: there is no positive to mine for", spelling.Count(used, "row", "rows"), m.labels)
 	case without > 0:
-		u.printf("%d of %d rows have no document with a label above 0, and no pair: their documents are mined\n", without, used)
+		u.printf("%d of %s %s no document with a label above 0, and no pair: the documents are mined\n", without, spelling.Count(used, "row", "rows"), spelling.Form(without, "has", "have"))
 	}
 	return queries, positives, others, nil
 }

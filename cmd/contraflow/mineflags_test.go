@@ -139,15 +139,15 @@ func TestMineDocuments(t *testing.T) {
 				t.Errorf("row %d: %q, of pairs %q", i, got[i].Texts, want[i].Texts)
 			}
 		}
-		if without := strings.Contains(said, "1 of 7 rows have no document with a label above 0, and no pair"); without != (len(c.lists) > 4) {
+		if without := strings.Contains(said, "1 of 7 rows has no document with a label above 0, and no pair"); without != (len(c.lists) > 4) {
 			t.Errorf("mine says %q", said)
 		}
 	}
 	for want, more := range map[string][]string{
-		"--positive is among --documents":                              {"--input", at("lists.jsonl"), "--documents", "docs", "--positive", "p"},
-		"--labels is of --documents, which is not given":               {"--input", at("lists.jsonl"), "--labels", "labels"},
-		`zero.jsonl has no column "docz" (did you mean "docs"?)`:       {"--input", at("zero.jsonl"), "--documents", "docz"},
-		`none of 1 rows has a document with a label above 0 in column`: {"--input", at("zero.jsonl"), "--documents", "docs", "--labels", "labels"},
+		"--positive is among --documents":                             {"--input", at("lists.jsonl"), "--documents", "docs", "--positive", "p"},
+		"--labels is of --documents, which is not given":              {"--input", at("lists.jsonl"), "--labels", "labels"},
+		`zero.jsonl has no column "docz" (did you mean "docs"?)`:      {"--input", at("zero.jsonl"), "--documents", "docz"},
+		`none of 1 row has a document with a label above 0 in column`: {"--input", at("zero.jsonl"), "--documents", "docs", "--labels", "labels"},
 	} {
 		if r := contraflow(t, "", append(append(mine, at("x.parquet")), more...)...); r.code == 0 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: exit code %d, want %q in\n%s", more, r.code, want, r.stderr)
@@ -173,11 +173,11 @@ func TestMineBadCorpus(t *testing.T) {
 	if r := contraflow(t, "", append(args, "--corpus", at("bad.jsonl"), "--output", at("x.parquet"))...); r.code != 1 || !strings.Contains(r.stderr, `--corpus: `+at("bad.jsonl")+`:2, column "text": it is a number, want a string; --on-error skip leaves out rows`) {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
-	if r := contraflow(t, "", append(args, "--corpus", at("none.jsonl"), "--output", at("x.parquet"), "--on-error", "skip")...); r.code != 1 || !strings.Contains(r.stderr, `--corpus: none of 1 rows can be used; the first: `) {
+	if r := contraflow(t, "", append(args, "--corpus", at("none.jsonl"), "--output", at("x.parquet"), "--on-error", "skip")...); r.code != 1 || !strings.Contains(r.stderr, `--corpus: none of 1 row can be used; the first: `) {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
 	said := succeed(t, append(args, "--corpus", at("bad.jsonl"), "--output", at("a.parquet"), "--on-error", "skip")...).stderr
-	if !strings.Contains(said, "2 rows of --corpus can't be used and are left out (--on-error skip); the first: "+at("bad.jsonl")+":2") || !strings.Contains(said, "1 documents of --corpus are empty") {
+	if !strings.Contains(said, "2 rows of --corpus can't be used and are left out (--on-error skip); the first: "+at("bad.jsonl")+":2") || !strings.Contains(said, "1 document of --corpus is empty") {
 		t.Errorf("mine says %q", said)
 	}
 	succeed(t, append(args, "--corpus", at("good.jsonl"), "--output", at("b.parquet"))...)

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
 	"contraflow/stages/scoring"
@@ -26,7 +28,7 @@ const allTasks = "all"
 func (n *nanoFlags) add(fl *pflag.FlagSet, of string) {
 	fl.StringSliceVar(&n.tasks, "nanobeir", nil, "measure on NanoBEIR's `TASKS`, such as --nanobeir=msmarco,nq, and their mean; alone on "+of)
 	fl.Lookup("nanobeir").NoOptDefVal = allTasks
-	fl.StringVar(&n.dataset, "nanobeir-dataset", dataset.NanoBEIR, "the hub `ID` of a dataset in NanoBEIR's layout, as there are of other languages")
+	fl.StringVar(&n.dataset, "nanobeir-dataset", dataset.NanoBEIR, "the hub `ID` of a dataset in NanoBEIR's layout, as there are of other languages, or a folder with its files")
 }
 
 // check resolves the tasks' names; there are none where nobody asked for them. others are flags of other tasks.
@@ -69,6 +71,7 @@ func (n *nanoFlags) check(cmd *cobra.Command, reranker bool, others ...string) e
 // retrieval loads all tasks, by name: where one is not there, none is measured for nothing.
 func (n *nanoFlags) retrieval(ctx context.Context) (map[string]*dataset.Retrieval, error) {
 	all := map[string]*dataset.Retrieval{}
+	ctx = hfmodel.ListOnce(ctx)
 	for _, task := range n.tasks {
 		r, err := dataset.LoadNanoRetrieval(ctx, n.dataset, task)
 		if err != nil {
@@ -91,12 +94,13 @@ func (n *nanoFlags) rerank(cmd *cobra.Command, r *reranker.Reranker, f *rerankFl
 	}
 	names := n.tasks
 	var tasks []*scoring.Task
+	ctx := hfmodel.ListOnce(noting(cmd))
 	for _, name := range names { // all, before one is measured for nothing
 		s := scoring.NanoBEIR(n.dataset, name, f.top, f.scored.found)
 		s.Measures, s.Instead = measures, func(string) string {
 			return "it takes other tasks (--nanobeir=TASKS) or another dataset (--nanobeir-dataset)"
 		}
-		t, err := scoring.Candidates.Load(noting(cmd), s)
+		t, err := scoring.Candidates.Load(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -105,7 +109,7 @@ func (n *nanoFlags) rerank(cmd *cobra.Command, r *reranker.Reranker, f *rerankFl
 	var results []*evaluate.Candidates
 	cut, u := 0, newUI(cmd.ErrOrStderr(), false)
 	for i, t := range tasks {
-		u.printf("%s: %d pairs\n", names[i], len(t.A))
+		u.printf("%s: %s\n", names[i], spelling.Count(len(t.A), "pair", "pairs"))
 		scores, c, err := r.ScorePairs(cmd.Context(), t.A, t.B)
 		if err != nil {
 			return fmt.Errorf("%s: %w", names[i], err)

@@ -84,6 +84,10 @@ func TestEvalNanoBEIR(t *testing.T) {
 	if got != want || !strings.Contains(got, `"mean":{`) {
 		t.Errorf("%s\nas files %s", got, want)
 	}
+	folder := filepath.Join(dir, "hub", "datasets--sentence-transformers--NanoBEIR-en", "snapshots", "0123456789012345678901234567890123456789")
+	if here := succeed(t, "eval", "--model", model, "--nanobeir=msmarco,NanoNQ", "--nanobeir-dataset", folder, "--json").stdout; here != got {
+		t.Errorf("%s\nof a folder %s", got, here)
+	}
 	r := succeed(t, "eval", "--model", model, "--nanobeir=nq,msmarco", "--query-prompt", "")
 	lines := strings.Split(r.stdout, "\n")
 	if len(lines) != 5 || !strings.HasPrefix(lines[1], "NanoNQ ") || !strings.HasPrefix(lines[2], "NanoMSMARCO ") || !strings.HasPrefix(lines[3], "mean ") || !strings.Contains(r.stderr, "NanoNQ: 12 of 12 documents embedded") {

@@ -15,6 +15,7 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 )
 
 // pairFlags say which rows of queries and documents a command reads, and what an embedding model reads before them.
@@ -156,7 +157,7 @@ func (b *badRows) stopped(err error) error {
 
 // none is the error where no row is left.
 func (b *badRows) none() error {
-	return fmt.Errorf("none of %d rows can be used; the first: %w", b.rows, b.first[0])
+	return fmt.Errorf("none of %s can be used; the first: %w", spelling.Count(b.rows, "row", "rows"), b.first[0])
 }
 
 // all is the error where no row of a table is left.
@@ -171,30 +172,13 @@ func (b *badRows) say(u *ui) {
 	if b.rows == 0 {
 		return
 	}
-	u.printf("%s of %s can't be used and %s %s (--on-error skip); the first: %v\n", counted(b.rows, "row"), cmp.Or(b.of, "--input"), isAre(b.rows), cmp.Or(b.instead, "left out"), b.first[0])
+	u.printf("%s of %s can't be used and %s %s (--on-error skip); the first: %v\n", spelling.Count(b.rows, "row", "rows"), cmp.Or(b.of, "--input"), spelling.Form(b.rows, "is", "are"), cmp.Or(b.instead, "left out"), b.first[0])
 	for _, err := range b.first[1:] {
 		u.printf("  %v\n", err)
 	}
 	if more := b.rows - len(b.first); more > 0 {
 		u.printf("  and %d more\n", more)
 	}
-}
-
-// counted is a number of things, and are with what follows of them: "1 row", "2 rows are".
-func counted[N int | int64](n N, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
-}
-
-func are[N int | int64](n N, thing string) string { return counted(n, thing) + " " + isAre(n) }
-
-func isAre[N int | int64](n N) string {
-	if n == 1 {
-		return "is"
-	}
-	return "are"
 }
 
 // asParquet refuses an output of another name: what is written is parquet, and what reads it goes by the name.

@@ -28,9 +28,10 @@ func newPlan() *cobra.Command {
 		Long: `plan builds the recipe's graph for a mesh that exists on paper and runs its schedule on a clock of its own: memory of each device by its parts, as train
 predicts it; bytes and time of communication per step, and how much of it nothing hides.
 
+Data that eval names is read, for the memory that ranking it takes, but not downloaded.
+
 With --memory or --tokens-per-s it is for another device, and nothing is computed: the data is read, and of the model its settings and its tokenizer. A folder
-without weights will do, and of a hub id only these small files are fetched. Data that eval names is read, for the memory that ranking it takes, but not
-downloaded. --memory is what such a device has free when training starts: plan says whether
+without weights will do, and of a hub id only these small files are fetched. --memory is what such a device has free when training starts: plan says whether
 the run fits, what then may go to kept activations (batch.replay_budget), or what would make it fit. --tokens-per-s is what it trains, as
 metrics.jsonl of a run of this model on one of them has it; without it there is no time of computing. The device is a GPU, or where the recipe says
 train.device: cpu a processor as this one.
@@ -104,7 +105,7 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 
 // calibrated opens a recipe and measures what computing takes on this machine.
 func calibrated(ctx context.Context, r recipe.Recipe, ranks, steps int, obs recipe.Observer) (*recipe.Run, recipe.Rates, error) {
-	x, err := recipe.Open(ctx, r, obs)
+	x, err := recipe.OpenToPlan(ctx, r, obs)
 	if errors.Is(err, hfmodel.ErrNoWeights) {
 		err = fmt.Errorf("%w; --memory or --tokens-per-s plan without weights", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
@@ -167,7 +168,7 @@ func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 	u := newUI(cmd.ErrOrStderr(), false)
 	told := reranker.Progress(func(done, total int) {
 		if u.due(done == total) {
-			u.printf("%d of %d pairs reranked\n", done, total)
+			u.printf("%d of %s reranked\n", done, spelling.Count(total, "pair", "pairs"))
 		}
 	})
 	opts := []reranker.Option{told, reranker.Warn(notes(cmd)), reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
@@ -277,7 +278,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 			return err
 		}
 		if u.due(int64(read) == t.Rows()) {
-			u.printf("%d of %d pairs\n", read, t.Rows())
+			u.printf("%d of %s\n", read, spelling.Count(t.Rows(), "pair", "pairs"))
 		}
 	}
 	if err := f.bad.all(t); err != nil {
@@ -286,10 +287,10 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	if err := write.close(); err != nil {
 		return err
 	}
-	u.printf("%d scores written to %s\n", done, outputName(f.output))
+	u.printf("%s written to %s\n", spelling.Count(done, "score", "scores"), outputName(f.output))
 	sayCut(u, cut, r)
 	if empty > 0 {
-		u.printf("%s with an empty query or document, scored as such\n", counted(empty, "pair"))
+		u.printf("%s with an empty query or document, scored as such\n", spelling.Count(empty, "pair", "pairs"))
 	}
 	f.bad.say(u)
 	return nil
@@ -297,7 +298,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 
 func sayCut(u *ui, cut int, r *reranker.Reranker) {
 	if cut > 0 {
-		u.printf("%d pairs were longer than %d tokens and cut\n", cut, r.MaxLength())
+		u.printf("%s longer than %s and cut\n", spelling.Count(cut, "pair was", "pairs were"), spelling.Count(r.MaxLength(), "token", "tokens"))
 	}
 }
 

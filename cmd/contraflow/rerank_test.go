@@ -47,7 +47,9 @@ func TestReranker(t *testing.T) {
 	dir := workspace(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	recipe := rerankRecipe(t, dir, goldens.Path(t, "bert/minilm-tiny"), "")
-	succeed(t, "train", "-c", recipe)
+	if r := succeed(t, "train", "-c", recipe); strings.Count(r.stderr, `"base":0.6`) != 2 || !strings.Contains(r.stderr, " from 0.6") {
+		t.Errorf("not every evaluation has BM25's figure beside the model's:\n%s", r.stderr)
+	}
 	task := []string{"--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")}
 	// LoRA's factors are merged into what is saved.
 	succeed(t, "train", "-c", recipe, "--out", at("lora"), "--set", "model.lora={rank: 4, targets: all-linear}", "--set", "optimizer.lr=5e-3")
@@ -58,6 +60,11 @@ func TestReranker(t *testing.T) {
 		r := succeed(t, append([]string{"rerank", "--model", at(run + "/model"), "--top", "20", "--json"}, task...)...)
 		if err := json.Unmarshal([]byte(r.stdout), &scores); err != nil || want == 0 || math.Abs(scores["reranker"]["ndcg@10"]-want) > 1e-9 {
 			t.Errorf("%s: nDCG@10 was %v in training, now %s, %v", run, want, r.stdout, err)
+		}
+		base, _ := lines[len(lines)-1]["base"].(float64) // what BM25 had before
+		all, _ := lines[len(lines)-1]["eval"].(map[string]any)
+		if b := scores["bm25"]; base == 0 || base == want || base != b["ndcg@10"] || all["base_map"] != b["map"] || all["base_mrr@10"] != b["mrr@10"] {
+			t.Errorf("%s: BM25's figures were %v and %v in training, now %v", run, base, all, b)
 		}
 	}
 	if r := succeed(t, append([]string{"rerank", "--model", at("run/model"), "--first", goldens.Path(t, "bert/minilm-tiny")}, task...)...); strings.Count(r.stdout, "\n") < 5 || !strings.Contains(r.stdout, "fused with BM25") || !strings.Contains(r.stderr, "queries embedded\n") || !strings.Contains(r.stderr, " pairs reranked\n") {

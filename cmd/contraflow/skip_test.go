@@ -96,7 +96,7 @@ func TestSkipTexts(t *testing.T) {
 				t.Errorf("%s of %s: exit code %d, want %q in\n%s", c.args[0], in, r.code, why, r.stderr)
 			}
 		}
-		if r := run("null.jsonl", "bad-"+c.output, "--on-error", "skip"); r.code != 1 || !strings.Contains(r.stderr, "none of 1 rows can be used; the first: ") {
+		if r := run("null.jsonl", "bad-"+c.output, "--on-error", "skip"); r.code != 1 || !strings.Contains(r.stderr, "none of 1 row can be used; the first: ") {
 			t.Errorf("%s: exit code %d\n%s", c.args[0], r.code, r.stderr)
 		}
 		if r := run("all.jsonl", "bad-"+c.output, "--on-error", "go"); r.code != 2 || !strings.Contains(r.stderr, `--on-error is "go", want stop or skip`) {

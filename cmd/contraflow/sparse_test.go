@@ -75,6 +75,12 @@ save: {dir: %q}
 	if len(all.IDs) != len(all.Weights) || len(all.IDs) < 4 || len(some.IDs) != 3 || len(some.Weights) != 3 {
 		t.Errorf("%+v, at most three %+v", all, some)
 	}
+	succeed(t, "mine", "--model", model, "--input", at("train.parquet"), "--output", at("mined.parquet"), "--num-negatives", "1")
+	if mined, err := dataset.OpenTable(t.Context(), []string{at("mined.parquet")}); err != nil || mined.Rows() == 0 {
+		t.Errorf("nothing is mined: %v", err)
+	} else {
+		mined.Close()
+	}
 	scored := map[string]string{} // by products, whether --dot says so or not
 	for _, more := range [][]string{nil, {"--dot"}} {
 		out := at(fmt.Sprintf("scored%d.parquet", len(more)))
@@ -94,7 +100,6 @@ save: {dir: %q}
 		"--max-active is for sparse":      {"embed", "--model", goldens.Path(t, "bert/minilm-tiny"), "--text", "a", "--max-active", "2"},
 		"--parts is for models of kind":   {"embed", "--model", model, "--text", "a", "--parts"},
 		"are not cut":                     {"embed", "--model", model, "--text", "a", "--dimensions", "2"},
-		"mines no negatives":              {"mine", "--model", model, "--input", at("train.parquet"), "--output", at("mined.parquet"), "--num-negatives", "1"},
 		"model.kind: sparse trains it":    {"train", "-c", recipe, "--set", "model.kind=embedder", "--set", "loss.flops=null", "--out", at("r")},
 	} {
 		if r := contraflow(t, "", args...); r.code == 0 || !strings.Contains(r.stderr, want) {

@@ -15,6 +15,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/recipe"
 )
 
@@ -146,6 +147,9 @@ func (u *ui) observer(every int) recipe.Observer {
 		Eval: func(e recipe.Evaluation) {
 			if u.log != nil {
 				fields := []zap.Field{zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value)}
+				if e.Base != nil {
+					fields = append(fields, zap.Float64("base", *e.Base))
+				}
 				for _, t := range e.Figures() {
 					fields = append(fields, zap.Float64(t.Key(), t.Value))
 				}
@@ -203,7 +207,7 @@ func (u *ui) index(done, total int64) {
 	if u.log != nil && u.due(done == total) {
 		u.log.Info("reading the data", zap.Int64("rows", done), zap.Int64("of", total))
 	} else if u.log == nil && u.due(done == total) {
-		u.printf("reading the data: %d of %d rows\n", done, total)
+		u.printf("reading the data: %d of %s\n", done, spelling.Count(total, "row", "rows"))
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"contraflow/io/spelling"
 )
 
 // Candidates are queries with texts to rank: of each those that are relevant, and others.
@@ -103,13 +105,13 @@ func (c *Candidates) add(query string, positives, texts []string, ranked, foundA
 func (c *Candidates) noteLeftOut(path string, of int64, note func(string)) {
 	var why []string
 	if c.Without > 0 {
-		why = append(why, fmt.Sprintf("%d have no positive", c.Without))
+		why = append(why, spelling.Count(c.Without, "has no positive", "have no positive"))
 	}
 	if c.Alone > 0 {
-		why = append(why, fmt.Sprintf("%d have no other candidate", c.Alone))
+		why = append(why, spelling.Count(c.Alone, "has no other candidate", "have no other candidate"))
 	}
 	if why != nil {
-		note(fmt.Sprintf("%s: of %d queries %s: they are left out, for they tell nothing of a model", path, of, strings.Join(why, " and ")))
+		note(fmt.Sprintf("%s: of %s %s: left out, for such a query tells nothing of a model", path, spelling.Count(of, "query", "queries"), strings.Join(why, " and ")))
 	}
 }
 

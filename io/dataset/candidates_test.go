@@ -30,15 +30,15 @@ func TestLoadCandidates(t *testing.T) {
 	}{
 		"negatives": {CandidateColumns{Query: "q", Positive: "p", Negative: "n", Found: true}, Candidates{ // which is of documents alone
 			Queries: []string{"twice", "missed", "both"}, Texts: [][]string{{"x", "y"}, {"x", "z", "y"}, {"x", "y", "x"}}, Relevant: [][]bool{{yes, no}, {yes, yes, no}, {yes, no, no}}, Without: 1, Alone: 2,
-		}, "of 6 queries 1 have no positive and 2 have no other candidate: they are left out, for they tell nothing of a model"},
+		}, "of 6 queries 1 has no positive and 2 have no other candidate: left out, for such a query tells nothing of a model"},
 		"documents": {CandidateColumns{Query: "q", Positive: "p", Documents: "d"}, Candidates{
 			Queries: []string{"twice", "missed", "both", "none"}, Texts: [][]string{{"x", "y", "y"}, {"x", "z", "y"}, {"x", "y"}, {"x", "y"}}, Relevant: [][]bool{{yes, no, no}, {yes, yes, no}, {yes, no}, {yes, no}},
 			Given: [][]bool{{yes, no, no, yes}, {no, yes, yes}, {yes, no}, {no}}, Without: 1, Alone: 1,
-		}, "of 6 queries 1 have no positive and 1 have no other candidate: they are left out, for they tell nothing of a model"},
+		}, "of 6 queries 1 has no positive and 1 has no other candidate: left out, for such a query tells nothing of a model"},
 		"found": {CandidateColumns{Query: "q", Positive: "p", Documents: "d", Found: true}, Candidates{
 			Queries: []string{"twice", "missed", "both", "none", "all"}, Texts: [][]string{{"x", "y", "y", "x"}, {"y", "x"}, {"x", "y"}, {"y"}, {"x"}}, Relevant: [][]bool{{yes, no, no, yes}, {no, yes}, {yes, no}, {no}, {yes}},
 			Given: [][]bool{{yes, no, no, yes}, {no, yes, yes}, {yes, no}, {no}, {yes}}, Missed: []int{0, 1, 0, 1, 0}, Without: 1,
-		}, "of 6 queries 1 have no positive: they are left out, for they tell nothing of a model"},
+		}, "of 6 queries 1 has no positive: left out, for such a query tells nothing of a model"},
 	} {
 		note, url := "", "candidates://x"
 		got, err := LoadCandidates(WithNote(t.Context(), func(m string) { note += m }), url, c.columns)

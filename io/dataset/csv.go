@@ -9,6 +9,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"contraflow/io/spelling"
 )
 
 // Files of separated values become JSON lines as they are opened: an object of strings for each row, in the same temporary file that
@@ -254,9 +256,9 @@ func (c *csvReader) wrong(err error) error {
 	var parse *csv.ParseError
 	switch {
 	case errors.Is(err, errLongRow):
-		return fail(ErrCorrupt, "%s: after %d rows: %w, above %d MiB: is a quote not closed?", c.path, c.rows, errLongRow, c.in.max>>20)
+		return fail(ErrCorrupt, "%s: after %s: %w, above %d MiB: is a quote not closed?", c.path, spelling.Count(c.rows, "row", "rows"), errLongRow, c.in.max>>20)
 	case !errors.As(err, &parse):
-		return fmt.Errorf("%s: after %d rows: %w", c.path, c.rows, err)
+		return fmt.Errorf("%s: after %s: %w", c.path, spelling.Count(c.rows, "row", "rows"), err)
 	}
 	return fail(ErrCorrupt, "%s:%d: the row that begins here has a quote out of place (in line %d, byte %d): a field with quotes in it is in quotes itself, and has them twice",
 		c.path, parse.StartLine, parse.Line, parse.Column)

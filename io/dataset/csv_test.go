@@ -93,7 +93,7 @@ func TestCSVRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.in.max = 4 << 20
-	if _, err := io.ReadAll(c); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.csv: after 1 rows: a row is too long, above 4 MiB: is a quote not closed?") {
+	if _, err := io.ReadAll(c); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.csv: after 1 row: a row is too long, above 4 MiB: is a quote not closed?") {
 		t.Errorf("a quote that nothing closes: %v", err)
 	}
 	// The limit is a row's: many rows may have more.

@@ -3,6 +3,8 @@ package dataset
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -51,20 +53,40 @@ func NanoTask(name string) (string, error) {
 	return "", fmt.Errorf("NanoBEIR has no task %q%s %s", name, but, strings.Join(known, ", "))
 }
 
-// CheckNano tells whether id is that of a dataset on the hub.
+// nanoFolder tells whether a dataset of tasks is a folder on this machine, as the hub's client or git brings it here, and no id.
+func nanoFolder(id string) bool {
+	info, err := os.Stat(id)
+	return err == nil && info.IsDir()
+}
+
+// CheckNano tells whether id is that of a dataset on the hub, or a folder.
 func CheckNano(id string) error {
+	if nanoFolder(id) {
+		return nil
+	}
 	if owner, name, ok := strings.Cut(id, "/"); !ok || owner == "" || name == "" || strings.ContainsAny(id, "?\\") || strings.Count(id, "/") > 1 {
-		return fmt.Errorf("%q is no id of a dataset on the Hugging Face hub: want one in NanoBEIR's layout, such as %s", id, NanoBEIR)
+		return fmt.Errorf("%q is no id of a dataset on the Hugging Face hub, nor a folder: want one in NanoBEIR's layout, such as %s", id, NanoBEIR)
 	}
 	return nil
 }
 
-// nanoURL is a configuration of a task.
-func nanoURL(id, config, task string) string {
-	return fmt.Sprintf("hf://datasets/%s?config=%s&split=%s", id, config, task)
+// NanoPath is where a dataset of tasks is: the folder, or the URL of an id.
+func NanoPath(id string) string {
+	if nanoFolder(id) {
+		return id
+	}
+	return "hf://datasets/" + id
 }
 
-// LoadNanoRetrieval reads a task of NanoBEIR, by a name that [NanoTask] gives, from a dataset on the hub in its layout. Queries and documents have ids and texts,
+// nanoURL is a configuration of a task: in a folder the files that have both names, as the hub has them of all such datasets.
+func nanoURL(id, config, task string) string {
+	if nanoFolder(id) {
+		return globIn(filepath.Join(id, config), task+"-*")
+	}
+	return fmt.Sprintf("%s?config=%s&split=%s", NanoPath(id), config, task)
+}
+
+// LoadNanoRetrieval reads a task of NanoBEIR, by a name that [NanoTask] gives, from a dataset on the hub in its layout, or a folder that has its files. Queries and documents have ids and texts,
 // and no titles; those whose text is empty are not there. All documents that are judged are as relevant.
 func LoadNanoRetrieval(ctx context.Context, id, task string) (*Retrieval, error) {
 	r := &Retrieval{Ascending: true}

@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -99,7 +100,7 @@ func TestNanoCandidates(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
 	}
-	if len(notes) != 1 || !strings.Contains(notes[0], "of 3 queries 1 have no other candidate") {
+	if len(notes) != 1 || !strings.Contains(notes[0], "of 3 queries 1 has no other candidate") {
 		t.Errorf("notes %q", notes)
 	}
 	got, err = LoadNanoCandidates(ctx, "org/nano", "NanoNQ", 2, true)
@@ -115,6 +116,43 @@ func TestNanoCandidates(t *testing.T) {
 	nanoHub(t, nothing)
 	if got, err := LoadNanoCandidates(ctx, "org/nano", "NanoNQ", 2, true); err != nil || !slices.Equal(got.Missed, []int{2}) {
 		t.Errorf("of a query for which BM25 finds nothing: %+v (%v)", got, err)
+	}
+}
+
+// A folder with the dataset's files is as good as the dataset.
+func TestNanoFolder(t *testing.T) {
+	nanoHub(t, nanoFiles)
+	files := map[string]string{}
+	for name, content := range nanoFiles {
+		config := strings.TrimSuffix(name, ".jsonl")
+		first, rest, _ := strings.Cut(content, "\n") // in two files, as large tables are
+		files["a [b]/"+config+"/NanoNQ-00000-of-00002.jsonl"], files["a [b]/"+config+"/NanoNQ-00001-of-00002.jsonl"] = first+"\n", rest
+		files["a [b]/"+config+"/NanoNQSecond-00000-of-00001.jsonl"] = content
+	}
+	dir := t.TempDir()
+	for name, content := range files {
+		name = filepath.Join(dir, filepath.FromSlash(name))
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	folder := filepath.Join(dir, "a [b]")
+	want, err := LoadNanoRetrieval(t.Context(), "org/nano", "NanoNQ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := LoadNanoRetrieval(t.Context(), folder, "NanoNQ"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+	ranked, err := LoadNanoCandidates(t.Context(), "org/nano", "NanoNQ", 2, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := LoadNanoCandidates(t.Context(), folder, "NanoNQ", 2, true); err != nil || !reflect.DeepEqual(got, ranked) {
+		t.Errorf("%+v (%v)\nwant %+v", got, err, ranked)
+	}
+	if _, err := LoadNanoRetrieval(t.Context(), folder, "NanoFEVER"); err == nil || !strings.Contains(err.Error(), "NanoFEVER-*") {
+		t.Errorf("a task that is not there: %v", err)
 	}
 }
 
@@ -172,7 +210,7 @@ func TestNanoNames(t *testing.T) {
 	if _, err := NanoTask("scifakt"); err == nil || !strings.Contains(err.Error(), `NanoBEIR has no task "scifakt"; did you mean scifact? It has climatefever, dbpedia,`) {
 		t.Error(err)
 	}
-	for id, good := range map[string]bool{NanoBEIR: true, "org/name@main": true, "name": false, "a/b/c": false, "/a": false, "a/": false, "a/b?split=x": false, "": false} {
+	for id, good := range map[string]bool{t.TempDir(): true, NanoBEIR: true, "org/name@main": true, "name": false, "a/b/c": false, "/a": false, "a/": false, "a/b?split=x": false, "": false} {
 		if err := CheckNano(id); (err == nil) != good {
 			t.Errorf("%q: %v", id, err)
 		}

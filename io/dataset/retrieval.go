@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/parquet-go/parquet-go"
+
+	"contraflow/io/spelling"
 )
 
 // Evaluation sets, which are small enough to be held in memory.
@@ -50,19 +52,19 @@ type MissedJudgement struct {
 func (r *Retrieval) Note() string {
 	var notes []string
 	if r.Unknown > 0 {
-		notes = append(notes, fmt.Sprintf("%d judgements name queries that are not there, and are left out", r.Unknown))
+		notes = append(notes, spelling.Count(r.Unknown, "judgement names a query that is not there, and is left out", "judgements name queries that are not there, and are left out"))
 	}
 	if n := len(r.Missed); n > 0 {
-		notes = append(notes, fmt.Sprintf("%d judgements name documents that are not in the corpus, such as %q: those count as not found", n, r.Missed[0].Doc))
+		notes = append(notes, fmt.Sprintf("%s, such as %q: counted as not found", spelling.Count(n, "judgement names a document that is not in the corpus", "judgements name documents that are not in the corpus"), r.Missed[0].Doc))
 	}
 	if r.Repeated > 0 {
-		notes = append(notes, fmt.Sprintf("%d judgements say again what others said, and count once", r.Repeated))
+		notes = append(notes, spelling.Count(r.Repeated, "judgement says again what another said, and counts once", "judgements say again what others said, and count once"))
 	}
 	if r.EmptyDocs > 0 {
-		notes = append(notes, fmt.Sprintf("%d documents are empty, and ranked as such", r.EmptyDocs))
+		notes = append(notes, spelling.Count(r.EmptyDocs, "document is empty, and ranked as such", "documents are empty, and ranked as such"))
 	}
 	if r.LeftOut > 0 {
-		notes = append(notes, fmt.Sprintf("%d queries and documents are empty, and left out, as sentence-transformers does", r.LeftOut))
+		notes = append(notes, spelling.Count(r.LeftOut, "query or document is empty, and left out, as sentence-transformers does", "queries and documents are empty, and left out, as sentence-transformers does"))
 	}
 	return strings.Join(notes, "; ")
 }
@@ -180,7 +182,7 @@ func loadRetrieval(ctx context.Context, queries, corpus, qrels string) (*Retriev
 		if strangerDoc != "" {
 			what = fmt.Sprintf("document %q is not in %s", strangerDoc, corpus)
 		}
-		return nil, fail(ErrMissingColumn, "%s: none of its %d judgements is about a query and a document that exist; for one, %s", qrels, r.Unknown+len(r.Missed), what)
+		return nil, fail(ErrMissingColumn, "%s: none of its %s is about a query and a document that exist; for one, %s", qrels, spelling.Count(r.Unknown+len(r.Missed), "judgement", "judgements"), what)
 	}
 	return r, nil
 }

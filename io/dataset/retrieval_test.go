@@ -59,7 +59,7 @@ func TestRetrievalNote(t *testing.T) {
 		"3 documents are empty, and ranked as such":                      {EmptyDocs: 3},
 		"2 judgements name queries that are not there, and are left out": {Unknown: 2},
 		"4 judgements say again what others said, and count once":        {Repeated: 4},
-		`1 judgements name queries that are not there, and are left out; 1 judgements name documents that are not in the corpus, such as "d": those count as not found`: {Unknown: 1, Missed: []MissedJudgement{{0, "d", 1}}},
+		`1 judgement names a query that is not there, and is left out; 1 judgement names a document that is not in the corpus, such as "d": counted as not found`: {Unknown: 1, Missed: []MissedJudgement{{0, "d", 1}}},
 	} {
 		if got := r.Note(); got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -204,7 +204,7 @@ func TestRetrievalErrors(t *testing.T) {
 	})
 	at := func(name string) string { return filepath.Join(folder, name) }
 	for _, c := range []struct{ queries, corpus, qrels, want string }{
-		{"q.jsonl", "q.jsonl", "other.tsv", `none of its 1 judgements is about a query and a document that exist; for one, query "7" is not in`},
+		{"q.jsonl", "q.jsonl", "other.tsv", `none of its 1 judgement is about a query and a document that exist; for one, query "7" is not in`},
 		{"q.jsonl", "q.jsonl", "none.tsv", "none.tsv: no rows"},
 		{"q.jsonl", "q.jsonl", "short.tsv", "short.tsv:2: the row has 2 fields where the first line names 3 columns"},
 		{"q.jsonl", "q.jsonl", "word.tsv", `word.tsv:2: query "1", document "2", relevance "yes": want two ids and a whole number`},

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"contraflow/io/spelling"
 )
 
 // SamplerConfig says how rows become contrastive batches.
@@ -99,7 +101,7 @@ func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error)
 	case rows == 0:
 		return nil, fail(ErrNoFiles, "the data has no rows")
 	case rows <= int64(len(cfg.Skip)):
-		return nil, fail(ErrBadRow, "none of the %d rows can be used", rows)
+		return nil, fail(ErrBadRow, "none of the %s can be used", spelling.Count(rows, "row", "rows"))
 	case cfg.Lengths != nil && !cfg.Shuffle:
 		return nil, fmt.Errorf("batch.by_length needs data.shuffle: rows in their own order have the lengths they have")
 	case cfg.DropLast && int64(cfg.GlobalSize) > usable:

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"io"
+
+	"contraflow/io/spelling"
 )
 
 // OpenTableFrom is [OpenTable] of rows that do not come from a file, such as standard input: JSON lines, or one JSON array. They are read to their end, into
@@ -27,7 +29,7 @@ func OpenTableFrom(ctx context.Context, name string, in io.Reader, withBad bool)
 	})
 	if values && len(t.json) == 0 && (err == nil || errors.Is(err, ErrBadRow)) {
 		if err == nil {
-			err = fail(ErrCorrupt, "%s: none of %d rows is an object of JSON", name, t.Rows())
+			err = fail(ErrCorrupt, "%s: none of %s is an object of JSON", name, spelling.Count(t.Rows(), "row", "rows"))
 		}
 		err = fail(ErrCorrupt, "%v; the first line looks like CSV or TSV, where JSON lines are read: a file of such values is read by its name, x.csv or x.tsv", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"github.com/parquet-go/parquet-go/format"
+
+	"contraflow/io/spelling"
 )
 
 // Token ids at rest, as contraflow prep writes them. Beside a column of texts, "query", stand
@@ -136,7 +138,7 @@ func (d *Dataset) settleTokens() error {
 		d.cut += n
 	}
 	if d.cut > 0 {
-		d.notes = append(d.notes, fmt.Sprintf("%d texts were longer than max_length {query: %d, document: %d} when contraflow prep made their token ids, and cut", d.cut, d.tokens.Query.MaxLength, d.tokens.Document.MaxLength))
+		d.notes = append(d.notes, fmt.Sprintf("%s longer than max_length {query: %d, document: %d} when contraflow prep made the token ids, and cut", spelling.Count(d.cut, "text was", "texts were"), d.tokens.Query.MaxLength, d.tokens.Document.MaxLength))
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -200,8 +201,40 @@ type repository struct {
 	files  []string
 }
 
-// list asks for the commit and the names of all files.
-func (h *hub) list(ctx context.Context) (repo repository, err error) {
+// listings are those that a context has.
+type listings struct {
+	sync.Mutex
+	known map[string]repository
+}
+
+type listingsKey struct{}
+
+// ListOnce has what is given the context ask the hub once which files a repository has, and go by that answer: for who reads many files of one, at one
+// commit then.
+func ListOnce(ctx context.Context) context.Context {
+	return context.WithValue(ctx, listingsKey{}, &listings{known: map[string]repository{}})
+}
+
+// list is the commit and the names of all files.
+func (h *hub) list(ctx context.Context) (repository, error) {
+	once, _ := ctx.Value(listingsKey{}).(*listings)
+	if once == nil {
+		return h.askList(ctx)
+	}
+	once.Lock() // also while the hub is asked, whom several would ask the same
+	defer once.Unlock()
+	key := strings.Join([]string{h.endpoint.String(), h.kind, h.id, h.revision}, " ")
+	if repo, known := once.known[key]; known {
+		return repo, nil
+	}
+	repo, err := h.askList(ctx)
+	if err == nil {
+		once.known[key] = repo
+	}
+	return repo, err
+}
+
+func (h *hub) askList(ctx context.Context) (repo repository, err error) {
 	parts := append([]string{"api", h.kind}, strings.Split(h.id, "/")...)
 	address := h.address(append(parts, "revision", h.revision)...)
 	var answer struct {

@@ -1,6 +1,7 @@
 package hfmodel
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -30,6 +31,41 @@ func serveData(t *testing.T, h *fakeHub) (s *httptest.Server, cache string) {
 	t.Setenv("HF_HUB_CACHE", cache)
 	t.Setenv("HF_ENDPOINT", s.URL)
 	return s, cache
+}
+
+// The hub is asked once for the files of a dataset where a context says so, and else each time.
+func TestListOnce(t *testing.T) {
+	noEnvironment(t)
+	h := newFakeHub(t)
+	h.files = map[string]string{"README.md": "card", "a/train.jsonl": "{}\n", "b/train.jsonl": "{}\n"}
+	serveData(t, h)
+	asked := func(ctx context.Context, refs ...string) (n int) {
+		h.seen()
+		for _, ref := range refs {
+			if _, err := Data(ctx, "hf://datasets/org/"+ref, Options{}); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, r := range h.seen() {
+			if r == "GET listing" {
+				n++
+			}
+		}
+		return n
+	}
+	for _, c := range []struct {
+		once bool
+		want int
+		refs []string
+	}{{false, 2, []string{"name/a", "name/b"}}, {true, 1, []string{"name/a", "name/b", "name/a"}}, {true, 2, []string{"name@main/a", "name@" + h.commit + "/a", "name/b"}}} {
+		ctx := t.Context()
+		if c.once {
+			ctx = ListOnce(ctx)
+		}
+		if n := asked(ctx, c.refs...); n != c.want {
+			t.Errorf("%q: the hub was asked %d times, want %d", c.refs, n, c.want)
+		}
+	}
 }
 
 func TestData(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 )
 
 const beirFolder = "beir"
@@ -22,7 +23,8 @@ type BEIRStats struct {
 }
 
 func (s *BEIRStats) String() string {
-	return fmt.Sprintf("%d queries of the development part, %d documents of all rows (the first %d are that part's), %d judgements", s.Queries, s.Documents, s.DevDocuments, s.Judgements)
+	return fmt.Sprintf("%s of the development part, %s of all rows (the first %d %s that part's), %s", spelling.Count(s.Queries, "query", "queries"), spelling.Count(s.Documents, "document", "documents"),
+		s.DevDocuments, spelling.Form(s.DevDocuments, "is", "are"), spelling.Count(s.Judgements, "judgement", "judgements"))
 }
 
 // writeBEIR writes the dev part, the first dev of the written rows, as a retrieval task: each distinct query, and that its positives are relevant to

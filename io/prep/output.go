@@ -15,6 +15,7 @@ import (
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
 	"contraflow/io/internal/filelock"
+	"contraflow/io/spelling"
 )
 
 // What a run leaves: shards, card.json, README.md (the dataset card that Hugging Face's hub shows), and at last _SUCCESS.
@@ -257,7 +258,7 @@ func (c *Card) Markdown() string {
 	if c.Config.Split.Dev > 0 {
 		b.WriteString("  - split: dev\n    path: dev-*.parquet\n")
 	}
-	fmt.Fprintf(&b, "---\n\n# Dataset\n\nMade by `contraflow prep`: %d rows read, %d for training, %d for development.\n\n", c.Rows, c.Train, c.Dev)
+	fmt.Fprintf(&b, "---\n\n# Dataset\n\nMade by `contraflow prep`: %s read, %d for training, %d for development.\n\n", spelling.Count(c.Rows, "row", "rows"), c.Train, c.Dev)
 	if c.Repeated > 0 {
 		fmt.Fprintf(&b, "Of the rows for training %d are repeats of others (`mix`).\n\n", c.Repeated)
 	}
@@ -277,7 +278,7 @@ func (c *Card) Markdown() string {
 	b.WriteString("\n## Lengths\n\n")
 	if n := c.Cut(); n > 0 {
 		m := c.Config.Tokenize.MaxLength
-		fmt.Fprintf(&b, "%d texts were longer than `tokenize.max_length` (query %d, document %d) and cut: their lengths are of what is left.\n\n", n, m.Query, m.Document)
+		fmt.Fprintf(&b, "%s longer than `tokenize.max_length` (query %d, document %d) and cut: lengths are of what is left.\n\n", spelling.Count(n, "text was", "texts were"), m.Query, m.Document)
 	}
 	b.WriteString("| column | unit | mean | median | 90 % | 99 % | longest | cut |\n|---|---|---|---|---|---|---|---|\n")
 	var columns []string

@@ -512,7 +512,7 @@ func TestTokens(t *testing.T) {
 		t.Errorf("%+v", d.Tokens())
 	}
 	all := cut["query"] + cut["positive"] + cut["negs"]
-	if note := fmt.Sprintf("[%d texts were longer than max_length {query: 8, document: 12} when contraflow prep made their token ids, and cut]", all); len(cut) < 3 || s.Cut() != all || d.Cut() != all || fmt.Sprint(d.Notes()) != note {
+	if note := fmt.Sprintf("[%d texts were longer than max_length {query: 8, document: 12} when contraflow prep made the token ids, and cut]", all); len(cut) < 3 || s.Cut() != all || d.Cut() != all || fmt.Sprint(d.Notes()) != note {
 		t.Errorf("%v are cut, counted %d, and of the files %d: %q", cut, s.Cut(), d.Cut(), d.Notes())
 	}
 	readme := files(t, c.Output.Dir)["README.md"]
@@ -521,7 +521,7 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s: %d are cut, want %d: %s", column, h.Cut, n, readme)
 		}
 	}
-	if line := fmt.Sprintf("\n%d texts were longer than `tokenize.max_length` (query 8, document 12) and cut: their lengths are of what is left.\n", all); !strings.Contains(readme, line) {
+	if line := fmt.Sprintf("\n%d texts were longer than `tokenize.max_length` (query 8, document 12) and cut: lengths are of what is left.\n", all); !strings.Contains(readme, line) {
 		t.Errorf("no %q in %s", line, readme)
 	}
 	pairs := src

@@ -25,7 +25,8 @@ type Mining struct {
 var mineRows, minePartRows = 8192, 512
 
 // Mine finds hard negatives for pairs among their corpus, by what the model says of the texts. short is how many pairs got too few, and have no row.
-// The embeddings of all texts are in memory, or with Weights the parts of all queries.
+// The embeddings of all texts are in memory, of sparse ones the active features, or with Weights the parts of all queries. Scores are cosines, of sparse
+// embeddings their products, which margins and bounds are then of.
 func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
 	if err := m.check(); err != nil {
 		return nil, 0, err
@@ -37,14 +38,14 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 		query, document := e.RolePrompts()
 		m.Prompts = &[2]string{query, document}
 	}
-	if e.Sparse() {
-		return nil, 0, errors.New("a sparse encoder mines no negatives: margins and bounds are of cosines, and its embeddings are compared by their products; mine with a dense model, or with a model of kind m3 by --part sparse")
-	}
 	if m.Weights == nil && e.VectorsAlone() {
 		m.Weights = onlyVectors
 	}
 	if m.Weights != nil {
 		return e.mineParts(ctx, p, m)
+	}
+	if e.Sparse() {
+		return e.mineSparse(ctx, p, m)
 	}
 	queries, err := e.mined(ctx, Query, m, m.Prompts[0], p.Queries)
 	if err != nil {

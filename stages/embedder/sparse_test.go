@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
 	"contraflow/io/safetensors"
 	"contraflow/stages/mine"
@@ -249,17 +251,83 @@ func TestSparseErrors(t *testing.T) {
 			t.Errorf("%s: %v", kind, err)
 		}
 	}
-	e, err := Load(dir)
+	if _, err := Load(headless); !errors.Is(err, safetensors.ErrNoTensor) || !strings.Contains(err.Error(), "cls.predictions.transform.dense.weight") {
+		t.Errorf("without the head: %v", err)
+	}
+}
+
+// Negatives of a sparse encoder are the documents of the largest products of embeddings as they are, whatever is embedded and compared at a time, and margins are
+// of products.
+func TestMineSparse(t *testing.T) {
+	dir, _, _ := sparseGolden(t)
+	weighed, _ := weighedFolder(t, true)
+	for name, dir := range map[string]string{"queries as documents": dir, "queries of weights": weighed} {
+		t.Run(name, func(t *testing.T) { testMineSparse(t, dir) })
+	}
+}
+
+func testMineSparse(t *testing.T, dir string) {
+	defer func(n int) { sparseBlock = n }(sparseBlock)
+	e, err := Load(dir, OnDevice(ref.New()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	pairs := mine.Pair([]string{"a", "b"}, []string{"c", "d"}, []string{"c", "d", "e"})
-	if _, _, err := e.Mine(context.Background(), pairs, Mining{Options: mine.Options{Negatives: 1}}); err == nil || !strings.Contains(err.Error(), "sparse encoder mines no negatives") {
-		t.Errorf("mining: %v", err)
+	words := strings.Fields("river stone house light water paper green small night field")
+	var queries, positives, corpus []string
+	for i, w := range words {
+		queries, positives = append(queries, "the "+w), append(positives, w+" and "+words[(i+3)%len(words)])
+		corpus = append(corpus, "a "+w, words[(i+1)%len(words)]+" of "+w)
 	}
-	if _, err := Load(headless); !errors.Is(err, safetensors.ErrNoTensor) || !strings.Contains(err.Error(), "cls.predictions.transform.dense.weight") {
-		t.Errorf("without the head: %v", err)
+	p := mine.Pair(queries, positives, corpus)
+	prompts := [2]string{"q ", "d "}
+	vecs := map[string][]float32{}
+	for k, texts := range [][]string{p.Queries, p.Corpus} {
+		for _, text := range texts {
+			vec := make([]float32, e.Size())
+			if _, err := e.EmbedAs(t.Context(), []Role{Query, Document}[k], "", []string{prompts[k] + text}, vec); err != nil {
+				t.Fatal(err)
+			}
+			vecs[prompts[k]+text] = vec
+		}
+	}
+	margin, rows := 0.02, 0
+	for _, block := range []int{1, 7 * e.Size(), 1 << 30} {
+		for _, relative := range []*float64{nil, &margin} {
+			sparseBlock = block
+			o := mine.Options{Negatives: 3, RangeMax: 100, Fewest: 1, RelativeMargin: relative}
+			got, short, err := e.Mine(t.Context(), p, Mining{Options: o, Prompts: &prompts})
+			if err != nil || len(got)+short != len(p.Rows) {
+				t.Fatalf("%d rows and %d too short of %d: %v", len(got), short, len(p.Rows), err)
+			}
+			rows += len(got)
+			for _, r := range got {
+				q := vecs[prompts[0]+p.Queries[r.Query]]
+				own := product(q, vecs[prompts[1]+p.Corpus[r.Positive]])
+				if math.Abs(own-float64(r.Score)) > 1e-5*own {
+					t.Errorf("a positive scores %v, want %v", r.Score, own)
+				}
+				var want []float64
+				for d, text := range p.Corpus {
+					s := product(q, vecs[prompts[1]+text])
+					if d != r.Positive && (relative == nil || s <= own*(1-margin)) {
+						want = append(want, s)
+					}
+				}
+				slices.SortFunc(want, func(a, b float64) int { return cmp.Compare(b, a) })
+				if want = want[:min(3, len(want))]; len(want) != len(r.Negatives) {
+					t.Fatalf("%d negatives, want %v", len(r.Negatives), want)
+				}
+				for i, h := range r.Negatives {
+					if s := product(q, vecs[prompts[1]+p.Corpus[h.Doc]]); math.Abs(s-want[i]) > 1e-5*want[i] || math.Abs(float64(h.Score)-s) > 1e-5*s {
+						t.Errorf("blocks of %d: negative %d scores %v by its embedding %v, want %v", block, i, h.Score, s, want[i])
+					}
+				}
+			}
+		}
+	}
+	if rows < 30 {
+		t.Errorf("%d rows of all", rows)
 	}
 }
 

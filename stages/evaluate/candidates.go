@@ -1,12 +1,12 @@
 package evaluate
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"contraflow/io/spelling"
 )
 
 // Candidates is how well a model's scores put the relevant ones of a query's given candidates before the others: sentence-transformers'
@@ -223,7 +223,7 @@ func (c *Candidates) String() string {
 		}
 		return strings.Join(parts, ", ")
 	}
-	text := fmt.Sprintf("%s, %d queries", line(c.Means), c.Queries)
+	text := fmt.Sprintf("%s, %s", line(c.Means), spelling.Count(c.Queries, "query", "queries"))
 	if c.Before != nil {
 		text += "; in the order of the file " + line(c.Before)
 	}
@@ -245,21 +245,9 @@ func (c *Candidates) Rows(name, before string) []Row {
 // MarshalJSON gives the means by their measures' names, in their order, and those of the given order with base_ before them as sentence-transformers has
 // it: {"ndcg@10": 0.8, "mrr@10": 0.7, "map": 0.6, "queries": 375}.
 func (c *Candidates) MarshalJSON() ([]byte, error) {
-	var b bytes.Buffer
-	b.WriteByte('{')
-	add := func(before string, values []float64) error {
-		for i, v := range values {
-			js, err := json.Marshal(v)
-			if err != nil {
-				return fmt.Errorf("%s: %w", c.Measures[i], err)
-			}
-			fmt.Fprintf(&b, "%q:%s,", before+c.Measures[i].String(), js)
-		}
-		return nil
-	}
-	if err := errors.Join(add("", c.Means), add("base_", c.Before)); err != nil {
+	means, err := meansJSON(c.Measures, c.Means, c.Before)
+	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(&b, `"queries":%d}`, c.Queries)
-	return b.Bytes(), nil
+	return fmt.Appendf(means, `"queries":%d}`, c.Queries), nil
 }

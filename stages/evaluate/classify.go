@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"contraflow/io/spelling"
 )
 
 // PairClassification is how well a model's scores tell pairs of texts that belong together from pairs that don't. Its measures are those of
@@ -103,7 +105,7 @@ type Triplets struct {
 
 // String is a line of the figures.
 func (t Triplets) String() string {
-	return fmt.Sprintf("accuracy %.4f, %d triplets", t.Accuracy, t.Triplets)
+	return fmt.Sprintf("accuracy %.4f, %s", t.Accuracy, spelling.Count(t.Triplets, "triplet", "triplets"))
 }
 
 // CompareTriplets counts triplets whose positive has a higher score than the negative, by more than margin; entry i of both is triplet i's.

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"contraflow/io/spelling"
 )
 
 // Hit is one document of a ranking, by its number, with the score that put it there.
@@ -23,6 +25,7 @@ type Result struct {
 	Means    []float64   // [measure], over Queries
 	Queries  []int       // numbers of the queries that counted, ascending
 	Values   [][]float64 // [measure][i] for query Queries[i]
+	Before   []float64   // [measure], of the order that was reranked; nil: there was none, or nobody has set it
 
 	Unjudged   int // queries that were left out because no document is judged for them
 	Irrelevant int // queries that counted as 0 because none of their judged documents is relevant
@@ -139,7 +142,7 @@ func nothingJudged(qrels *Qrels) error {
 	if qrels.Queries.Len() == 0 {
 		return fmt.Errorf("there are no queries to evaluate")
 	}
-	return fmt.Errorf("none of the %d queries (%s, ...) has a judged document: there are no judgments", qrels.Queries.Len(), qrels.Queries.examples())
+	return fmt.Errorf("none of the %s (%s, ...) has a judged document: there are no judgments", spelling.Count(qrels.Queries.Len(), "query", "queries"), qrels.Queries.examples())
 }
 
 // Mean is the mean of a measure, and whether the result has it.
@@ -166,9 +169,12 @@ func Average(results ...*Result) (*Result, error) {
 	}
 	first := results[0]
 	all := &Result{Measures: first.Measures, Means: make([]float64, len(first.Measures)), Values: make([][]float64, len(first.Measures))}
+	if first.Before != nil {
+		all.Before = make([]float64, len(first.Measures))
+	}
 	for _, r := range results {
-		if !slices.Equal(r.Measures, first.Measures) {
-			return nil, fmt.Errorf("the average of %v and %v: results must have the same measures", first.Measures, r.Measures)
+		if !slices.Equal(r.Measures, first.Measures) || (r.Before == nil) != (first.Before == nil) {
+			return nil, fmt.Errorf("the average of %v and %v: results must have the same measures, and all or none an order before", first.Measures, r.Measures)
 		}
 		for range r.Queries {
 			all.Queries = append(all.Queries, len(all.Queries))
@@ -176,6 +182,9 @@ func Average(results ...*Result) (*Result, error) {
 		for m := range r.Measures {
 			all.Means[m] += r.Means[m] / float64(len(results))
 			all.Values[m] = append(all.Values[m], r.Values[m]...)
+			if r.Before != nil {
+				all.Before[m] += r.Before[m] / float64(len(results))
+			}
 		}
 		all.Unjudged, all.Irrelevant, all.Unanswered = all.Unjudged+r.Unjudged, all.Irrelevant+r.Irrelevant, all.Unanswered+r.Unanswered
 	}

@@ -1,8 +1,8 @@
 package evaluate
 
 import (
-	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -94,19 +94,30 @@ func (r *Result) note() string {
 	return "queries to note: " + strings.Join(notes, ", ")
 }
 
-// MarshalJSON gives the means by their measures' names, in their order, then the counts: {"ndcg@10": 0.31, "mrr@10":
-// 0.27, "recall@100": 0.8, "map": 0.28, "queries": 2000, "queries_without_judgments": 0, ...}.
+// MarshalJSON gives the means by their measures' names, in their order, those of the order before with base_ before them, then the counts:
+// {"ndcg@10": 0.31, "mrr@10": 0.27, "recall@100": 0.8, "map": 0.28, "queries": 2000, "queries_without_judgments": 0, ...}.
 func (r Result) MarshalJSON() ([]byte, error) {
-	var b bytes.Buffer
-	b.WriteByte('{')
-	for i, m := range r.Measures {
-		value, err := json.Marshal(r.Means[i])
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", m, err)
-		}
-		fmt.Fprintf(&b, "%q:%s,", m.String(), value)
+	means, err := meansJSON(r.Measures, r.Means, r.Before)
+	if err != nil {
+		return nil, err
 	}
-	fmt.Fprintf(&b, `"queries":%d,"queries_without_judgments":%d,"queries_without_relevant":%d,"queries_without_ranking":%d}`,
-		len(r.Queries), r.Unjudged, r.Irrelevant, r.Unanswered)
-	return b.Bytes(), nil
+	return fmt.Appendf(means, `"queries":%d,"queries_without_judgments":%d,"queries_without_relevant":%d,"queries_without_ranking":%d}`,
+		len(r.Queries), r.Unjudged, r.Irrelevant, r.Unanswered), nil
+}
+
+// meansJSON is the beginning of an object: the means, and those of the order before.
+func meansJSON(measures []Measure, means, before []float64) ([]byte, error) {
+	b := []byte{'{'}
+	add := func(prefix string, values []float64) error {
+		for i, v := range values {
+			js, err := json.Marshal(v)
+			if err != nil {
+				return fmt.Errorf("%s: %w", measures[i], err)
+			}
+			b = fmt.Appendf(b, "%q:%s,", prefix+measures[i].String(), js)
+		}
+		return nil
+	}
+	err := errors.Join(add("", means), add("base_", before))
+	return b, err
 }

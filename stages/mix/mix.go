@@ -28,6 +28,7 @@ import (
 
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 )
 
@@ -282,7 +283,11 @@ func (j *job) plan(o Options) error {
 	}
 	for _, s := range j.sources[1:] {
 		if rest := s.rest(first); len(rest) > 0 {
-			o.Note(fmt.Sprintf("%s is not in %s, nor are %d others of %s's tensors: they are left out, as nothing here depends on them", rest[0], first.name, len(rest)-1, s.name))
+			note := fmt.Sprintf("%s of %s is not in %s", rest[0], s.name, first.name)
+			if more := len(rest) - 1; more > 0 {
+				note += fmt.Sprintf(", nor %s %s of its tensors", spelling.Form(more, "is", "are"), spelling.Count(more, "other", "others"))
+			}
+			o.Note(note + ": left out, as nothing here depends on that")
 		}
 	}
 	return nil

@@ -285,7 +285,7 @@ func TestOtherNames(t *testing.T) {
 	var notes []string
 	note := func(m string) { notes = append(notes, m) }
 	dir := mixed(t, mix.Options{Note: note}, mix.Model{Path: tuned, Weight: 0.5, Name: "tuned"}, mix.Model{Path: base, Weight: 0.5, Name: "base"})
-	want := []string{"pooler.dense.bias is not in base: it is left out", "pooler.dense.weight is not in base: it is left out", "cls.predictions.bias is not in tuned, nor are 0 others of base's", "different prompts"}
+	want := []string{"pooler.dense.bias is not in base: it is left out", "pooler.dense.weight is not in base: it is left out", "cls.predictions.bias of base is not in tuned: left out", "different prompts"}
 	if all := strings.Join(notes, "\n"); len(notes) != len(want) {
 		t.Errorf("notes:\n%s", all)
 	} else {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 	"contraflow/pipeline"
 	"contraflow/stages/transformer"
 )
@@ -25,8 +26,8 @@ func (x *Run) Describe() string {
 	if n := len(x.skipped); n > 0 {
 		several += fmt.Sprintf(", %d of them skipped", n)
 	}
-	fmt.Fprintf(&b, "data    %d rows%s, %s, %s\n", x.rows(), several, x.textsOfRows(), x.cuts())
-	fmt.Fprintf(&b, "steps   %d, of %d x %d rows\n", x.Steps, r.Batch.Accumulate, r.Batch.GlobalSize)
+	fmt.Fprintf(&b, "data    %s%s, %s, %s\n", spelling.Count(x.rows(), "row", "rows"), several, x.textsOfRows(), x.cuts())
+	fmt.Fprintf(&b, "steps   %d, of %d x %s\n", x.Steps, r.Batch.Accumulate, spelling.Count(r.Batch.GlobalSize, "row", "rows"))
 	for _, line := range x.when() {
 		fmt.Fprintf(&b, "%-7s %s\n", line[0], line[1])
 	}
@@ -144,7 +145,7 @@ func (s *Summary) String() string {
 		fmt.Fprintf(&b, "the run was over already, after step %d: its model is in %s", s.Steps, s.Model)
 		return b.String()
 	}
-	made := fmt.Sprintf("%d steps", s.Steps)
+	made := spelling.Count(s.Steps, "step", "steps")
 	if s.from > 0 {
 		made += fmt.Sprintf(", the last %d of them", s.Steps-s.from)
 	}
@@ -154,22 +155,22 @@ func (s *Summary) String() string {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
 	}
 	if s.Truncated > 0 {
-		fmt.Fprintf(&b, "%d texts were longer than model.max_length and cut, of the %d rows that were read: a text counts as often as it was read\n", s.Truncated, s.Pairs)
+		fmt.Fprintf(&b, "%s longer than model.max_length and cut, of %s read: a text counts as often as it was read\n", spelling.Count(s.Truncated, "text was", "texts were"), spelling.Count(s.Pairs, "row", "rows"))
 	}
 	if s.Fewer > 0 {
-		fmt.Fprintf(&b, "%d of %d rows found fewer documents of others in their batch than num_negatives asks for, texts that are the same being one\n", s.Fewer, s.Pairs)
+		fmt.Fprintf(&b, "%d of %s found fewer documents of others in their batch than num_negatives asks for, texts that are the same being one\n", s.Fewer, spelling.Count(s.Pairs, "row", "rows"))
 	}
 	if s.Bare > 0 {
-		fmt.Fprintf(&b, "%d of %d rows had no document but their own, and taught nothing\n", s.Bare, s.Pairs)
+		fmt.Fprintf(&b, "%d of %s had no document but their own, and taught nothing\n", s.Bare, spelling.Count(s.Pairs, "row", "rows"))
 	}
 	if s.Dropped > 0 {
-		fmt.Fprintf(&b, "%d rows were left out, and %d read, over all epochs: %s\n", s.Dropped, s.Pairs, s.DroppedBy)
+		fmt.Fprintf(&b, "%s left out, and %d read, over all epochs: %s\n", spelling.Count(s.Dropped, "row was", "rows were"), s.Pairs, s.DroppedBy)
 	}
 	if s.NotFinite > 0 {
-		fmt.Fprintf(&b, "%d steps were not finite and changed nothing (train.on_nan)\n", s.NotFinite)
+		fmt.Fprintf(&b, "%s not finite and changed nothing (train.on_nan)\n", spelling.Count(s.NotFinite, "step was", "steps were"))
 	}
 	if s.Skipped > 0 {
-		fmt.Fprintf(&b, "%d rows can't be used and were skipped (data.on_error): skipped.jsonl says which and why\n", s.Skipped)
+		fmt.Fprintf(&b, "%s skipped (data.on_error): skipped.jsonl says which and why\n", spelling.Count(s.Skipped, "row can't be used and was", "rows can't be used and were"))
 	}
 	if s.Eval != nil && s.BestStep > 0 && s.BestStep != s.Eval.Step {
 		kept := "saved"

@@ -22,6 +22,7 @@ type Evaluation struct {
 	Step   int            `json:"step"`
 	Metric string         `json:"metric"`
 	Value  float64        `json:"value"`
+	Base   *float64       `json:"base,omitempty"`  // of the order that the model reranks, where there is one: the same measure
 	Eval   json.Marshaler `json:"eval,omitempty"`  // of the only task, or the mean of those of eval.nanobeir alone: all measures
 	Tasks  []TaskValue    `json:"tasks,omitempty"` // of several, in the recipe's order; and of those that stand beside a loss that decides
 
@@ -40,6 +41,7 @@ type TaskValue struct {
 	Name   string         `json:"name"`
 	Metric string         `json:"metric"`
 	Value  float64        `json:"value"`
+	Base   *float64       `json:"base,omitempty"` // as Evaluation.Base
 	Eval   json.Marshaler `json:"eval"`
 
 	of     string // the tasks that it belongs to, as task.of
@@ -49,7 +51,17 @@ type TaskValue struct {
 // Key tells the value from those of other tasks, where one name is wanted.
 func (t TaskValue) Key() string { return strings.TrimPrefix(t.Name+"/"+t.Metric, "/") }
 
-// String is the value by its metric, and of several tasks each one's; then the loss on held-out rows, and each dataset's.
+// valueText is a value, and what it was before where there is an order to rerank.
+func valueText(value float64, base *float64) string {
+	text := fmt.Sprintf("%.4f", value)
+	if base != nil {
+		text += fmt.Sprintf(" from %.4f", *base)
+	}
+	return text
+}
+
+// String is the value by its metric, with that of the order that is reranked, and of several tasks each one's; then the loss on held-out rows, and each
+// dataset's.
 func (e Evaluation) String() string {
 	var tasks []string
 	for _, t := range e.Tasks {
@@ -57,12 +69,12 @@ func (e Evaluation) String() string {
 		if e.Metric == mixedMean || e.Metric == lossMetric {
 			name += " " + t.Metric
 		}
-		tasks = append(tasks, fmt.Sprintf("%s %.4f", name, t.Value))
+		tasks = append(tasks, name+" "+valueText(t.Value, t.Base))
 	}
 	if e.Metric == lossMetric {
 		return strings.Join(append([]string{e.lossText()}, tasks...), ", ")
 	}
-	text := fmt.Sprintf("%s %.4f", e.Metric, e.Value)
+	text := e.Metric + " " + valueText(e.Value, e.Base)
 	if tasks != nil {
 		text += " (" + strings.Join(tasks, ", ") + ")"
 	}
@@ -161,6 +173,7 @@ func taskKey(kind string, i, n int) string {
 
 func (x *Run) openEval(ctx context.Context) error {
 	e := x.Recipe.Eval
+	ctx = hfmodel.ListOnce(ctx) // of NanoBEIR's 13 tasks 4 tables each, of one dataset
 	for i, r := range e.Retrieval {
 		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries)}
 		if x.passedOver(t.key, r.Queries, r.Corpus, r.Qrels) {
@@ -186,7 +199,7 @@ func (x *Run) openEval(ctx context.Context) error {
 		if top == 0 {
 			top = defaultTop
 		}
-		if t.first = (evaluate.Run{}); !x.paper {
+		if t.first = (evaluate.Run{}); !x.planned {
 			var err error
 			if t.first, err = t.retrieval.RankBM25(ctx, top); err != nil {
 				return fmt.Errorf("%s: %w", t.key, err)
@@ -235,7 +248,7 @@ func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut)+len(x.unread
 
 // passedOver tells of files that a plan does without, for they are elsewhere: what is measured changes none of its figures but the memory of ranking.
 func (x *Run) passedOver(key string, paths ...string) bool {
-	if !x.paper || !slices.ContainsFunc(paths, dataset.Remote) {
+	if !x.planned || !slices.ContainsFunc(paths, dataset.Remote) {
 		return false
 	}
 	if !slices.Contains(x.unread, key) { // NanoBEIR's tasks have one
@@ -278,15 +291,15 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 	}
 	first := counted[0]
 	if len(ev.Tasks) == 1 {
-		ev.Metric, ev.Value, ev.Eval, ev.Tasks = first.Metric, first.Value, first.Eval, nil
+		ev.Metric, ev.Value, ev.Base, ev.Eval, ev.Tasks = first.Metric, first.Value, first.Base, first.Eval, nil
 		return ev, nil
 	}
 	ev.Metric = mixedMean + " " + first.Metric
 	if len(counted) == 1 {
-		ev.Value, ev.Eval = first.Value, first.Eval
+		ev.Value, ev.Base, ev.Eval = first.Value, first.Base, first.Eval
 		return ev, nil
 	}
-	ev.Tasks = all
+	ev.Tasks, ev.Base = all, meanBase(counted)
 	for _, t := range counted {
 		ev.Value += t.Value / float64(len(counted))
 		if t.Metric != first.Metric {
@@ -294,6 +307,18 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 		}
 	}
 	return ev, nil
+}
+
+// meanBase is the mean of what tasks had before, where all have that.
+func meanBase(tasks []TaskValue) *float64 {
+	mean := 0.0
+	for _, t := range tasks {
+		if t.Base == nil {
+			return nil
+		}
+		mean += *t.Base / float64(len(tasks))
+	}
+	return &mean
 }
 
 // measureTask measures the model on one task; the value is nil on ranks but the first, and where there is none.
@@ -318,8 +343,12 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 	for i, m := range res.Measures {
 		all = append(all, hfmodel.Metric{Dataset: t.from, Name: m.String(), Value: res.Means[i]})
 	}
-	value, _ := res.Mean(measure)
-	return &TaskValue{Name: t.name, Metric: name, Value: value, Eval: res, of: t.of, result: res}, all, nil
+	v := &TaskValue{Name: t.name, Metric: name, Eval: res, of: t.of, result: res}
+	at := slices.Index(res.Measures, measure)
+	if v.Value = res.Means[at]; res.Before != nil {
+		v.Base = &res.Before[at]
+	}
+	return v, all, nil
 }
 
 // measure ranks a task's documents; on ranks but the first it returns nil.
@@ -327,7 +356,16 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, mea
 	if t.first == nil {
 		return t.retrieval.Evaluate(ctx, engine, measures...)
 	}
-	return reranker.Evaluate(ctx, engine, x.pairs[0], t.retrieval, t.first, measures...)
+	res, err := reranker.Evaluate(ctx, engine, x.pairs[0], t.retrieval, t.first, measures...)
+	if err != nil || res == nil {
+		return nil, err
+	}
+	before, err := t.retrieval.Measure(t.first, measures...)
+	if err != nil {
+		return nil, err
+	}
+	res.Before = before.Means
+	return res, nil
 }
 
 // ranking is the recipe's first task of ranking documents.

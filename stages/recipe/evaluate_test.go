@@ -49,6 +49,7 @@ type evaluated struct {
 	Step   int
 	Metric string
 	Value  float64
+	Base   float64
 	Eval   json.RawMessage
 	Tasks  []struct {
 		Name, Metric string

@@ -12,6 +12,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
@@ -214,7 +215,7 @@ func (x *Run) checkLonely(key string, d *dataset.Dataset, l Loss, at string) err
 	case alone && rows%size == 1:
 		x.obs.note("%s: the last of %d rows is alone in its batch (batch.global_size is %d), where %s finds nothing to compare it with and is 0: the figure is a little lower for it", key, rows, size, by)
 	case rows < size:
-		x.obs.note("%s: there are %d rows, fewer than batch.global_size, %d: a row has fewer others to be told from than in training, and a lower loss for it", key, rows, size)
+		x.obs.note("%s: there %s, fewer than batch.global_size, %d: a row has fewer others to be told from than in training, and a lower loss for it", key, spelling.Form(rows, "is", "are")+" "+spelling.Count(rows, "row", "rows"), size)
 	}
 	return nil
 }

@@ -569,7 +569,7 @@ func TestHeldOutLonely(t *testing.T) {
 		{1, "", "[cosine_similarity, mnrl]", "error: eval.loss: there is one row, and loss[1].name: mnrl compares"},
 		{14, "", "mnrl", "note: eval.loss: the last of 14 rows is alone in its batch (batch.global_size is 13), where loss.name: mnrl finds nothing"},
 		{5, "", "mnrl", "note: eval.loss: there are 5 rows, fewer than batch.global_size, 13"},
-		{14, ", negatives: [n], negatives_per_query: all", "mnrl", ""}, {1, ", negatives: [n], negatives_per_query: all", "mnrl", "note: eval.loss: there are 1 rows, fewer"},
+		{14, ", negatives: [n], negatives_per_query: all", "mnrl", ""}, {1, ", negatives: [n], negatives_per_query: all", "mnrl", "note: eval.loss: there is 1 row, fewer"},
 		{13, "", "mnrl", ""}, {1, "", "cosine_similarity", ""},
 	} {
 		path, _ := j.heldRows(t, "dev.jsonl", c.rows)

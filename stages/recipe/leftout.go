@@ -11,6 +11,7 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 )
 
 // LeftOutError says that too few rows are left to train, because others can't be used.
@@ -50,11 +51,7 @@ func (x *Run) leftOut(err, of error) error {
 	if len(bad) == 0 || !errors.Is(of, dataset.ErrBatchTooLarge) && !errors.Is(of, dataset.ErrBadRow) {
 		return err
 	}
-	rows := fmt.Sprintf("%d rows", len(bad))
-	if len(bad) == 1 {
-		rows = "1 row"
-	}
-	return &LeftOutError{fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, rows, bad[0]), x.skipped}
+	return &LeftOutError{fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, spelling.Count(len(bad), "row", "rows"), bad[0]), x.skipped}
 }
 
 // SkippedRow is a line of skipped.jsonl.

@@ -16,6 +16,8 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/scoring"
 )
 
@@ -60,10 +62,10 @@ func (l *Lookover) Err() error {
 		errs = append(errs, fmt.Errorf("%s%w", without, l.Wrong))
 	}
 	if trains > 0 && !l.skips {
-		errs = append(errs, fmt.Errorf("%s to train on can't be used; %s", some(int64(trains), "row"), skipRows))
+		errs = append(errs, fmt.Errorf("%s to train on can't be used; %s", spelling.Count(trains, "row", "rows"), skipRows))
 	}
 	if measured > 0 {
-		errs = append(errs, fmt.Errorf("%s to measure the model on can't be used: they have to be put right or taken out, a run ends with the first", some(int64(measured), "row")))
+		errs = append(errs, fmt.Errorf("%s to measure the model on can't be used: they have to be put right or taken out, a run ends with the first", spelling.Count(measured, "row", "rows")))
 	}
 	return errors.Join(errs...)
 }
@@ -81,7 +83,7 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 	}
 	l, said := &Lookover{skips: r.Data.OnError == "skip"}, r
 	r.Data.OnError = "skip" // the list is what this is for
-	x := &Run{Recipe: r, obs: obs, paper: true, device: gpustage.Dry{Like: device}}
+	x := &Run{Recipe: r, obs: obs, paper: true, planned: true, device: gpustage.Dry{Like: device}}
 	defer func() { err = errors.Join(err, x.Close()) }()
 	if err := x.openModel(ctx); err != nil {
 		return nil, err
@@ -200,7 +202,7 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 		}
 	}
 	if most := 20; len(p.Errs) > most {
-		p.Errs = append(p.Errs[:most], fmt.Errorf("%s can't be read either", some(int64(len(p.Errs)-most), "file more")))
+		p.Errs = append(p.Errs[:most], fmt.Errorf("%s can't be read either", spelling.Count(len(p.Errs)-most, "file more", "files more")))
 	}
 	switch {
 	case len(p.Errs) == 0: // it is what they have together
@@ -250,7 +252,7 @@ func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 		l.Wrong = x.noSteps()
 	}
 	if l.Wrong == nil {
-		l.Plan = fmt.Sprintf("%d steps of %d x %d rows", x.Steps, x.Recipe.Batch.Accumulate, x.Recipe.Batch.GlobalSize)
+		l.Plan = fmt.Sprintf("%s of %d x %s", spelling.Count(x.Steps, "step", "steps"), x.Recipe.Batch.Accumulate, spelling.Count(x.Recipe.Batch.GlobalSize, "row", "rows"))
 		x.noteOddities()
 	}
 	return nil
@@ -259,7 +261,7 @@ func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 // lookOverRows tells of a dataset's rows: how many can't be used, are there already, or have texts that cut counts.
 func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Dataset, index *dataset.Index, cut func() (texts, cut int64, err error)) error {
 	p.Bad = index.Bad()
-	said := []string{some(d.Rows(), "row")}
+	said := []string{spelling.Count(d.Rows(), "row", "rows")}
 	if n := len(p.Bad); n > 0 {
 		said = append(said, fmt.Sprintf("%d that can't be used", n))
 	}
@@ -267,28 +269,19 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 		said = append(said, fmt.Sprintf("%d with the query and the document of an earlier one, the first: %v, as %v", n, first, of))
 	}
 	texts, longer, err := cut()
-	what := "text"
+	one, many := "text", "texts"
 	if x.reranker != nil {
-		what = "pair of texts"
+		one, many = "pair of texts", "pairs of texts"
 	}
 	switch {
 	case err != nil:
 	case longer > 0 && texts > 0:
-		said = append(said, fmt.Sprintf("%d of %s longer than model.max_length and cut", longer, some(texts, what)))
+		said = append(said, fmt.Sprintf("%d of %s longer than model.max_length and cut", longer, spelling.Count(texts, one, many)))
 	case longer > 0:
-		said = append(said, fmt.Sprintf("%s longer than max_length and cut by prep", some(longer, what)))
+		said = append(said, fmt.Sprintf("%s longer than max_length and cut by prep", spelling.Count(longer, one, many)))
 	}
 	p.Said = strings.Join(said, ", ")
 	return err
-}
-
-// some counts things.
-func some(n int64, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	first, rest, _ := strings.Cut(what, " ")
-	return strings.TrimSuffix(fmt.Sprintf("%d %ss %s", n, first, rest), " ")
 }
 
 // repeats counts rows whose query and positive, or documents, are those of an earlier row, and says where the first of them is, and where the earlier one.
@@ -350,6 +343,7 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 
 func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 	e := x.Recipe.Eval
+	ctx = hfmodel.ListOnce(ctx)
 	listing := func(p *LookoverPart) context.Context {
 		return dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
 	}
@@ -359,7 +353,7 @@ func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 			if err != nil {
 				return err
 			}
-			p.Said = fmt.Sprintf("%s, %s, %s", strings.Replace(some(int64(len(t.Queries)), "query"), "querys", "queries", 1), some(int64(len(t.Docs)), "document"), some(int64(len(t.Judgements)), "judgement"))
+			p.Said = fmt.Sprintf("%s, %s, %s", spelling.Count(len(t.Queries), "query", "queries"), spelling.Count(len(t.Docs), "document", "documents"), spelling.Count(len(t.Judgements), "judgement", "judgements"))
 			if note := t.Note(); note != "" && p.Bad == nil { // else it tells of what these rows had
 				x.obs.note("%s: %s", key, note)
 			}
@@ -400,11 +394,11 @@ func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 			}
 			switch s.kind {
 			case scoring.Triplets:
-				p.Said = some(int64(len(t.A)/2), "triplet")
+				p.Said = spelling.Count(len(t.A)/2, "triplet", "triplets")
 			case scoring.Candidates:
-				p.Said = some(int64(len(t.A)), "pair of a query and a candidate")
+				p.Said = spelling.Count(len(t.A), "pair of a query and a candidate", "pairs of a query and a candidate")
 			default:
-				p.Said = some(int64(len(t.A)), "pair of texts")
+				p.Said = spelling.Count(len(t.A), "pair of texts", "pairs of texts")
 			}
 			return nil
 		})

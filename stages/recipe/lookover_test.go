@@ -159,25 +159,40 @@ func TestPlanPassesOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer device.Close()
-	var notes []string
-	x, err := OpenOnPaper(t.Context(), r, Target{Mesh: collective.Mesh{Replicate: 1, Shard: 1}, Device: device}, Observer{Note: func(m string) { notes = append(notes, m) }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
-	for _, key := range []string{"eval.loss", "eval.retrieval", "eval.sts", "eval.nanobeir"} {
-		said := 0
-		for _, n := range notes {
-			if strings.HasPrefix(n, key+" is not downloaded for a plan") {
-				said++
+	for name, open := range map[string]func(Observer) (*Run, error){
+		"on paper": func(o Observer) (*Run, error) {
+			return OpenOnPaper(t.Context(), r, Target{Mesh: collective.Mesh{Replicate: 1, Shard: 1}, Device: device}, o)
+		},
+		"here": func(o Observer) (*Run, error) { return OpenToPlan(t.Context(), r, o) },
+	} {
+		var notes []string
+		x, err := open(Observer{Note: func(m string) { notes = append(notes, m) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		for _, key := range []string{"eval.loss", "eval.retrieval", "eval.sts", "eval.nanobeir"} {
+			said := 0
+			for _, n := range notes {
+				if strings.HasPrefix(n, key+" is not downloaded for a plan") {
+					said++
+				}
+			}
+			if said != 1 {
+				t.Errorf("%s: %d notes of %s: %q", name, said, key, notes)
 			}
 		}
-		if said != 1 {
-			t.Errorf("%d notes of %s: %q", said, key, notes)
+		if said := x.when(); !slices.ContainsFunc(said, func(l [2]string) bool { return l[0] == "eval" && strings.Contains(l[1], "2") }) || x.Memory.Evaluation == 0 {
+			t.Errorf("%s: %q, %d bytes", name, said, x.Memory.Evaluation)
 		}
-	}
-	if said := x.when(); !slices.ContainsFunc(said, func(l [2]string) bool { return l[0] == "eval" && strings.Contains(l[1], "2") }) || x.Memory.Evaluation == 0 {
-		t.Errorf("%q, %d bytes", said, x.Memory.Evaluation)
+		if !x.paper {
+			if _, err := x.Calibrate(t.Context(), 1, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := x.Train(t.Context()); err == nil || !strings.Contains(err.Error(), "was opened to be planned") {
+			t.Errorf("%s: it trains, without what it is measured on: %v", name, err)
+		}
 	}
 	if x, err := Open(t.Context(), r, Observer{}); err == nil || !strings.Contains(err.Error(), "nowhere://") {
 		t.Errorf("a run without them: %v, %v", x, err)

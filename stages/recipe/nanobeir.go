@@ -18,11 +18,11 @@ import (
 // NanoBEIR are tasks of a dataset in NanoBEIR's layout, as [dataset.LoadNanoRetrieval] reads them: retrieval of embedders, and reranking of what BM25 has found.
 // They count as one task, whose figures are the means of theirs.
 type NanoBEIR struct {
-	Dataset string   `yaml:"dataset,omitempty"` // its id on the hub; "": dataset.NanoBEIR
-	Tasks   []string `yaml:"tasks,omitempty"`   // nil: dataset.NanoTasks
-	Prompts *Prompts `yaml:"prompts,omitempty"` // of queries and documents; nil: those of other evaluations
-	Top     int      `yaml:"top,omitempty"`     // of a reranker: documents of each query; 0: 100
-	Found   bool     `yaml:"found,omitempty"`   // of a reranker: relevant documents that are not among these have been missed, they are not ranked
+	Dataset string   `yaml:"dataset,omitempty" path:"~"` // its id on the hub, or a folder with its files; "": dataset.NanoBEIR
+	Tasks   []string `yaml:"tasks,omitempty"`            // nil: dataset.NanoTasks
+	Prompts *Prompts `yaml:"prompts,omitempty"`          // of queries and documents; nil: those of other evaluations
+	Top     int      `yaml:"top,omitempty"`              // of a reranker: documents of each query; 0: 100
+	Found   bool     `yaml:"found,omitempty"`            // of a reranker: relevant documents that are not among these have been missed, they are not ranked
 
 	reranker bool
 }
@@ -134,11 +134,8 @@ func (n nanoTask) source(measures []evaluate.Measure) scoring.Source {
 // at is where the recipe names it, and which it is.
 func (n nanoTask) at() string { return n.key + ", " + n.name }
 
-// url is the dataset's.
-func (n NanoBEIR) url() string { return "hf://datasets/" + n.Dataset }
-
 // from names a task in a model card.
-func (n nanoTask) from() string { return n.task + " of " + n.Dataset }
+func (n nanoTask) from() string { return n.task + " of " + shortPath(n.Dataset) }
 
 // openNano loads those that an embedder is measured on; a reranker's are scored.
 func (x *Run) openNano(ctx context.Context) error {
@@ -146,7 +143,7 @@ func (x *Run) openNano(ctx context.Context) error {
 		if n.reranker {
 			return nil
 		}
-		if x.passedOver(n.key, n.url()) {
+		if x.passedOver(n.key, dataset.NanoPath(n.Dataset)) {
 			continue
 		}
 		t := task{key: n.at(), name: n.name, from: n.from(), of: n.of, prompts: n.Prompts}
@@ -187,7 +184,7 @@ func (e *Evaluation) together() (counted, all []TaskValue, err error) {
 
 // meanOf are the means of tasks that belong together.
 func meanOf(tasks []TaskValue) (mean TaskValue, metrics []hfmodel.Metric, err error) {
-	mean = TaskValue{Name: tasks[0].of, Metric: tasks[0].Metric}
+	mean = TaskValue{Name: tasks[0].of, Metric: tasks[0].Metric, Base: meanBase(tasks)}
 	for _, t := range tasks {
 		mean.Value += t.Value / float64(len(tasks))
 	}

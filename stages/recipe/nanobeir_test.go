@@ -233,6 +233,9 @@ func TestNanoBEIRReranker(t *testing.T) {
 		t.Fatalf("%+v, want %+v", got, want)
 	}
 	means := got.measures(t, got.Eval)
+	if base := means["base_ndcg@10"]; base == 0 || got.Base != base || want.Base != base {
+		t.Errorf("the order of the file has %v and %v, want %v", got.Base, want.Base, base)
+	}
 	for k, task := range got.Tasks {
 		if task.Name != want.Tasks[k].Name || string(task.Eval) != string(want.Tasks[k].Eval) {
 			t.Errorf("%s %s, want %s %s", task.Name, task.Eval, want.Tasks[k].Name, want.Tasks[k].Eval)

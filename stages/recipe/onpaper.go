@@ -25,7 +25,7 @@ func OpenOnPaper(ctx context.Context, r Recipe, t Target, obs Observer) (*Run, e
 		return nil, err
 	}
 	r.Mesh.Shard = t.Mesh.Shard
-	x := &Run{Recipe: r, obs: obs, paper: true, device: gpustage.Dry{Like: t.Device, Free: t.Memory}, ranks: stages.OnPaper(t.Mesh, r.exchanging())}
+	x := &Run{Recipe: r, obs: obs, paper: true, planned: true, device: gpustage.Dry{Like: t.Device, Free: t.Memory}, ranks: stages.OnPaper(t.Mesh, r.exchanging())}
 	if err := x.open(ctx); err != nil {
 		return nil, err
 	}

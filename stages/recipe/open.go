@@ -17,6 +17,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
@@ -93,6 +94,7 @@ type Run struct {
 	closed   bool
 	ending   *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
 	paper    bool                    // nothing computes, and no weights are loaded: see OpenOnPaper
+	planned  bool                    // and does not train: see OpenToPlan
 	loaded   string                  // hash of the parameters that this rank has read, if it holds a part of them
 }
 
@@ -106,6 +108,20 @@ func Open(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
 		return nil, err
 	}
 	x := &Run{Recipe: r, obs: obs}
+	if err := x.open(ctx); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// OpenToPlan is Open for a run that is planned, by Calibrate and Forecast: what the model is measured on is read where it is here, and not downloaded.
+// The run can't train.
+func OpenToPlan(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
+	r, err := r.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	x := &Run{Recipe: r, obs: obs, planned: true}
 	if err := x.open(ctx); err != nil {
 		return nil, err
 	}
@@ -177,7 +193,7 @@ func (x *Run) noSteps() error {
 	if x.Steps > 0 {
 		return nil
 	}
-	return fmt.Errorf("batch.global_size: %d rows do not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", x.rows()-int64(len(x.skipped)), x.Recipe.Batch.GlobalSize)
+	return fmt.Errorf("batch.global_size: %s not fill one batch of %d; a smaller batch.global_size or batch.drop_last: false helps", spelling.Count(x.rows()-int64(len(x.skipped)), "row does", "rows do"), x.Recipe.Batch.GlobalSize)
 }
 
 func (x *Run) openDevice() (err error) {
@@ -498,7 +514,7 @@ func (x *Run) noteOddities() {
 	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Factor(x.Steps-1)
-		x.obs.note("all %d steps are warm-up (%d steps): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", x.Steps, u.WarmupSteps, highest, o.LR)
+		x.obs.note("all of the run, %s, is warm-up (%s): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", spelling.Count(x.Steps, "step", "steps"), spelling.Count(u.WarmupSteps, "step", "steps"), highest, o.LR)
 	} else if x.Steps == 1 && u.Factor(0) == 0 {
 		x.obs.note("the one step has a learning rate of 0, to which optimizer.schedule falls: nothing trains")
 	}
@@ -528,7 +544,7 @@ func (x *Run) noteOddities() {
 	}
 	x.noteInBatch()
 	if int64(b.Accumulate) > n {
-		x.obs.note("batch.accumulate is %d, but an epoch has %d batches, and no step crosses its end: a step has %d", b.Accumulate, n, n)
+		x.obs.note("batch.accumulate is %d, but an epoch has %s, and no step crosses its end: a step has %d", b.Accumulate, spelling.Count(n, "batch", "batches"), n)
 	}
 	if e := x.Recipe.Eval; e.byLoss() && e.Metric != lossMetric && e.Metric != Default().Eval.Metric {
 		x.obs.note("eval.metric: %s is of ranking documents, and nothing has them ranked: the loss on held-out rows decides", e.Metric)

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"contraflow/io/spelling"
 )
 
 // Period is how often something is done: after so many steps, a share of the run's steps, each epoch of the data, or a time such as 10m. The zero
@@ -125,7 +127,7 @@ func (x *Run) describePeriod(p Period, last string) string {
 	case every > 0:
 		parts = append(parts, fmt.Sprintf("every %d steps", every))
 	case p.Epoch && n == 0:
-		parts = append(parts, fmt.Sprintf("at each epoch's end, which none has within %d steps", x.Steps))
+		parts = append(parts, "at each epoch's end, which none has within "+spelling.Count(x.Steps, "step", "steps"))
 	case p.Epoch:
 		var steps []string
 		for _, s := range x.epochs[:min(n, shown)] {

@@ -12,6 +12,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/sim"
 	"contraflow/gpustage"
+	"contraflow/io/spelling"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/optim"
@@ -206,7 +207,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if y.Memory.check(dry.Free, 0) != nil {
 		f.Fits = y.fits(dry.Free)
 	}
-	f.Run = append([][2]string{{"run", fmt.Sprintf("%d steps", x.Steps)}}, x.when()...)
+	f.Run = append([][2]string{{"run", spelling.Count(x.Steps, "step", "steps")}}, x.when()...)
 	var globals []*stages.Global
 	again := make([][]float64, len(step))
 	for b, batch := range step {
@@ -325,9 +326,9 @@ func (f *Forecast) String() string {
 		if f.Bound != "" {
 			bound = fmt.Sprintf("; %s, on this machine's host, takes as long", f.Bound)
 		}
-		line("step", "%v: %d rows, %d tokens, %.0f rows/s%s", round(f.StepTime), f.Rows, f.Tokens, float64(f.Rows)/f.StepTime.Seconds(), bound)
+		line("step", "%v: %s, %d tokens, %.0f rows/s%s", round(f.StepTime), spelling.Count(f.Rows, "row", "rows"), f.Tokens, float64(f.Rows)/f.StepTime.Seconds(), bound)
 	} else {
-		line("step", "%d rows, %d tokens (--tokens-per-s says what time they take)", f.Rows, f.Tokens)
+		line("step", "%s, %d tokens (--tokens-per-s says what time they take)", spelling.Count(f.Rows, "row", "rows"), f.Tokens)
 	}
 	line("memory", "%s (of tensors %s in the first step)", f.predicted, Size(f.First))
 	line("fits", "%s", f.fit())

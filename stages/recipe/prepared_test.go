@@ -48,7 +48,7 @@ func TestPreparedTokens(t *testing.T) {
 		t.Error("the models differ")
 	}
 	const epochs = 3
-	note := fmt.Sprintf("data.train[0]: %d texts were longer than max_length {query: 32, document: 32} when contraflow prep made their token ids, and cut", made.Cut())
+	note := fmt.Sprintf("data.train[0]: %d texts were longer than max_length {query: 32, document: 32} when contraflow prep made the token ids, and cut", made.Cut())
 	if record, err := ReadRecord(filepath.Join(j.dir, "ids")); err != nil || made.Cut() == 0 || record.Cut != made.Cut() || int64(texts.summary.Truncated) != epochs*made.Cut() || !slices.Contains(ids.notes, note) {
 		t.Errorf("%d texts are cut, and %d in %d epochs where the run tokenizes; notes %q, record %+v, %v", made.Cut(), texts.summary.Truncated, epochs, ids.notes, record, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"contraflow/io/spelling"
 	"contraflow/stages/optim"
 )
 
@@ -155,7 +156,7 @@ func (x *Run) describeSchedule() string {
 		}
 	}
 	if u.WarmupSteps > 0 {
-		text += fmt.Sprintf(" after %d steps of warm-up", u.WarmupSteps)
+		text += " after " + spelling.Count(u.WarmupSteps, "step of warm-up", "steps of warm-up")
 	}
 	if c, ok := u.Schedule.(optim.Curve); ok && c.Ends() {
 		stable := c.StableSteps

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
@@ -119,7 +120,7 @@ func (x *Run) openScored(ctx context.Context) error {
 		key, file := t.key, s.source.Path
 		if s.nano != nil {
 			t.from, t.of = s.nano.from(), s.nano.of
-			key, file = s.nano.key, s.nano.url()
+			key, file = s.nano.key, dataset.NanoPath(s.nano.Dataset)
 		} else if s.name != "" {
 			t.from = s.name + ": " + shortPath(s.source.Path)
 		}
@@ -166,5 +167,9 @@ func (x *Run) measureScored(ctx context.Context, engine *embedder.Engine, t *tas
 		metrics = append(metrics, hfmodel.Metric{Dataset: t.from, Task: t.scored.Card, Name: m.Name, Value: m.Value})
 	}
 	js, err := json.Marshal(result)
-	return &TaskValue{Name: t.name, Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), of: t.of, result: result}, metrics, err
+	v := &TaskValue{Name: t.name, Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), of: t.of, result: result}
+	if c, ok := result.(*evaluate.Candidates); ok && c.Before != nil {
+		v.Base = &c.Before[0] // of the measure that counts
+	}
+	return v, metrics, err
 }

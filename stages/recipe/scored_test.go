@@ -304,9 +304,9 @@ func TestScoredDocuments(t *testing.T) {
 	}
 	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "eval.candidates=[" + strings.Join(entries, ", ") + "]", "eval.metric=mrr@10"})
 	for i, want := range []struct{ texts, figures string }{
-		{"a lost b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 queries"},
-		{"a lost c b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 queries; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"}, // there at 2 and 4 of 4
-		{"c a b", "mrr@10 0.5000, ndcg@10 0.6309, map 0.5000, 1 queries; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"},
+		{"a lost b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 query"},
+		{"a lost c b", "mrr@10 1.0000, ndcg@10 1.0000, map 1.0000, 1 query; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"}, // there at 2 and 4 of 4
+		{"c a b", "mrr@10 0.5000, ndcg@10 0.6309, map 0.5000, 1 query; in the order of the file mrr@10 0.5000, ndcg@10 0.6509, map 0.5000"},
 	} {
 		task := x.tasks[i].scored
 		scores := make([]float64, len(task.B))

@@ -372,7 +372,7 @@ func TestSavedFolder(t *testing.T) {
 	}
 	defer x.Close()
 	all := strings.Join(notes, "\n")
-	for _, want := range []string{"all 1 steps are warm-up (1 steps): the learning rate comes to 0, not to optimizer.lr: 2e-05", "batch.accumulate is 99, but an epoch has 3 batches", "loss.hardness_mode: hard_negatives is of rows' own negatives, and there are none"} {
+	for _, want := range []string{"all of the run, 1 step, is warm-up (1 step): the learning rate comes to 0, not to optimizer.lr: 2e-05", "batch.accumulate is 99, but an epoch has 3 batches", "loss.hardness_mode: hard_negatives is of rows' own negatives, and there are none"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no note that %q in\n%s", want, all)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 	"contraflow/stages/evaluate"
 )
 
@@ -292,10 +293,10 @@ func telling(x *dataset.Candidates, m evaluate.Measure) error {
 	for _, w := range []struct {
 		n   int
 		has string
-	}{{none, "no positive among their candidates"}, {all, "positives alone"}, {alike, "one text as a positive and as another candidate"}, {few, fmt.Sprintf("no more than %d candidates", m.K)}} {
+	}{{none, "no positive among the candidates"}, {all, "positives alone"}, {alike, "one text as a positive and as another candidate"}, {few, "no more than " + spelling.Count(m.K, "candidate", "candidates")}} {
 		if w.n > 0 {
-			why = append(why, fmt.Sprintf("%d have %s", w.n, w.has))
+			why = append(why, spelling.Count(w.n, "has ", "have ")+w.has)
 		}
 	}
-	return fmt.Errorf("%s is the same for every model: of %d queries %s", m, len(x.Queries), strings.Join(why, ", "))
+	return fmt.Errorf("%s is the same for every model: of %s %s", m, spelling.Count(len(x.Queries), "query", "queries"), strings.Join(why, ", "))
 }

@@ -106,7 +106,7 @@ func TestCandidates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantA, wantB, wantNote := "a a a a b b", "x y z x2 z y", "of 5 queries 1 have no positive and 2 have no other candidate: they are left out"
+		wantA, wantB, wantNote := "a a a a b b", "x y z x2 z y", "of 5 queries 1 has no positive and 2 have no other candidate: left out"
 		switch name {
 		case "texts.csv":
 			wantA, wantB, wantNote = "a a b b", "x z z y", ""
@@ -136,9 +136,9 @@ func TestErrors(t *testing.T) {
 		`column "negative"; its columns are "query", "positive", "ranked"; where rows have a list of all candidates it takes another documents`:   {Candidates, Source{Path: write(t, "r.jsonl", `{"query": "a", "positive": ["x"], "ranked": ["x"]}`)}},
 		`e.jsonl, column "positive": no query has a positive; it takes another positive`:                                                          {Candidates, Source{Path: write(t, "e.jsonl", `{"query": "a", "positive": [], "negative": ["x"]}`)}},
 		`column "documents": no query with a positive (column "positive") has another candidate: there is nothing to rank; it takes another docu`: {Candidates, documents(false, `{"query": "a", "positive": ["x"], "documents": ["x"]}`)},
-		`d.jsonl, column "documents": recall@2 is the same for every model: of 2 queries 1 have no positive among their candidates, 1 have positives alone; it takes another documents`: {Candidates,
+		`d.jsonl, column "documents": recall@2 is the same for every model: of 2 queries 1 has no positive among the candidates, 1 has positives alone; it takes another documents`: {Candidates,
 			documents(true, `{"query": "a", "positive": ["x"], "documents": ["y", "z"]}`, `{"query": "b", "positive": ["x", "y"], "documents": ["y", "x"]}`)},
-		`column "negative": recall@2 is the same for every model: of 2 queries 1 have one text as a positive and as another candidate, 1 have no more than 2 candidates; it takes another negative`: {Candidates,
+		`column "negative": recall@2 is the same for every model: of 2 queries 1 has one text as a positive and as another candidate, 1 has no more than 2 candidates; it takes another negative`: {Candidates,
 			Source{Path: write(t, "f.jsonl", `{"query": "a", "positive": ["x"], "negative": ["x", "x"]}`, `{"query": "b", "positive": ["x"], "negative": ["z"]}`), Measures: []evaluate.Measure{evaluate.Recall(2)}}},
 		`o.jsonl, column "negative": no query with a positive (column "positive") has another candidate: there is nothing to rank; it takes another negative`: {Candidates, Source{Path: write(t, "o.jsonl", `{"query": "a", "positive": ["x"], "negative": []}`)}},
 		`t.csv: no rows`: {Triplets, Source{Path: write(t, "t.csv", "anchor,positive,negative")}},
@@ -193,7 +193,7 @@ func TestDocuments(t *testing.T) {
 		t.Errorf("with a missed positive and without both tasks are %s", content)
 	}
 	result, _, err := task.Measure([]float64{3, 2, 1})
-	if want := "recall@2 0.5000, 1 queries; in the order of the file recall@2 0.5000"; err != nil || result.String() != want {
+	if want := "recall@2 0.5000, 1 query; in the order of the file recall@2 0.5000"; err != nil || result.String() != want {
 		t.Errorf("%v, %v, want %s", result, err, want)
 	}
 }

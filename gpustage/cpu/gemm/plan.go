@@ -99,13 +99,13 @@ func (s *set[T]) grid(m, n, threads int) (tilesM, tilesN int) {
 }
 
 // tileRows is the rows of C that a task has.
-func (p *plan) tileRows(task, unit, m int) (int, int) { return span(task/p.tilesN, p.tilesM, unit, m) }
+func (p *plan) tileRows(task, unit, m int) (int, int) { return share(task/p.tilesN, p.tilesM, unit, m) }
 
 // tileCols is its columns.
-func (p *plan) tileCols(task, unit, n int) (int, int) { return span(task%p.tilesN, p.tilesN, unit, n) }
+func (p *plan) tileCols(task, unit, n int) (int, int) { return share(task%p.tilesN, p.tilesN, unit, n) }
 
-// span is part i of n equal parts, in whole units, of a dimension.
-func span(i, n, unit, size int) (int, int) {
+// share is part i of n equal parts, in whole units, of a dimension.
+func share(i, n, unit, size int) (int, int) {
 	units := ceil(size, unit)
 	return min(units*i/n*unit, size), min(units*(i+1)/n*unit, size)
 }

@@ -39,6 +39,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu/gemm"
 	"contraflow/gpustage/cpu/pool"
+	"contraflow/io/spelling"
 	"contraflow/stages/recipe"
 )
 
@@ -63,7 +64,7 @@ func ThisMachine() (Machine, error) {
 }
 
 func (m Machine) String() string {
-	return fmt.Sprintf("%s, %d cores, %s kernels, %s", m.Processor, m.Cores, m.Kernels, m.Go)
+	return fmt.Sprintf("%s, %s, %s kernels, %s", m.Processor, spelling.Count(m.Cores, "core", "cores"), m.Kernels, m.Go)
 }
 
 // processor is the processor's name, or the architecture's where the system does not say.
@@ -231,3 +232,5 @@ func Paced(ctx context.Context, in io.Reader, out io.Writer, round func() (any, 
 		}
 	}
 }
+
+func threads(n int) string { return spelling.Count(n, "thread", "threads") }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"contraflow/gpustage"
+	"contraflow/io/spelling"
 	"contraflow/stages/recipe"
 	"contraflow/stages/transformer"
 )
@@ -150,7 +151,7 @@ func measureDepth(ctx context.Context, d gpustage.Device, o LayersOptions, n int
 
 // Print writes a table.
 func (r *LayersReport) Print(w io.Writer) error {
-	fmt.Fprintf(w, "%d rows of %d tokens, hidden size %d, %d threads\n", r.Rows, r.Tokens, r.Hidden, r.Threads)
+	fmt.Fprintf(w, "%s of %s, hidden size %d, %s\n", spelling.Count(r.Rows, "row", "rows"), spelling.Count(r.Tokens, "token", "tokens"), r.Hidden, threads(r.Threads))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "layers\tpeak\tkept\ts\tsegments of\tpeak\tkept\ts\ttime\t")
 	for _, x := range r.Depths {

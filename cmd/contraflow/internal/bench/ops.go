@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"contraflow/gpustage"
+	"contraflow/io/spelling"
 	"contraflow/stages/loss"
 	"contraflow/stages/recipe"
 )
@@ -426,7 +427,7 @@ func (t *OpTime) measure(ctx context.Context, o *ops, w work, p *probe, d time.D
 
 // Print writes a table for people.
 func (r *OpsReport) Print(w io.Writer) error {
-	fmt.Fprintf(w, "%s\n%s, %d threads; rates are the best run's; tokens, features and heads of a step of MiniLM-L6 with %d pairs\n\n", r.Machine, r.Precision, r.Threads, r.Pairs)
+	fmt.Fprintf(w, "%s\n%s, %s; rates are the best run's; tokens, features and heads of a step of MiniLM-L6 with %s\n\n", r.Machine, r.Precision, threads(r.Threads), spelling.Count(r.Pairs, "pair", "pairs"))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "op\tshape\tms: median (least to most)\tGB/s\tGFLOP/s\t% of peak")
 	for _, o := range r.Ops {

@@ -15,6 +15,7 @@ import (
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
@@ -468,11 +469,11 @@ func (r *StepReport) Print(w io.Writer) error {
 				budget += fmt.Sprintf(", %.0f %% lean", r.LeanPercent)
 			}
 		}
-		p("step", "%d pairs, %s, cache %s (%s), %d threads", r.Batch, r.Precision, r.Cache, budget, r.Threads)
+		p("step", "%s, %s, cache %s (%s), %s", spelling.Count(r.Batch, "pair", "pairs"), r.Precision, r.Cache, budget, threads(r.Threads))
 	} else {
-		p("round", "%d texts, %s, %d threads", r.Batch, r.Precision, r.Threads)
+		p("round", "%s, %s, %s", spelling.Count(r.Batch, "text", "texts"), r.Precision, threads(r.Threads))
 	}
-	p("measured", "%d steps after a warm-up: median (least to most)", r.Steps)
+	p("measured", "%s after a warm-up: median (least to most)", spelling.Count(r.Steps, "step", "steps"))
 	fmt.Fprintln(w)
 	p("seconds", "%s", r.Seconds)
 	if r.What == "train" {
