@@ -259,7 +259,7 @@ func TestShuffleMemory(t *testing.T) {
 // BenchmarkRead measures what training and the first pass read, on one thread. The package comment has pyarrow's figures.
 func BenchmarkRead(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "a.parquet")
-	writeRows(b, path, 200000)
+	writeRows(b, path, harness.Tenth(200_000))
 	ctx := context.Background()
 	for name, src := range map[string]Source{
 		"texts": {Query: "query", Positive: "positive"},
@@ -313,7 +313,7 @@ func BenchmarkRead(b *testing.B) {
 // BenchmarkResume enters a shuffled epoch of a million rows at its beginning and at row 900,000, and reads the first batch of 1,024 there.
 // On two cores of a shared AMD EPYC both take what decoding one window takes: going on costs nothing else.
 func BenchmarkResume(b *testing.B) {
-	const rows, size = 1_000_000, 1024
+	rows, size := harness.Tenth(1_000_000), 1024
 	path := filepath.Join(b.TempDir(), "a.parquet")
 	writeRows(b, path, rows)
 	d, err := Open(b.Context(), Source{Paths: []string{path}, Query: "query", Positive: "positive"})
@@ -321,7 +321,7 @@ func BenchmarkResume(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer d.Close()
-	for _, at := range []int{0, 900_000 / size} {
+	for _, at := range []int{0, rows / 10 * 9 / size} {
 		b.Run(fmt.Sprint("batch ", at), func(b *testing.B) {
 			open := func() *Mixer {
 				m, err := NewMixer([]Part{{Layout: d.Layout()}}, SamplerConfig{Seed: 1, GlobalSize: size, Epochs: 1, Shuffle: true, DropLast: true}, Mixing{})
@@ -356,7 +356,7 @@ func BenchmarkResume(b *testing.B) {
 // BenchmarkShuffle reads a shuffled epoch of a million rows and reports the most memory that the Go runtime has held meanwhile, besides
 // what it held before.
 func BenchmarkShuffle(b *testing.B) {
-	const rows, size = 1_000_000, 4096
+	rows, size := harness.Tenth(1_000_000), 4096
 	path := filepath.Join(b.TempDir(), "a.parquet")
 	writeRows(b, path, rows)
 	debug.FreeOSMemory()

@@ -49,6 +49,14 @@ func Few[T any](cases []T, n int) []T {
 	return cases
 }
 
+// Tenth is a tenth of a benchmark's rows with -short, which is to show that it runs.
+func Tenth(rows int) int {
+	if testing.Short() {
+		return rows / 10
+	}
+	return rows
+}
+
 // Missing skips a test that needs something which is not here, but fails where all has been installed on purpose.
 func Missing(t testing.TB, format string, args ...any) {
 	t.Helper()
