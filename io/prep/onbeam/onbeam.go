@@ -55,8 +55,8 @@ func Worker(args []string) {
 	}
 }
 
-// running is the run at hand: Beam's flags are the process's.
-var running sync.Mutex
+// running has the run at hand: Beam's flags are the process's.
+var running = make(chan struct{}, 1)
 
 // Run prepares a dataset on a runner of Beam. A process has one run at a time: others wait for it.
 func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err error) {
@@ -66,8 +66,12 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	for _, p := range c.Check() { // which completes it too: the card has it so, in whatever process it is made
 		return nil, p
 	}
-	running.Lock()
-	defer running.Unlock()
+	select {
+	case running <- struct{}{}:
+		defer func() { <-running }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%s: %w", o.Runner, ctx.Err())
+	}
 	asGiven := c
 	if err := absolute(&c); err != nil {
 		return nil, err
@@ -247,7 +251,7 @@ func guard(f func() error) (err error) {
 
 // absolute makes the paths mean the same for workers, which may run elsewhere.
 func absolute(c *prep.Config) error {
-	here, err := os.Getwd()
+	here, err := dataset.FullPath(".")
 	if err != nil {
 		return err
 	}
