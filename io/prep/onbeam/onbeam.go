@@ -46,13 +46,19 @@ type Options struct {
 // Worker turns this process into a worker if its arguments say so: then it does not return. A program calls it before it looks at its
 // arguments.
 func Worker(args []string) {
-	for _, a := range args {
-		if name := strings.TrimLeft(a, "-"); name != a && (name == "worker" || strings.HasPrefix(name, "worker=")) { // a folder may be called worker
-			flag.CommandLine.Parse(args)
-			beam.Init()
-			os.Exit(0)
-		}
+	if asWorker(args) {
+		flag.CommandLine.Parse(args)
+		beam.Init()
+		os.Exit(0)
 	}
+}
+
+// asWorker tells whether a runner has started the process as a worker, by a flag: a folder may be called worker.
+func asWorker(args []string) bool {
+	return slices.ContainsFunc(args, func(a string) bool {
+		name, _, _ := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		return strings.HasPrefix(a, "-") && name == "worker"
+	})
 }
 
 // running has the run at hand: Beam's flags are the process's.
