@@ -4,10 +4,12 @@ package onbeam
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -331,6 +333,38 @@ func TestShardOf(t *testing.T) {
 	for id, want := range map[int64]int{0: 0, 9: 0, 10: 1, 24: 1, 25: 2, 99: 2} {
 		if got := shardOf(first, id); got != want {
 			t.Errorf("row %d is of shard %d, want %d", id, got, want)
+		}
+	}
+}
+
+// Runners hand over a group in any order: the first row of equal ones is kept, and the first row that one repeats is said.
+func TestAnyOrder(t *testing.T) {
+	each := func(recs [][]byte) func(*[]byte) bool {
+		return func(rec *[]byte) bool {
+			if len(recs) == 0 {
+				return false
+			}
+			*rec, recs = recs[0], recs[1:]
+			return true
+		}
+	}
+	id := func(id uint64) []byte { return binary.BigEndian.AppendUint64(nil, id) }
+	for _, rows := range [][][]byte{{id(3), id(7), id(9)}, {id(9), id(3), id(7)}, {id(7), id(9), id(3)}} {
+		var kept []int64
+		dropped := map[int]prep.Verdict{}
+		(&exactFn{First: []int64{0, 8}}).ProcessElement("", each(rows), func(rec []byte) { kept = append(kept, idOf(rec)) }, func(shard int, rec []byte) {
+			for of, v := range gather(each([][]byte{rec})) {
+				dropped[shard*100+int(of)] = v
+			}
+		})
+		want := map[int]prep.Verdict{7: {Rule: prep.Duplicate, Of: 3, Pass: true}, 109: {Rule: prep.Duplicate, Of: 3, Pass: true}}
+		if !slices.Equal(kept, []int64{3}) || !maps.Equal(dropped, want) {
+			t.Errorf("of %v %v is kept and %v dropped, want 3 and %v", rows, kept, dropped, want)
+		}
+	}
+	for _, drops := range [][][]byte{{{}, dropRecord(7, isNear, 2), dropRecord(7, isNear, 5)}, {dropRecord(7, isNear, 5), dropRecord(7, isNear, 2), {}}} {
+		if got, want := gather(each(drops)), (map[int64]prep.Verdict{7: {Rule: prep.NearDuplicate, Of: 2, Pass: true}}); !maps.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
 		}
 	}
 }
