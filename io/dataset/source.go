@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -370,30 +371,71 @@ func InGlob(name string) string {
 
 // Files turns files, globs and URLs, as [Source] has them, into sorted, distinct paths of files on this machine. They are sorted by where the files
 // are, not by how they are named: ../b.jsonl and c.jsonl are in the order that they have from any other folder, and a file that is named twice, once
-// with its folder's full path, is one.
+// with its folder's full path, is one. Those of URLs come first, wherever the cache is.
 func Files(ctx context.Context, patterns []string, s Splits) ([]string, error) {
-	paths, err := expandInOrder(ctx, patterns, s)
-	if err != nil {
-		return nil, err
+	if len(patterns) == 0 {
+		return nil, errNoPath
 	}
-	here, err := os.Getwd()
-	if err != nil {
-		return nil, err
+	type file struct {
+		path, place string
+		local       int // 0: of a URL
 	}
-	from := func(p string) string {
-		if filepath.IsAbs(p) {
-			return p // all are clean
+	var files []file
+	for _, p := range patterns {
+		paths, err := expandInOrder(ctx, []string{p}, s)
+		if err != nil {
+			return nil, err
 		}
-		return filepath.Join(here, p)
+		for _, path := range paths {
+			f := file{path: path}
+			if f.place, err = FullPath(path); err != nil {
+				return nil, err
+			}
+			if !Remote(p) {
+				f.local = 1
+			}
+			files = append(files, f)
+		}
 	}
-	slices.SortStableFunc(paths, func(a, b string) int { return strings.Compare(from(a), from(b)) })
-	return slices.CompactFunc(paths, func(a, b string) bool { return from(a) == from(b) }), nil
+	slices.SortStableFunc(files, func(a, b file) int { return cmp.Or(cmp.Compare(a.local, b.local), strings.Compare(a.place, b.place)) })
+	var out []string
+	for i, f := range files {
+		if i == 0 || f.place != files[i-1].place {
+			out = append(out, f.path)
+		}
+	}
+	return out, nil
 }
+
+// FullPath names what a path does from any folder that a program may run in.
+func FullPath(path string) (string, error) {
+	path = filepath.Clean(path)
+	if filepath.IsAbs(path) {
+		return path, nil
+	}
+	here, err := os.Getwd() // as the shell has it, with symbolic links
+	if err != nil {
+		return "", err
+	}
+	up, separator := ".", string(filepath.Separator)
+	for rest := path + separator; strings.HasPrefix(rest, ".."+separator); rest = rest[3:] {
+		up = filepath.Join(up, "..")
+	}
+	named, err := os.Stat(filepath.Join(here, up))
+	if really, _ := os.Stat(up); err != nil || !os.SameFile(named, really) { // .. of a link's name is another folder
+		if here, err = filepath.EvalSymlinks(here); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(here, path), nil
+}
+
+var errNoPath = fail(ErrNoFiles, "no path of data files is given")
 
 // expandInOrder keeps the order of the patterns, and files that are named twice. The files of one pattern are in the order of their paths.
 func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, error) {
 	if len(patterns) == 0 {
-		return nil, fail(ErrNoFiles, "no path of data files is given")
+		return nil, errNoPath
 	}
 	var paths []string
 	for _, p := range patterns {

@@ -284,6 +284,46 @@ func TestFilesByPlace(t *testing.T) {
 	if want := []string{"../a.jsonl", "../b.jsonl", "x.jsonl", "../m.jsonl", filepath.Join(top, "z.jsonl")}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q, %v; want %q", got, err, want)
 	}
+	// A cache may be anywhere: its files' place among others says nothing.
+	for _, cache := range []string{"b.jsonl", "z.jsonl"} {
+		RegisterScheme("by-place", func(context.Context, string, Splits) ([]string, error) {
+			return []string{filepath.Join(top, cache)}, nil
+		})
+		got, err := Files(t.Context(), []string{"../m.jsonl", "by-place://x", "../a.jsonl"}, Train)
+		if want := []string{filepath.Join(top, cache), "../a.jsonl", "../m.jsonl"}; err != nil || !slices.Equal(got, want) {
+			t.Errorf("with a URL: %q, %v; want %q", got, err, want)
+		}
+	}
+}
+
+// TestFullPath: a path's full name is of the same file, also where the folder that the program runs in is named by a link.
+func TestFullPath(t *testing.T) {
+	top := write(t, map[string]string{"a.jsonl": "{}"})
+	here, link := filepath.Join(top, "k"), filepath.Join(top, "of", "a", "link")
+	if err := errors.Join(os.Mkdir(here, 0o777), os.MkdirAll(filepath.Dir(link), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(here, link); err != nil {
+		t.Skip(err) // Windows may refuse
+	}
+	for _, c := range []struct{ from, path, want string }{
+		{here, "x.jsonl", filepath.Join(here, "x.jsonl")}, {link, "x.jsonl", filepath.Join(link, "x.jsonl")}, {here, "../a.jsonl", filepath.Join(top, "a.jsonl")},
+		{here, "..", top}, {link, "..a.jsonl", filepath.Join(link, "..a.jsonl")}, {link, top + "//a.jsonl", filepath.Join(top, "a.jsonl")},
+	} {
+		t.Chdir(c.from)
+		if got, err := FullPath(c.path); err != nil || got != c.want {
+			t.Errorf("%s in %s: %s, %v, want %s", c.path, c.from, got, err, c.want)
+		}
+	}
+	t.Chdir(link)
+	full, err := FullPath("../a.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _ := os.Stat("../a.jsonl")
+	if got, err := os.Stat(full); err != nil || !os.SameFile(got, want) {
+		t.Errorf("%s: %v", full, err)
+	}
 }
 
 // TestChangedFile: a file that is replaced under a run is an error, not other rows.

@@ -105,9 +105,8 @@ func (x *Inputs) shared() (root string) {
 	return root
 }
 
-// fullPath is a path from whatever folder the program runs in.
 func fullPath(path string) string {
-	if full, err := filepath.Abs(path); err == nil {
+	if full, err := dataset.FullPath(path); err == nil {
 		return full
 	}
 	return path

@@ -3,6 +3,7 @@ package recipe
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -368,6 +369,10 @@ func (x *Run) filesChanged(then json.RawMessage) (changed []string) {
 			break // other datasets are another change
 		}
 		of := fmt.Sprintf("data.train[%d]: ", i)
+		if otherOrder(was[i], here) {
+			changed = append(changed, of+"the files are in another order: they are read in that of their full paths")
+			continue
+		}
 		before, now := byName(was[i]), byName(here)
 		for _, name := range slices.Sorted(maps.Keys(before)) {
 			b, n := before[name], now[name]
@@ -390,6 +395,16 @@ func (x *Run) filesChanged(then json.RawMessage) (changed []string) {
 		changed = append(changed[:most-1], fmt.Sprintf("and %d other files", len(changed)-most+1))
 	}
 	return changed
+}
+
+// otherOrder tells whether the same files are in another order.
+func otherOrder(was, now []dataset.File) bool {
+	sorted := func(files []dataset.File) []dataset.File {
+		return slices.SortedFunc(slices.Values(files), func(a, b dataset.File) int {
+			return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Content, b.Content))
+		})
+	}
+	return !slices.Equal(was, now) && slices.Equal(sorted(was), sorted(now))
 }
 
 func byName(files []dataset.File) map[string][]dataset.File {

@@ -210,6 +210,37 @@ func TestResumeOtherFiles(t *testing.T) {
 	}
 }
 
+// Files that come in another order are said to, also where they have one name.
+func TestResumeOtherOrder(t *testing.T) {
+	j := newJob(t, 20)
+	raw, err := os.ReadFile(filepath.Join(j.dir, "data.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.SplitAfter(raw, []byte("\n"))
+	paths := func(folders ...string) string {
+		var names []string
+		for i, folder := range folders {
+			path := filepath.Join(j.dir, folder, "part.jsonl")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, bytes.Join(lines[10*i:10*i+10], nil), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, path)
+		}
+		return "data.train.0.path=[" + strings.Join(names, ", ") + "]"
+	}
+	if _, err := j.run(t, "run", nil, 2, false, paths("a", "b")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = j.run(t, "run", nil, 0, true, paths("d", "c"))
+	if want := "; data.train[0]: the files are in another order: they are read in that of their full paths; "; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "other rows") {
+		t.Errorf("%v, want %q", err, want)
+	}
+	if _, err := j.run(t, "run", nil, 0, true, paths("c", "d")); err != nil {
+		t.Error(err)
+	}
+}
+
 // What is wrong with the order of one of several datasets is said by the key of that dataset.
 func TestOrderByKey(t *testing.T) {
 	j := newJob(t, 40)

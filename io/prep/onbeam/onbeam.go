@@ -46,17 +46,23 @@ type Options struct {
 // Worker turns this process into a worker if its arguments say so: then it does not return. A program calls it before it looks at its
 // arguments.
 func Worker(args []string) {
-	for _, a := range args {
-		if name := strings.TrimLeft(a, "-"); name != a && (name == "worker" || strings.HasPrefix(name, "worker=")) { // a folder may be called worker
-			flag.CommandLine.Parse(args)
-			beam.Init()
-			os.Exit(0)
-		}
+	if asWorker(args) {
+		flag.CommandLine.Parse(args)
+		beam.Init()
+		os.Exit(0)
 	}
 }
 
-// running is the run at hand: Beam's flags are the process's.
-var running sync.Mutex
+// asWorker tells whether a runner has started the process as a worker, by a flag: a folder may be called worker.
+func asWorker(args []string) bool {
+	return slices.ContainsFunc(args, func(a string) bool {
+		name, _, _ := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		return strings.HasPrefix(a, "-") && name == "worker"
+	})
+}
+
+// running has the run at hand: Beam's flags are the process's.
+var running = make(chan struct{}, 1)
 
 // Run prepares a dataset on a runner of Beam. A process has one run at a time: others wait for it.
 func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err error) {
@@ -66,8 +72,12 @@ func Run(ctx context.Context, c prep.Config, o Options) (_ *prep.Stats, err erro
 	for _, p := range c.Check() { // which completes it too: the card has it so, in whatever process it is made
 		return nil, p
 	}
-	running.Lock()
-	defer running.Unlock()
+	select {
+	case running <- struct{}{}:
+		defer func() { <-running }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%s: %w", o.Runner, ctx.Err())
+	}
 	asGiven := c
 	if err := absolute(&c); err != nil {
 		return nil, err
@@ -247,7 +257,7 @@ func guard(f func() error) (err error) {
 
 // absolute makes the paths mean the same for workers, which may run elsewhere.
 func absolute(c *prep.Config) error {
-	here, err := os.Getwd()
+	here, err := dataset.FullPath(".")
 	if err != nil {
 		return err
 	}

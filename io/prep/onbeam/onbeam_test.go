@@ -4,13 +4,16 @@ package onbeam
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -295,6 +298,13 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%s %s: the output folder is there", f.runner, f.flags)
 		}
 	}
+	for _, flags := range []string{"--endpoint=localhost:1 --worker_binary=x", "--endpoint=localhost:1 --environment_type=LOOPBACK"} {
+		_, restore, err := setFlags(Options{Runner: "universal", Flags: strings.Fields(flags)})
+		if err != nil {
+			t.Fatalf("%s: %v", flags, err)
+		}
+		restore()
+	}
 	c.Input, c.Dedupe.Near.Column = c.Input[:1], ""
 	before := []any{*jobopts.Parallelism, *jobopts.Async, *jobopts.Endpoint, *jobopts.EnvironmentType, jobopts.ResourceHints.String(), flag.Args()}
 	if _, err := Run(t.Context(), c, Options{Runner: "prism", Flags: []string{"--parallelism=3", "--resource_hints=min_ram=1GB"}}); err != nil {
@@ -307,7 +317,100 @@ func TestFlags(t *testing.T) {
 
 // Runners start a worker by a flag: a folder may have its name.
 func TestWorker(t *testing.T) {
-	Worker([]string{"prep", "--out", "worker", "--set", "worker=1"}) // a worker would end the process
+	for line, want := range map[string]bool{
+		"--worker --id=1": true, "--id=1 --worker=true": true, "-worker": true,
+		"prep --out worker --set worker=1": false, "--workers=2 -- --worker_binary=x": false, "": false,
+	} {
+		if got := asWorker(strings.Fields(line)); got != want {
+			t.Errorf("%q: %t", line, got)
+		}
+	}
+}
+
+// A shard's first row is its own, as its last is.
+func TestShardOf(t *testing.T) {
+	first := []int64{0, 10, 25}
+	for id, want := range map[int64]int{0: 0, 9: 0, 10: 1, 24: 1, 25: 2, 99: 2} {
+		if got := shardOf(first, id); got != want {
+			t.Errorf("row %d is of shard %d, want %d", id, got, want)
+		}
+	}
+}
+
+// Runners hand over a group in any order: the first row of equal ones is kept, and the first row that one repeats is said.
+func TestAnyOrder(t *testing.T) {
+	each := func(recs [][]byte) func(*[]byte) bool {
+		return func(rec *[]byte) bool {
+			if len(recs) == 0 {
+				return false
+			}
+			*rec, recs = recs[0], recs[1:]
+			return true
+		}
+	}
+	id := func(id uint64) []byte { return binary.BigEndian.AppendUint64(nil, id) }
+	for _, rows := range [][][]byte{{id(3), id(7), id(9)}, {id(9), id(3), id(7)}, {id(7), id(9), id(3)}} {
+		var kept []int64
+		dropped := map[int]prep.Verdict{}
+		(&exactFn{First: []int64{0, 8}}).ProcessElement("", each(rows), func(rec []byte) { kept = append(kept, idOf(rec)) }, func(shard int, rec []byte) {
+			for of, v := range gather(each([][]byte{rec})) {
+				dropped[shard*100+int(of)] = v
+			}
+		})
+		want := map[int]prep.Verdict{7: {Rule: prep.Duplicate, Of: 3, Pass: true}, 109: {Rule: prep.Duplicate, Of: 3, Pass: true}}
+		if !slices.Equal(kept, []int64{3}) || !maps.Equal(dropped, want) {
+			t.Errorf("of %v %v is kept and %v dropped, want 3 and %v", rows, kept, dropped, want)
+		}
+	}
+	for _, drops := range [][][]byte{{{}, dropRecord(7, isNear, 2), dropRecord(7, isNear, 5)}, {dropRecord(7, isNear, 5), dropRecord(7, isNear, 2), {}}} {
+		if got, want := gather(each(drops)), (map[int64]prep.Verdict{7: {Rule: prep.NearDuplicate, Of: 2, Pass: true}}); !maps.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+}
+
+// Workers elsewhere run in another folder: every local path is a full one for them, and the configuration that the caller holds is as it was.
+func TestAbsolute(t *testing.T) {
+	here := filepath.Join(t.TempDir(), "a [b]")
+	if err := os.Mkdir(here, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(here)
+	if err := os.WriteFile("x[1].jsonl", nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	given := prep.Config{
+		Input:         []prep.Input{{Path: []string{"x[1].jsonl", "*.jsonl", "s3://bucket/*.jsonl", filepath.Join(here, "y.jsonl")}}},
+		Decontaminate: prep.Decontaminate{Against: []prep.Against{{Path: []string{"eval.jsonl", "hf://datasets/a/b"}}}},
+		Tokenize:      prep.Tokenize{Model: "model"}, Output: prep.Output{Dir: "out"},
+	}
+	c := given
+	if err := absolute(&c); err != nil {
+		t.Fatal(err)
+	}
+	got := append(append([]string{c.Output.Dir, c.Tokenize.Dir, c.Tokenize.Model}, c.Input[0].Path...), c.Decontaminate.Against[0].Path...)
+	want := []string{filepath.Join(here, "out"), filepath.Join(here, "model"), "model", filepath.Join(here, "x[1].jsonl"), filepath.Join(dataset.InGlob(here), "*.jsonl"),
+		"s3://bucket/*.jsonl", filepath.Join(here, "y.jsonl"), filepath.Join(here, "eval.jsonl"), "hf://datasets/a/b"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if given.Input[0].Path[1] != "*.jsonl" || given.Decontaminate.Against[0].Path[0] != "eval.jsonl" {
+		t.Errorf("the caller's is changed: %q, %q", given.Input[0].Path, given.Decontaminate.Against[0].Path)
+	}
+}
+
+// Who waits for another run of the process can be interrupted.
+func TestWaits(t *testing.T) {
+	running <- struct{}{}
+	defer func() { <-running }()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	c := prep.Default()
+	c.Input = []prep.Input{{Path: []string{"x.jsonl"}, Query: "query", Positive: "positive"}}
+	c.Output.Dir = filepath.Join(t.TempDir(), "out")
+	if _, err := Run(ctx, c, Options{Runner: "prism"}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
 }
 
 // A job ends with its run, once it has begun.
