@@ -400,6 +400,20 @@ func TestPadding(t *testing.T) {
 	}
 }
 
+// Of tokens beyond BERT's five the hash of a vocab.txt tells: token ids that a version without them has prepared are not taken for these.
+func TestHashOfVocabTxt(t *testing.T) {
+	vocab := []byte("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\n</s>\n")
+	for config, more := range map[string]bool{`{}`: false, `{"mask_token": "[M]"}`: false, `{"eos_token": "</s>"}`: true, `{"z_token": "[z]"}`: true} {
+		tok, err := fromFiles(map[string][]byte{fileVocab: vocab, fileConfig: []byte(config)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if files := hashFiles(vocab, []byte(config), nil, nil); (tok.Hash() != files) != more {
+			t.Errorf("%s: %s, the files' is %s", config, tok.Hash(), files)
+		}
+	}
+}
+
 // Special and added tokens that the files beside a tokenizer.json or vocab.txt name are found in texts, with new ids behind the vocabulary in
 // the order of transformers 5.23, which gives these ids.
 func TestConfiguredTokens(t *testing.T) {
@@ -440,6 +454,9 @@ func TestConfiguredTokens(t *testing.T) {
 		}
 		if got := fmt.Sprint(tok.Encode(text, 0)); got != c.want {
 			t.Errorf("%s, %s, %s: %s, want %s", c.config, c.specials, c.added, got, c.want)
+		}
+		if got := fmt.Sprint(tok.Beyond(tok.VocabSize()-2), tok.Beyond(tok.VocabSize())); got != fmt.Sprintf("[%s %s] []", tok.Token(int32(tok.VocabSize()-2)), tok.Token(int32(tok.VocabSize()-1))) {
+			t.Errorf("%s: tokens beyond: %s", c.config, got)
 		}
 		// Static embeddings have what tokenizer.json says, and a hash tells other ids.
 		alone, err := build(files, true)
