@@ -439,6 +439,12 @@ func TestConfiguredTokens(t *testing.T) {
 		{vocab, `{"extra_special_tokens": {"k": "[x]", "j": "[w]"}, "z_token": "[z]"}`, `{}`, `{}`, "[1 5 7 0 0 0 0 0 0 0 8 6 0 0 0 0 0 0 4 0 0 0 2]"},
 		{vocab, `{"mask_token": "[M]", "added_tokens_decoder": {"4": {"content": "[MASK]", ` + plain + `}, "10": {"content": "[y]", ` + plain + `}, "9": {"content": "[x]", ` + plain + `}}}`, `{}`, `{}`,
 			"[1 5 6 0 0 0 0 0 0 0 0 0 0 0 0 0 8 7 4 0 0 0 2]"},
+		{"", `{}`, `{}`, `{"[M]": 4}`, "[0 4 2 3 3 4 3]"},
+		{"", `{"z_token": "[I]", "eos_token": "[Q]"}`, `{}`, `{}`, "[0 4 2 5 6 3 4 3]"},
+		{vocab, `{"added_tokens_decoder": {"9": {"content": "[M]", "lstrip": false, "rstrip": false, "normalized": true, "single_word": false}}, "eos_token": "[M]"}`, `{}`, `{}`,
+			"[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 6 2]"},
+		{vocab, `{"mask_token": "[m]", "cls_token": "<s>", "pad_token": "[y]", "sep_token": "[z]", "eos_token": "[w]", "bos_token": "[x]"}`, `{}`, `{}`,
+			"[10 5 6 0 0 0 0 10 7 8 0 0 0 9 0 0 0 11 8]"},
 		{vocab, `{"mask_token": "[M]"}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 0 0 0 0 0 0 2]"},
 		{vocab, `{"extra_special_tokens": ["[M]"]}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 0 0 0 2]"},
 		{vocab, `{}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 6 2]"}, // which is looked for in lower case
