@@ -13,7 +13,7 @@ import (
 
 // TextOf says that texts become tokens as a model's folder says, by its prompts and its length; no more than the model has positions.
 func TextOf(m *embedder.Trainable) Text {
-	x := Text{Tokenizer: m.Tokenizer, QueryLength: m.QueryLength(), DocumentLength: m.MaxLength(), Positions: m.Model.Config.MaxPositions, Heads: m.Model.Config.Tokens, Weighed: m.Model.Config.Queries.There}
+	x := Text{Tokenizer: m.Tokenizer, QueryLength: m.QueryLength(), DocumentLength: m.MaxLength(), Positions: m.Model.Config.MaxPositions, Vocab: m.Model.Config.Vocab, Heads: m.Model.Config.Tokens, Weighed: m.Model.Config.Queries.There}
 	x.QueryPrompt, x.DocumentPrompt = m.RolePrompts()
 	return x
 }

@@ -20,6 +20,7 @@ type Text struct {
 	QueryLength    int // tokens, special ones included; what is longer is cut and counted; 0: nothing is
 	DocumentLength int
 	Positions      int                    // that the model was trained with, beyond which no length may be; 0: there is no such bound
+	Vocab          int                    // tokens that the model has embeddings for: with a Tokenizer a text that has another is refused; 0: none is
 	QueryPrompt    string                 // put before every query
 	DocumentPrompt string                 // put before every positive and negative
 	Prompts        []Prompts              // of each dataset, instead; may be nil
@@ -305,7 +306,11 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				e := &c.Examples[i]
 				lo, hi := e.Column(col)
 				for _, text := range e.Texts[lo:hi] {
-					out.Guide[col] = append(out.Guide[col], x.Guide.Tokenizer.Encode(prompt+text, limit))
+					ids := x.Guide.Tokenizer.Encode(prompt+text, limit)
+					if reason := x.Guide.unknown(ids); reason != "" {
+						return nil, c.refused(e, column, "the guide: "+reason)
+					}
+					out.Guide[col] = append(out.Guide[col], ids)
 				}
 			}
 		}
@@ -317,6 +322,9 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 				out.Texts[col] = append(out.Texts[col], loss.TextID{h.Hi, h.Lo})
 				if e.IDs != nil && x.Pairs == nil { // made beforehand
 					ids := e.IDs[k]
+					if reason := x.unknown(ids); reason != "" {
+						return nil, c.refused(e, column, reason)
+					}
 					out.sees(col, len(ids))
 					ids = reading.Expand(ids[:len(ids):len(ids)], 0)
 					if bare[column.Role] {
@@ -346,6 +354,9 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 					if flat, kinds, cut, err = x.Pairs[c.Source].Append(flat, kinds, e.Texts[0], e.Texts[k]); err != nil {
 						return nil, c.refused(e, columns[0], x.tooLong(err))
 					}
+				}
+				if reason := x.unknown(flat[start:]); reason != "" {
+					return nil, c.refused(e, column, reason)
 				}
 				if cut {
 					out.Truncated++

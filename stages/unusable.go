@@ -5,10 +5,12 @@ import (
 	"fmt"
 
 	"contraflow/io/dataset"
+	"contraflow/stages/embedder"
 	"contraflow/tokenize"
 )
 
-// CheckText is dataset.Source.CheckText for a dataset's rows: it finds texts that can be read and give nothing to train on, and queries that leave no
+// CheckText is dataset.Source.CheckText for a dataset's rows: it finds texts that can be read and give nothing to train on, those of tokens that the model
+// has no embeddings for, and queries that leave no
 // room for their documents where these alone are cut. nil if no text is one.
 func (x Text) CheckText(source int) func(role dataset.Role, text string, ids []int32) string {
 	if x.Pairs != nil {
@@ -23,17 +25,20 @@ func (x Text) CheckText(source int) func(role dataset.Role, text string, ids []i
 			return x.tooLong(pairs.HasRoom(query))
 		}
 	}
-	bare := x.bare(source)
-	if bare == [3]bool{} {
+	bare, limited := x.bare(source), x.limited()
+	if bare == [3]bool{} && !limited {
 		return nil
 	}
 	return func(role dataset.Role, text string, ids []int32) string {
-		if !bare[role] {
+		if !bare[role] && !limited {
 			return ""
 		}
 		if ids == nil {
 			prompt, limit := x.reading(source, role)
 			ids = x.Tokenizer.Encode(prompt+text, limit)
+		}
+		if reason := x.unknown(ids); reason != "" || !bare[role] {
+			return reason
 		}
 		return x.vectorless(role, x.Heads.Reading(role == dataset.Query).Expand(ids[:len(ids):len(ids)], 0))
 	}
@@ -51,6 +56,19 @@ func (x Text) bare(source int) (roles [3]bool) {
 		roles[role] = len(x.Heads.Shown(role == dataset.Query, always)) == 0
 	}
 	return roles
+}
+
+// limited tells whether there are tokens that the model has no embeddings for.
+func (x Text) limited() bool {
+	return x.Vocab > 0 && x.Tokenizer != nil && x.Tokenizer.VocabSize() > x.Vocab
+}
+
+// unknown is what is wrong with a text that has such a token; "" of one that has none.
+func (x Text) unknown(ids []int32) string {
+	if !x.limited() {
+		return ""
+	}
+	return embedder.NoEmbedding(x.Tokenizer, ids, x.Vocab)
 }
 
 // vectorless is what is wrong with a text without a vector; "" of one that has some.

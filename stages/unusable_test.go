@@ -38,6 +38,10 @@ func TestCheckText(t *testing.T) {
 	}{
 		{"embeddings", Text{Tokenizer: tok}, "a", "b", "", "", true},
 		{"special tokens have vectors", vectors(bodies, bodies), "a", "b", "", "", true},
+		{"as many embeddings as tokens", Text{Tokenizer: tok, Vocab: tok.VocabSize()}, "a", "c", "", "", true},
+		{"a token without an embedding", Text{Tokenizer: tok, Vocab: tok.VocabSize() - 1}, "a", "b c", "p", `the token "c" has id `, false},
+		{"one that is not there", Text{Tokenizer: tok, Vocab: tok.VocabSize() - 1}, "a", "b", "", "", false},
+		{"one in a pair", Text{Tokenizer: tok, Vocab: tok.VocabSize() - 1, Pairs: []*tokenize.Pairs{longest}}, "a", "b", "", "", true},
 		{"another token", vectors(transformer.Reading{}, skips("a b")), "a", "a c b", "", "", false},
 		{"document", vectors(transformer.Reading{}, skips("a b")), "a", "b a", "p", none, false},
 		{"a document's tokens in a query", vectors(transformer.Reading{}, skips("c")), "c", "b", "", "", false},
@@ -88,6 +92,29 @@ func TestCheckText(t *testing.T) {
 		chunk.Data, chunk.Examples[0].Texts = prepared{Described{Name: "mine", Texts: columns}, made}, nil
 		chunk.Examples[0].IDs = [][]int32{ids(c.query), ids(c.doc)}
 		refuses("ids made beforehand")
+	}
+}
+
+// A pair, or a text that a guide reads, with a token that the model or the guide has no embedding for is refused by its row and column.
+func TestTokensWithoutEmbeddings(t *testing.T) {
+	tok := words(t, "c")
+	pairs, err := tok.NewPairs(tokenize.PairOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limited := Text{Tokenizer: tok, Vocab: tok.VocabSize() - 1}
+	scored := limited
+	scored.Pairs = []*tokenize.Pairs{pairs}
+	for want, x := range map[string]Text{`"p": the token "c" has id 7`: scored, `"q": the guide: the token "c" has id 7`: {Tokenizer: tok, Guide: &limited}} {
+		columns := []dataset.Column{{Role: dataset.Query, Source: "q"}, {Role: dataset.Positive, Source: "p"}}
+		chunk := &Chunk{Data: Described{Name: "mine", Texts: columns}, Examples: []dataset.Example{{Row: 7, Texts: []string{"a", "b"}, Hashes: make([]dataset.Hash128, 2)}}}
+		if got := refusal(t, x, chunk); got != "" {
+			t.Error(got)
+		}
+		chunk.Examples[0].Texts[0] = "c"
+		if got := refusal(t, x, chunk); !strings.Contains(got, "mine: row 7, column "+want) {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
 }
 

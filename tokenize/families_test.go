@@ -400,6 +400,20 @@ func TestPadding(t *testing.T) {
 	}
 }
 
+// Of tokens beyond BERT's five the hash of a vocab.txt tells: token ids that a version without them has prepared are not taken for these.
+func TestHashOfVocabTxt(t *testing.T) {
+	vocab := []byte("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\n</s>\n")
+	for config, more := range map[string]bool{`{}`: false, `{"mask_token": "[M]"}`: false, `{"eos_token": "</s>"}`: true, `{"z_token": "[z]"}`: true} {
+		tok, err := fromFiles(map[string][]byte{fileVocab: vocab, fileConfig: []byte(config)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if files := hashFiles(vocab, []byte(config), nil, nil); (tok.Hash() != files) != more {
+			t.Errorf("%s: %s, the files' is %s", config, tok.Hash(), files)
+		}
+	}
+}
+
 // Special and added tokens that the files beside a tokenizer.json or vocab.txt name are found in texts, with new ids behind the vocabulary in
 // the order of transformers 5.23, which gives these ids.
 func TestConfiguredTokens(t *testing.T) {
@@ -425,6 +439,12 @@ func TestConfiguredTokens(t *testing.T) {
 		{vocab, `{"extra_special_tokens": {"k": "[x]", "j": "[w]"}, "z_token": "[z]"}`, `{}`, `{}`, "[1 5 7 0 0 0 0 0 0 0 8 6 0 0 0 0 0 0 4 0 0 0 2]"},
 		{vocab, `{"mask_token": "[M]", "added_tokens_decoder": {"4": {"content": "[MASK]", ` + plain + `}, "10": {"content": "[y]", ` + plain + `}, "9": {"content": "[x]", ` + plain + `}}}`, `{}`, `{}`,
 			"[1 5 6 0 0 0 0 0 0 0 0 0 0 0 0 0 8 7 4 0 0 0 2]"},
+		{"", `{}`, `{}`, `{"[M]": 4}`, "[0 4 2 3 3 4 3]"},
+		{"", `{"z_token": "[I]", "eos_token": "[Q]"}`, `{}`, `{}`, "[0 4 2 5 6 3 4 3]"},
+		{vocab, `{"added_tokens_decoder": {"9": {"content": "[M]", "lstrip": false, "rstrip": false, "normalized": true, "single_word": false}}, "eos_token": "[M]"}`, `{}`, `{}`,
+			"[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 6 2]"},
+		{vocab, `{"mask_token": "[m]", "cls_token": "<s>", "pad_token": "[y]", "sep_token": "[z]", "eos_token": "[w]", "bos_token": "[x]"}`, `{}`, `{}`,
+			"[10 5 6 0 0 0 0 10 7 8 0 0 0 9 0 0 0 11 8]"},
 		{vocab, `{"mask_token": "[M]"}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 0 0 0 0 0 0 2]"},
 		{vocab, `{"extra_special_tokens": ["[M]"]}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 0 0 0 2]"},
 		{vocab, `{}`, `{}`, `{"[M]": 6}`, "[1 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 6 0 0 0 4 6 2]"}, // which is looked for in lower case
@@ -441,13 +461,16 @@ func TestConfiguredTokens(t *testing.T) {
 		if got := fmt.Sprint(tok.Encode(text, 0)); got != c.want {
 			t.Errorf("%s, %s, %s: %s, want %s", c.config, c.specials, c.added, got, c.want)
 		}
+		if got := fmt.Sprint(tok.Beyond(tok.VocabSize()-2), tok.Beyond(tok.VocabSize())); got != fmt.Sprintf("[%s %s] []", tok.Token(int32(tok.VocabSize()-2)), tok.Token(int32(tok.VocabSize()-1))) {
+			t.Errorf("%s: tokens beyond: %s", c.config, got)
+		}
 		// Static embeddings have what tokenizer.json says, and a hash tells other ids.
 		alone, err := build(files, true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		const itself = "[0 4 2 3 3 4 3]"
-		if got := fmt.Sprint(alone.Encode(text, 0)); c.vocab == "" && (got != itself || (alone.Hash() == tok.Hash()) != (c.want == itself)) {
+		if got := fmt.Sprint(alone.Encode(text, 0)); c.vocab == "" && (got != itself || alone.Hash() != hashFiles([]byte(file)) || (alone.Hash() == tok.Hash()) != (c.want == itself)) {
 			t.Errorf("%s: %s alone, hashes %s and %s", c.config, got, tok.Hash(), alone.Hash())
 		}
 	}

@@ -120,7 +120,11 @@ func build(files map[string][]byte, alone bool) (*Tokenizer, error) {
 		if t, err = fromVocabFile(files[fileVocab], config); err != nil {
 			return nil, fmt.Errorf("%s: %w", fileVocab, err)
 		}
-		t.hash = hashFiles(files[fileVocab], files[fileConfig], files[fileSpecials], files[fileAdded])
+		contents := [][]byte{files[fileVocab], files[fileConfig], files[fileSpecials], files[fileAdded]}
+		if more := config.tokens(nil); len(more) > len(bertSpecials) { // earlier versions added fewer
+			contents = append(contents, fmt.Appendf(nil, "%+v", more))
+		}
+		t.hash = hashFiles(contents...)
 	}
 	if id, ok := t.ids[config.special("pad_token")]; ok && config.given("pad_token") {
 		t.pad = id

@@ -69,6 +69,16 @@ func (t *Tokenizer) VocabSize() int { return t.vocabSize }
 // ModelVocabSize is VocabSize without the added tokens: the largest id of the model's own vocabulary + 1.
 func (t *Tokenizer) ModelVocabSize() int { return t.modelSize }
 
+// Beyond returns the tokens with the ids from size on, in their order: those that an embedding table of size rows has none for.
+func (t *Tokenizer) Beyond(size int) (tokens []string) {
+	for id := int32(size); int(id) < t.vocabSize; id++ {
+		if token, ok := t.texts[id]; ok {
+			tokens = append(tokens, token)
+		}
+	}
+	return tokens
+}
+
 // ID returns the id of a token of the vocabulary, as it is written there ("##ing").
 func (t *Tokenizer) ID(token string) (id int32, ok bool) {
 	id, ok = t.ids[token]

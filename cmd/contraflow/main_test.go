@@ -179,7 +179,9 @@ func TestLoadNotes(t *testing.T) {
 		t.Errorf("says %q", note)
 	}
 	edit("tokenizer.json", `"added_tokens": [`, `"added_tokens": [{"id": 9999, "content": "<new>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},`)
-	succeed(t, "embed", "--model", model, "--text", "stone")
+	if note := succeed(t, "embed", "--model", model, "--text", "stone").stderr; !strings.Contains(note, `has none for: ["<new>"]; a text that contains one is an error`) {
+		t.Errorf("says %q", note)
+	}
 	if r := contraflow(t, "", "embed", "--model", model, "--text", "a <new> stone"); r.code == 0 || !strings.Contains(r.stderr, "the vocabulary has") {
 		t.Errorf("exit %d: %s", r.code, r.stderr)
 	}

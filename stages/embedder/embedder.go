@@ -132,6 +132,9 @@ func Load(folder string, opts ...Option) (*Embedder, error) {
 		if note := SkipNote(f.MultiVector, e.tok); note != "" && o.warn != nil {
 			o.warn(fmt.Sprintf("%s: %s", f.Dir, note))
 		}
+		if note := VocabularyNote(f, e.tok, e.model.Config); note != "" && o.warn != nil {
+			o.warn(note)
+		}
 	}
 	if err == nil {
 		err = errors.Join(CheckVocabulary(e.tok, e.model.Config), CheckLengths(e.tok, e.queryLength, e.maxLength, e.WeighsQueries()))
@@ -205,13 +208,42 @@ func LoadTokenizer(f *hfmodel.Folder) (*tokenize.Tokenizer, error) {
 	return tok, err
 }
 
-// CheckVocabulary finds a tokenizer that belongs to another model: its vocabulary has ids which this one has no embedding for. Added tokens
-// may have such ids, as a padding token that no text contains: a text that does is an error later on.
+// CheckVocabulary finds a tokenizer that belongs to another model: its vocabulary has ids which this one has no embedding for, or every text gets
+// a token that has none. Other added tokens may have such ids, as a padding token that no text contains: a text that does is an error later on.
 func CheckVocabulary(tok *tokenize.Tokenizer, c transformer.Config) error {
 	if n := tok.ModelVocabSize(); n > c.Vocab {
 		return fmt.Errorf("the tokenizer has %d tokens, the model's vocabulary %d: they do not belong together", n, c.Vocab)
 	}
+	if reason := NoEmbedding(tok, tok.Encode("", 0), c.Vocab); reason != "" {
+		return fmt.Errorf("the tokenizer puts special tokens around every text: %s", reason)
+	}
 	return nil
+}
+
+// NoEmbedding says of the first of a text's tokens that a model of a vocabulary of so many tokens has no embedding for why it can't be read; "": there is none.
+func NoEmbedding(tok *tokenize.Tokenizer, ids []int32, vocab int) string {
+	for _, id := range ids {
+		if int(id) >= vocab {
+			return fmt.Sprintf("the token %q has id %d, and the model embeddings for %d tokens; %s", tok.Token(id), id, vocab, roomForTokens)
+		}
+	}
+	return ""
+}
+
+const roomForTokens = "transformers' model.resize_token_embeddings(len(tokenizer)) makes room for added tokens"
+
+// VocabularyNote names the tokens that the model has no embeddings for; "": it has one for each.
+func VocabularyNote(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config) string {
+	beyond := tok.Beyond(c.Vocab)
+	if len(beyond) == 0 {
+		return ""
+	}
+	more := ""
+	if n := len(beyond) - 5; n > 0 {
+		beyond, more = beyond[:5], fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("%s: its tokenizer adds tokens that the model, with embeddings for %d, has none for: %q%s; a text that contains one is an error. %s",
+		f.Dir, c.Vocab, beyond, more, "T"+roomForTokens[1:])
 }
 
 // LengthNote says that a folder's max_seq_length is not kept, because the model was trained with fewer positions; "": it is.

@@ -1,10 +1,14 @@
 package embedder
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"contraflow/io/hfmodel"
 	"contraflow/stages/transformer"
+	"contraflow/tokenize"
 )
 
 // Texts of a model without positions are cut where its folder says, or where config.json says that it was trained, and may be longer if asked.
@@ -33,6 +37,35 @@ func TestLengthWithPositions(t *testing.T) {
 		}
 		if note := LengthNote(f, c, x.asked); (note != "") != (x.folder == 900) {
 			t.Errorf("%+v: the note is %q", x, note)
+		}
+	}
+}
+
+// A model whose every text has a token that it has no embedding for can't be used; one that has none for another added token says so.
+func TestVocabulary(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokenizer.json")
+	file := `{"added_tokens": [{"id": 2, "content": "[S]"}, {"id": 3, "content": "[1]"}, {"id": 4, "content": "[2]"}, {"id": 5, "content": "[3]"}, {"id": 6, "content": "[4]"}],
+		"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+		"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[S]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {"[S]": {"id": "[S]", "ids": [2], "tokens": ["[S]"]}}}}`
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenize.LoadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &hfmodel.Folder{Dir: "m"}
+	for vocab, want := range map[int][2]string{
+		1: {"the tokenizer has 2 tokens, the model's vocabulary 1", `["[S]" "[1]" "[2]" "[3]" "[4]"];`},
+		2: {`puts special tokens around every text: the token "[S]" has id 2, and the model embeddings for 2 tokens`, `["[S]" "[1]" "[2]" "[3]" "[4]"];`},
+		3: {"", `m: its tokenizer adds tokens that the model, with embeddings for 3, has none for: ["[1]" "[2]" "[3]" "[4]"]; a text`}, 7: {"", ""}, 9: {"", ""},
+	} {
+		c := transformer.Config{Vocab: vocab}
+		if err := CheckVocabulary(tok, c); (err != nil) != (want[0] != "") || err != nil && !strings.Contains(err.Error(), want[0]) {
+			t.Errorf("vocabulary of %d: %v", vocab, err)
+		}
+		if note := VocabularyNote(f, tok, c); (note == "") != (want[1] == "") || vocab > 1 && !strings.Contains(note, want[1]) {
+			t.Errorf("vocabulary of %d: %s", vocab, note)
 		}
 	}
 }

@@ -120,7 +120,7 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 		}
 	}
 	c := g.model.Config
-	text := &stages.Text{Tokenizer: tok}
+	text := &stages.Text{Tokenizer: tok, Vocab: c.Vocab}
 	if text.QueryLength, err = embedder.MaxLengthOf(g.folder, c, spec.MaxLength.Query); err != nil {
 		return fmt.Errorf("max_length: %w", err)
 	}

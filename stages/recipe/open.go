@@ -260,7 +260,10 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
 	}
-	x.text = stages.Text{Tokenizer: x.tok, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.heads, Weighed: x.queries.There}
+	if note := embedder.VocabularyNote(x.folder, x.tok, x.model.Config); note != "" {
+		x.obs.note("%s", note)
+	}
+	x.text = stages.Text{Tokenizer: x.tok, Vocab: x.model.Config.Vocab, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.heads, Weighed: x.queries.There}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"

@@ -132,6 +132,9 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	if err := embedder.CheckVocabulary(tok, r.model.Config); err != nil {
 		return nil, err
 	}
+	if note := embedder.VocabularyNote(f, tok, r.model.Config); note != "" && o.warn != nil {
+		o.warn(note)
+	}
 	r.pairs = spec.Pairs
 	r.engine.Model, r.engine.Tokens = r.model, o.tokens
 	return r, nil

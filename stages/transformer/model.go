@@ -215,7 +215,7 @@ func (m *Model) Check(r Rows) error {
 	}
 	for t, id := range r.IDs {
 		if id < 0 || int(id) >= m.Config.Vocab {
-			return fmt.Errorf("token %d of the sub-batch has id %d, the vocabulary has %d", t, id, m.Config.Vocab)
+			return fmt.Errorf("token %d of the sub-batch has id %d, and the vocabulary has %d: a text contains a token that the model has no embedding for", t, id, m.Config.Vocab)
 		}
 	}
 	if n := len(r.Seen); n > 0 && (n != r.Len() || !m.Config.Tokens.Unseen()) {
