@@ -124,14 +124,15 @@ func TestVerifyNoGradient(t *testing.T) {
 	}
 }
 
-// Of a file that is sorted by query, as judgements give it, rows of more than one query are verified.
+// Of a file that is sorted by query, as judgements give it, rows of more than one query are verified, in each of a step's batches.
 func TestVerifySorted(t *testing.T) {
 	r := staticRecipe(t, 16, nil, "batch.no_duplicates=false")
 	r.Data.Train[0].Negatives = nil
 	path := r.Data.Train[0].Path[0]
 	var out []byte
-	for i, row := range readRows(t, path) {
-		row["q"] = fmt.Sprint("which stone is number ", i/20)
+	given := readRows(t, path)
+	for i, row := range given {
+		row["q"] = fmt.Sprint("which stone is number ", 3*i/len(given))
 		line, err := json.Marshal(row)
 		if err != nil {
 			t.Fatal(err)
@@ -141,9 +142,16 @@ func TestVerifySorted(t *testing.T) {
 	if err := os.WriteFile(path, out, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	rows, ok, err := verified(t, r, func(*recipe.VerifyOptions) {})
-	if err != nil || !ok || len(rows) < 5 || strings.Contains(rows[0].Config, "zero") {
-		t.Errorf("%t, %v: %+v", ok, err, rows)
+	for _, accumulate := range []int{1, 3} {
+		rows, ok, err := verified(t, r, func(o *recipe.VerifyOptions) { o.Accumulate = []int{accumulate} })
+		if err != nil || !ok || len(rows) < 5 || strings.Contains(rows[0].Config, "zero") {
+			t.Errorf("%t, %v: %+v", ok, err, rows)
+		}
+		for i, r := range rows {
+			if r.Number != i+1 || r.Of != len(rows) {
+				t.Errorf("row %d is said to be %d of %d, and there are %d", i+1, r.Number, r.Of, len(rows))
+			}
+		}
 	}
 }
 

@@ -75,6 +75,8 @@ func (o VerifyOptions) Check() error {
 
 // VerifyRow is one configuration compared with another.
 type VerifyRow struct {
+	Number    int // of the comparison, from 1 to Of; 0: of a row that is beside them
+	Of        int
 	Config    string
 	Against   string  // what it is compared with
 	Error     float64 // the largest transformer.GradientError of its tensors
@@ -152,6 +154,14 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) 
 			o.Report(r)
 		}
 	}
+	made, all := 0, x.comparisons(o, meshes)
+	counted := func(r VerifyRow) {
+		if !r.Noise {
+			made++
+			r.Number, r.Of = made, all
+		}
+		report(r)
+	}
 	precise := x.device
 	if !precise.Info().F64 { // a GPU: its results are held against the processor's
 		if precise, err = gpustage.Open("cpu"); err != nil {
@@ -167,7 +177,7 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) 
 				return false, err
 			}
 			v.meshes, v.precise = meshes, precise
-			if err := v.run(ctx, report); err != nil {
+			if err := v.run(ctx, counted); err != nil {
 				return false, err
 			}
 			acts = acts || v.acts
@@ -265,7 +275,10 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 		reader := data.NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
 		defer reader.Close()
 		for i, b := range batches {
-			ids := slices.Clone(usable[i*rows : (i+1)*rows-b%2]) // unequal batches: a mean of means would show
+			var ids []int64             // from all over the data in each batch
+			for n := range rows - b%2 { // unequal batches: a mean of means would show
+				ids = append(ids, usable[n*len(batches)+i])
+			}
 			ids = append(ids, ids[0])
 			examples, err := reader.Read(ctx, 0, ids)
 			if err != nil {
@@ -375,11 +388,7 @@ func (w way) dropping() string {
 
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 	prefix := v.String()
-	dropouts := []float64{v.x.dropoutRate()}
-	if dropouts[0] == 0 && !v.x.folder.Static() {
-		dropouts = append(dropouts, verifyDropout)
-	}
-	for _, p := range dropouts {
+	for _, p := range v.x.dropouts() {
 		truthWay := way{dtype: gpustage.F64, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: p}
 		truth, err := v.gradient(ctx, truthWay)
 		if err != nil {
@@ -515,6 +524,30 @@ func (v *verifier) terms(source int) []stated {
 		return nil
 	}
 	return v.x.Recipe.termsOf(source)
+}
+
+// comparisons is how many there are to make: of each batch or batches, the ways, and the truth's with a finite difference.
+func (x *Run) comparisons(o VerifyOptions, meshes []collective.Mesh) (n int) {
+	v := verifier{x: x, o: o, meshes: meshes}
+	for _, p := range x.dropouts() {
+		if n += len(v.ways(p)); !v.meshOnly() {
+			n++
+		}
+	}
+	times := 0
+	for _, accumulate := range o.Accumulate {
+		times += (len(x.data) + accumulate - 1) / accumulate
+	}
+	return n * times
+}
+
+// dropouts are the rates at which ways are compared: the model's, and where that is none another besides.
+func (x *Run) dropouts() []float64 {
+	rates := []float64{x.dropoutRate()}
+	if rates[0] == 0 && !x.folder.Static() {
+		rates = append(rates, verifyDropout)
+	}
+	return rates
 }
 
 // dropoutRate is the model's.
