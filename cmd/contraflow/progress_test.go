@@ -1,7 +1,9 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -34,6 +36,25 @@ func TestProgressEnds(t *testing.T) {
 		}
 		if done == "" || done != all {
 			t.Errorf("%s ends with %q of %q %s\n%s", args[0], done, all, what, r.stderr)
+		}
+	}
+}
+
+// embed says how far it is before the first of the chunks in which it reads is done.
+func TestProgressWithin(t *testing.T) {
+	dir := t.TempDir()
+	texts, out := filepath.Join(dir, "t.jsonl"), filepath.Join(dir, "x")
+	if err := os.WriteFile(texts, []byte(strings.Repeat(`{"text": "a river of stone and a house of light"}`+"\n", 3000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, args := range map[string][]string{
+		"dense": {"--model", goldens.Path(t, "bert/minilm-tiny"), "--output", out + ".npy"}, "sparse": {"--model", goldens.Path(t, "splade/encoder"), "--output", out + ".parquet"},
+		"lines": {"--model", goldens.Path(t, "bert/minilm-tiny"), "--output", "-"},
+	} {
+		said := succeed(t, append([]string{"embed", "--input", texts}, args...)...).stderr
+		first := regexp.MustCompile(`\n(\d+) of 3000 texts\n`).FindStringSubmatch(said)
+		if first == nil || first[1] == "3000" || strings.Count(said, "\n3000 of 3000 texts\n") != 1 {
+			t.Errorf("%s: embed says\n%s", name, said)
 		}
 	}
 }
