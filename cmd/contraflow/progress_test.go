@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/testdata/goldens"
 )
@@ -55,6 +56,24 @@ func TestProgressWithin(t *testing.T) {
 		first := regexp.MustCompile(`\n(\d+) of 3000 texts\n`).FindStringSubmatch(said)
 		if first == nil || first[1] == "3000" || strings.Count(said, "\n3000 of 3000 texts\n") != 1 {
 			t.Errorf("%s: embed says\n%s", name, said)
+		}
+	}
+}
+
+// What a log keeps is a line in ten seconds, a terminal's one each second, and the last line is said at any time.
+func TestDue(t *testing.T) {
+	for _, c := range []struct {
+		terminal bool
+		ago      time.Duration
+		done     bool
+		want     bool
+	}{
+		{false, 2 * time.Second, false, false}, {false, 11 * time.Second, false, true}, {false, 0, true, true},
+		{true, 2 * time.Second, false, true}, {true, time.Second / 2, false, false}, {true, 0, true, true},
+	} {
+		u := &ui{terminal: c.terminal, said: time.Now().Add(-c.ago)}
+		if got := u.due(c.done); got != c.want || got && u.due(false) {
+			t.Errorf("%+v: %t", c, got)
 		}
 	}
 }

@@ -399,7 +399,9 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			if nothing = ", whose gradient is zero"; v.o.Plant != "" {
 				return fmt.Errorf("the gradient of these rows is zero: the fault %q can't be planted", v.o.Plant)
 			}
-			v.x.obs.note("%sthe gradient of the rows that are looked at is zero, so that nothing is proved by ways that agree on it: it may be that they share one query or one text", prefix)
+			if p == v.x.dropoutRate() { // once
+				v.x.obs.note("%sthe gradient of the rows that are looked at is zero, so that nothing is proved by ways that agree on it: it may be that they share one query or one text", prefix)
+			}
 		}
 		base := 0.0
 		if v.x.own.loss != nil {
