@@ -227,8 +227,16 @@ func TestRerankTasks(t *testing.T) {
 	}
 }
 
+// What reranks stands beside the figure of the order that it was given, and a mean beside one only where all tasks have such an order.
 func TestEvaluationString(t *testing.T) {
+	low, high := 0.25, 0.75
+	both := []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4, Base: &low}, {Name: "b", Metric: "ndcg@10", Value: 0.6, Base: &high}}
+	if mean := meanBase(both); mean == nil || *mean != 0.5 || meanBase([]TaskValue{both[0], {}}) != nil || meanBase([]TaskValue{{}, both[0]}) != nil {
+		t.Errorf("a mean of %v", mean)
+	}
 	for want, e := range map[string]Evaluation{
+		"ndcg@10 0.5000 from 0.2500": {Metric: "ndcg@10", Value: 0.5, Base: &low},
+		"mean ndcg@10 0.5000 from 0.2500 (a 0.4000 from 0.2500, b 0.6000 from 0.7500)": {Metric: "mean ndcg@10", Value: 0.5, Base: &low, Tasks: both},
 		"ndcg@10 0.5000": {Metric: "ndcg@10", Value: 0.5},
 		"mean ndcg@10 0.5000 (a 0.4000, b 0.6000)":          {Metric: "mean ndcg@10", Value: 0.5, Tasks: []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4}, {Name: "b", Metric: "ndcg@10", Value: 0.6}}},
 		"mean 0.5000 (a ndcg@10 0.4000, b spearman 0.6000)": {Metric: "mean", Value: 0.5, Tasks: []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4}, {Name: "b", Metric: "spearman", Value: 0.6}}},
