@@ -220,6 +220,12 @@ func TestRerankTasks(t *testing.T) {
 	if len(both) != 2 || both[0] != first[0] || both[1] != second[0] || first[0] == second[0] {
 		t.Errorf("%v, alone %v and %v", both, first, second)
 	}
+	sets = append(sets, "eval.metric=mrr@10") // whose figure of BM25's order is then the one beside it
+	values("mrr", tasks[1])
+	e := j.evaluations(t, "mrr")[0]
+	if m := e.measures(t, e.Eval); e.Base != m["base_mrr@10"] || e.Base == m["base_ndcg@10"] || e.Value != m["mrr@10"] {
+		t.Errorf("%v from %v, of %v", e.Value, e.Base, m)
+	}
 	x := j.opened(t, append(sets[:len(sets):len(sets)], "save.dir="+filepath.Join(j.dir, "all"), "eval.rerank="+tasks[0]))
 	all, err := x.tasks[0].retrieval.RankBM25(t.Context(), 100) // where the recipe does not say how many
 	if err != nil || !reflect.DeepEqual(x.tasks[0].first, all) || len(slices.MaxFunc(all, func(a, b []evaluate.Hit) int { return len(a) - len(b) })) < 5 {
