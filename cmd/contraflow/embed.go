@@ -201,7 +201,7 @@ weights.`,
 			if prompts.role() == embedder.Query {
 				f.queries = f.maxLength
 			}
-			f.options = prompts.options(cmd)
+			f.options = append(prompts.options(cmd), embedder.Progress(in.within))
 			e, err := f.load(cmd)
 			if err != nil {
 				return err
@@ -337,7 +337,7 @@ func embedLines(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *emb
 		return err
 	}
 	defer t.Close()
-	p, w := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}, newLines(cmd)
+	p, w := in.begin(cmd, t), newLines(cmd)
 	err = in.each(ctx, t, lines.rows, func(c *dataset.Chunk, out []int, ids []int64) error {
 		read := c.Rows
 		var values []any
@@ -399,6 +399,20 @@ type embedInput struct {
 	column, output string
 	bad            badRows
 	open           func(ctx context.Context, files []string) (*dataset.Table, error)
+	progress       *embedding // nil: of texts that flags give, or not begun
+}
+
+// begin counts the texts of a table.
+func (in *embedInput) begin(cmd *cobra.Command, t *dataset.Table) *embedding {
+	in.progress = &embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
+	return in.progress
+}
+
+// within says how far a chunk is, whose end [embedding.add] tells.
+func (in *embedInput) within(done, total int) {
+	if p := in.progress; p != nil && done < total && p.due(false) {
+		p.printf("%d of %s\n", p.read+done, spelling.Count(p.of, "text", "texts"))
+	}
 }
 
 // to is what people call the output.
@@ -432,7 +446,7 @@ func embedTable(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *emb
 		return nil, err
 	}
 	defer end()
-	progress := &embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
+	progress := in.begin(cmd, t)
 	err = in.each(ctx, t, x.rows, func(c *dataset.Chunk, out []int, ids []int64) error {
 		read := c.Rows
 		if c.Drop(out); c.Rows > 0 {
@@ -471,7 +485,7 @@ func embedNPY(cmd *cobra.Command, e *embedder.Embedder, prompt string, in *embed
 		return err
 	}
 	defer w.Abort()
-	p := embedding{ui: newUI(cmd.ErrOrStderr(), false), of: t.Rows()}
+	p := in.begin(cmd, t)
 	vecs := make([]float32, embedRows*e.Size())
 	err = in.each(ctx, t, embedRows, func(c *dataset.Chunk, out []int, ids []int64) error {
 		rows := vecs[:c.Rows*e.Size()]

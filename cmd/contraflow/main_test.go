@@ -447,7 +447,8 @@ func sameLosses(t *testing.T, run string, one, many []any) (worst float64) {
 func TestVerifyGrads(t *testing.T) {
 	recipe := filepath.Join(workspace(t), "recipe.yaml")
 	r := succeed(t, "verify-grads", "-c", recipe, "--sub-batch", "4,9", "--accumulate", "1,3", "--rows", "9")
-	if n := strings.Count(r.stdout, "\nok "); n < 16 || !strings.Contains(r.stdout, "all gradients agree") {
+	n := strings.Count(r.stdout, "ok ")
+	if n < 16 || !strings.HasPrefix(r.stdout, fmt.Sprintf("ok     1 of %d ", n)) || !strings.Contains(r.stdout, fmt.Sprintf("\nok     %d of %d ", n, n)) || !strings.Contains(r.stdout, "all gradients agree") {
 		t.Errorf("%d rows:\n%s", n, r.stdout)
 	}
 	for _, fault := range []string{"factor", "mask", "remote", "dropout"} {

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/testdata/goldens"
 )
@@ -34,6 +37,43 @@ func TestProgressEnds(t *testing.T) {
 		}
 		if done == "" || done != all {
 			t.Errorf("%s ends with %q of %q %s\n%s", args[0], done, all, what, r.stderr)
+		}
+	}
+}
+
+// embed says how far it is before the first of the chunks in which it reads is done.
+func TestProgressWithin(t *testing.T) {
+	dir := t.TempDir()
+	texts, out := filepath.Join(dir, "t.jsonl"), filepath.Join(dir, "x")
+	if err := os.WriteFile(texts, []byte(strings.Repeat(`{"text": "a river of stone and a house of light"}`+"\n", 3000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, args := range map[string][]string{
+		"dense": {"--model", goldens.Path(t, "bert/minilm-tiny"), "--output", out + ".npy"}, "sparse": {"--model", goldens.Path(t, "splade/encoder"), "--output", out + ".parquet"},
+		"lines": {"--model", goldens.Path(t, "bert/minilm-tiny"), "--output", "-"},
+	} {
+		said := succeed(t, append([]string{"embed", "--input", texts}, args...)...).stderr
+		first := regexp.MustCompile(`\n(\d+) of 3000 texts\n`).FindStringSubmatch(said)
+		if first == nil || first[1] == "3000" || strings.Count(said, "\n3000 of 3000 texts\n") != 1 {
+			t.Errorf("%s: embed says\n%s", name, said)
+		}
+	}
+}
+
+// What a log keeps is a line in ten seconds, a terminal's one each second, and the last line is said at any time.
+func TestDue(t *testing.T) {
+	for _, c := range []struct {
+		terminal bool
+		ago      time.Duration
+		done     bool
+		want     bool
+	}{
+		{false, 2 * time.Second, false, false}, {false, 11 * time.Second, false, true}, {false, 0, true, true},
+		{true, 2 * time.Second, false, true}, {true, time.Second / 2, false, false}, {true, 0, true, true},
+	} {
+		u := &ui{terminal: c.terminal, said: time.Now().Add(-c.ago)}
+		if got := u.due(c.done); got != c.want || got && u.due(false) {
+			t.Errorf("%+v: %t", c, got)
 		}
 	}
 }

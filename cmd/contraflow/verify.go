@@ -20,7 +20,7 @@ func newVerify() *cobra.Command {
 		Short: "Prove that gradients are right, on your model and data",
 		Long: `verify-grads computes the gradient of one step on some rows from all over the recipe's data in every way that training may compute it (sub-batches,
 replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
-double precision, which in turn is compared with a finite difference of the loss. It prints a row for each and exits with 1 if
+double precision, which in turn is compared with a finite difference of the loss. It prints a row for each, with how many there are, and exits with 1 if
 any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, a plain computation in single
 precision on the reference device tells, in a row of its own (noise), and the limit of each tensor follows what it has there.
 
@@ -57,10 +57,11 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 					if !row.OK {
 						verdict = "WRONG"
 					}
+					at := fmt.Sprintf("%d of %d", row.Number, row.Of)
 					if row.Noise {
-						verdict = "noise"
+						verdict, at = "noise", ""
 					}
-					fmt.Fprintf(w, "%-5s  %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
+					fmt.Fprintf(w, "%-5s  %-10s %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, at, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
 				}
 				if ok, err = x.Verify(cmd.Context(), o); ok {
 					fmt.Fprintln(w, "all gradients agree")

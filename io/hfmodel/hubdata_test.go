@@ -65,6 +65,9 @@ func TestListOnce(t *testing.T) {
 		if n := asked(ctx, c.refs...); n != c.want {
 			t.Errorf("%q: the hub was asked %d times, want %d", c.refs, n, c.want)
 		}
+		if _, err := Data(ctx, "hf://datasets/org/other/b", Options{}); err == nil || !strings.Contains(err.Error(), "org/other not found") {
+			t.Errorf("another dataset, which the hub has not: %v", err)
+		}
 	}
 }
 

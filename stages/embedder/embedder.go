@@ -58,6 +58,7 @@ type options struct {
 	bf16      bool
 	prompts   map[string]string
 	warn      func(string)
+	told      func(done, total int)
 }
 
 // OnDevice computes on the given device, which stays the caller's to close.
@@ -90,6 +91,9 @@ func Prompt(name, text string) Option {
 		o.prompts[name] = text
 	}
 }
+
+// Progress is told, while texts are embedded, how many of those that went in together are: the longest come first.
+func Progress(tell func(done, total int)) Option { return func(o *options) { o.told = tell } }
 
 // Warn gets what a user should know although the model loads.
 func Warn(f func(message string)) Option { return func(o *options) { o.warn = f } }
@@ -178,7 +182,7 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if note := HeadNote(f, o.pooling, nil); note != "" && o.warn != nil {
 		o.warn(note)
 	}
-	e.engine.Model, e.engine.Tokens = e.model, o.tokens
+	e.engine.Model, e.engine.Tokens, e.engine.Told = e.model, o.tokens, o.told
 	cut, all := cmp.Or(o.cut, f.TruncateDim), e.model.EmbeddingSize()
 	switch {
 	case o.cut < 0 || o.cut > all:

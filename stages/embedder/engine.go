@@ -22,6 +22,8 @@ type Engine struct {
 	Cut int
 	// Turns, if not nil, are what each pass waits for: calls at the same time then share the engine.
 	Turns *Turns
+	// Told, if not nil, is called on rank 0 after each pass, within the turn, with how many of a call's texts are embedded.
+	Told func(done, total int)
 	// Ranks, if not nil, are others that embed the same texts at the same time: each takes some of the passes.
 	Ranks Sharing
 
@@ -99,7 +101,7 @@ func (e *Engine) embed(ctx context.Context, r reading, parts int, yield func(i i
 	if e.Ranks != nil {
 		ranks = e.Ranks.Size()
 	}
-	for len(passes) > 0 {
+	for done := 0; len(passes) > 0; {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
@@ -109,6 +111,12 @@ func (e *Engine) embed(ctx context.Context, r reading, parts int, yield func(i i
 		}
 		n := min(ranks, len(passes))
 		err = e.round(passes[:n], r, parts, yield)
+		for _, pass := range passes[:n] {
+			done += len(pass)
+		}
+		if err == nil && e.Told != nil && e.first() {
+			e.Told(done, len(texts))
+		}
 		give()
 		if err != nil {
 			return err

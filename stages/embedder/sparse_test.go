@@ -296,7 +296,17 @@ func testMineSparse(t *testing.T, dir string) {
 		for _, relative := range []*float64{nil, &margin} {
 			sparseBlock = block
 			o := mine.Options{Negatives: 3, RangeMax: 100, Fewest: 1, RelativeMargin: relative}
-			got, short, err := e.Mine(t.Context(), p, Mining{Options: o, Prompts: &prompts})
+			told := map[string]int64{}
+			tell := func(what string, done, total int64) {
+				if want := map[string]int{"queries": len(p.Queries), "documents": len(p.Corpus), "searched": len(p.Queries) * len(p.Corpus)}[what]; total != int64(want) || done <= told[what] {
+					t.Errorf("%s: told %d of %d after %d, want %d in all", what, done, total, told[what], want)
+				}
+				told[what] = done
+			}
+			got, short, err := e.Mine(t.Context(), p, Mining{Options: o, Prompts: &prompts, Progress: tell})
+			if told["queries"] != int64(len(p.Queries)) || told["documents"] != int64(len(p.Corpus)) || told["searched"] != told["queries"]*told["documents"] {
+				t.Errorf("told %v in the end", told)
+			}
 			if err != nil || len(got)+short != len(p.Rows) {
 				t.Fatalf("%d rows and %d too short of %d: %v", len(got), short, len(p.Rows), err)
 			}

@@ -329,7 +329,7 @@ func TestAnalyzeOddText(t *testing.T) {
 }
 
 func TestTableAndJSON(t *testing.T) {
-	a := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.5, 1}, Queries: make([]int, 12)}
+	a := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.5, 1}, Before: []float64{0.25, 0.5}, Queries: make([]int, 12)}
 	b := &Result{Measures: []Measure{MRR(10), Recall(100)}, Means: []float64{0.25, 0.125}, Queries: make([]int, 7), Unjudged: 2, Unanswered: 1}
 	want := strings.Join([]string{
 		"        ndcg@10  mrr@10  recall@100  queries",
@@ -372,14 +372,17 @@ func TestEvaluateLeavesTheRunAlone(t *testing.T) {
 
 // Each task counts the same, whatever its size.
 func TestAverage(t *testing.T) {
-	a := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.5, 1}, Queries: []int{0, 2}, Values: [][]float64{{0, 1}, {1, 1}}, Unjudged: 1, Irrelevant: 1}
-	b := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.1, 0.2}, Queries: []int{4}, Values: [][]float64{{0.1}, {0.2}}, Unjudged: 2, Unanswered: 1}
+	a := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.5, 1}, Before: []float64{0.25, 0.5}, Queries: []int{0, 2}, Values: [][]float64{{0, 1}, {1, 1}}, Unjudged: 1, Irrelevant: 1}
+	b := &Result{Measures: []Measure{NDCG(10), MRR(10)}, Means: []float64{0.1, 0.2}, Before: []float64{0.75, 0}, Queries: []int{4}, Values: [][]float64{{0.1}, {0.2}}, Unjudged: 2, Unanswered: 1}
 	got, err := Average(a, b)
-	want := &Result{Measures: a.Measures, Means: []float64{0.3, 0.6}, Queries: []int{0, 1, 2}, Values: [][]float64{{0, 1, 0.1}, {1, 1, 0.2}}, Unjudged: 3, Irrelevant: 1, Unanswered: 1}
+	want := &Result{Measures: a.Measures, Means: []float64{0.3, 0.6}, Before: []float64{0.5, 0.25}, Queries: []int{0, 1, 2}, Values: [][]float64{{0, 1, 0.1}, {1, 1, 0.2}}, Unjudged: 3, Irrelevant: 1, Unanswered: 1}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 	if _, err := Average(a, &Result{Measures: []Measure{NDCG(10)}}); err == nil || !strings.Contains(err.Error(), "same measures") {
+		t.Error(err)
+	}
+	if _, err := Average(a, &Result{Measures: a.Measures, Means: a.Means}); err == nil || !strings.Contains(err.Error(), "all or none an order before") {
 		t.Error(err)
 	}
 	if _, err := Average(); err == nil {

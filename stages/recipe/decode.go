@@ -229,6 +229,13 @@ func (d *decoder) unknown(at, path, key string, t reflect.Type) {
 	} else if d.strange {
 		hint = fmt.Sprintf("; the keys are %s", strings.Join(fieldNames(t), ", "))
 	} else if ours, ok := foreign[key]; ok {
+		if column, of := strings.CutPrefix(ours, "data.train[]."); of && !strings.HasPrefix(path, "data.train") {
+			for _, f := range fieldNames(t) { // what is measured has columns as well
+				if f == column || f+"s" == column {
+					ours = join(path, f)
+				}
+			}
+		}
 		hint = fmt.Sprintf("; here it is %s%s", ours, d.asIn("; as in", ours))
 	} else if near != "" {
 		d.meant = append(d.meant, join(path, near))

@@ -38,7 +38,7 @@ func (x *Run) Describe() string {
 		_, said := r.guide()
 		fmt.Fprintf(&b, "guide   %s: %s, %d layers of %d, %s parameters, on %s\n", (*said).Path, g.model.Config.Family, g.model.Config.Layers, g.model.Config.Hidden, count(g.model.Layout.Len), g.device.Name())
 	}
-	fmt.Fprintf(&b, "device  %s, %s: %s\n", x.device.Name(), r.Train.computesIn(), x.device.Info().Description)
+	fmt.Fprintf(&b, "device  %s, %s: %s\n", x.deviceName(), r.Train.computesIn(), x.device.Info().Description)
 	if x.ranks != nil {
 		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)
 		if text := x.describeSharding(); text != "" {
@@ -47,6 +47,15 @@ func (x *Run) Describe() string {
 	}
 	fmt.Fprintf(&b, "memory  %s", x.describeMemory())
 	return b.String()
+}
+
+// deviceName is the device's; of several ranks, which number theirs as they come, its kind and how many of them there are.
+func (x *Run) deviceName() string {
+	if x.ranks.Size() == 1 {
+		return x.device.Name()
+	}
+	kind, _, _ := strings.Cut(x.device.Name(), ":")
+	return fmt.Sprintf("%s on each of %d ranks", kind, x.ranks.Size())
 }
 
 // describeMemory is the prediction by its parts.
@@ -119,7 +128,7 @@ func (x *Run) Facts() Facts {
 	c, l := x.model.Config, x.model.Layout
 	f := Facts{
 		Model: x.Recipe.Model.Path, Family: c.Family, Layers: c.Layers, Hidden: c.Hidden, Parameters: l.Len, Trained: l.Trained(), Rows: x.rows(), Datasets: len(x.data),
-		Steps: x.Steps, GlobalSize: x.Recipe.Batch.GlobalSize, Accumulate: x.Recipe.Batch.Accumulate, Device: x.device.Name(), Predicted: x.Memory.Total(),
+		Steps: x.Steps, GlobalSize: x.Recipe.Batch.GlobalSize, Accumulate: x.Recipe.Batch.Accumulate, Device: x.deviceName(), Predicted: x.Memory.Total(),
 	}
 	if x.ranks != nil {
 		f.Mesh = fmt.Sprint(x.ranks.Comm.Mesh)

@@ -220,6 +220,12 @@ func TestRerankTasks(t *testing.T) {
 	if len(both) != 2 || both[0] != first[0] || both[1] != second[0] || first[0] == second[0] {
 		t.Errorf("%v, alone %v and %v", both, first, second)
 	}
+	sets = append(sets, "eval.metric=mrr@10") // whose figure of BM25's order is then the one beside it
+	values("mrr", tasks[1])
+	e := j.evaluations(t, "mrr")[0]
+	if m := e.measures(t, e.Eval); e.Base != m["base_mrr@10"] || e.Base == m["base_ndcg@10"] || e.Value != m["mrr@10"] {
+		t.Errorf("%v from %v, of %v", e.Value, e.Base, m)
+	}
 	x := j.opened(t, append(sets[:len(sets):len(sets)], "save.dir="+filepath.Join(j.dir, "all"), "eval.rerank="+tasks[0]))
 	all, err := x.tasks[0].retrieval.RankBM25(t.Context(), 100) // where the recipe does not say how many
 	if err != nil || !reflect.DeepEqual(x.tasks[0].first, all) || len(slices.MaxFunc(all, func(a, b []evaluate.Hit) int { return len(a) - len(b) })) < 5 {
@@ -227,8 +233,16 @@ func TestRerankTasks(t *testing.T) {
 	}
 }
 
+// What reranks stands beside the figure of the order that it was given, and a mean beside one only where all tasks have such an order.
 func TestEvaluationString(t *testing.T) {
+	low, high := 0.25, 0.75
+	both := []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4, Base: &low}, {Name: "b", Metric: "ndcg@10", Value: 0.6, Base: &high}}
+	if mean := meanBase(both); mean == nil || *mean != 0.5 || meanBase([]TaskValue{both[0], {}}) != nil || meanBase([]TaskValue{{}, both[0]}) != nil {
+		t.Errorf("a mean of %v", mean)
+	}
 	for want, e := range map[string]Evaluation{
+		"ndcg@10 0.5000 from 0.2500": {Metric: "ndcg@10", Value: 0.5, Base: &low},
+		"mean ndcg@10 0.5000 from 0.2500 (a 0.4000 from 0.2500, b 0.6000 from 0.7500)": {Metric: "mean ndcg@10", Value: 0.5, Base: &low, Tasks: both},
 		"ndcg@10 0.5000": {Metric: "ndcg@10", Value: 0.5},
 		"mean ndcg@10 0.5000 (a 0.4000, b 0.6000)":          {Metric: "mean ndcg@10", Value: 0.5, Tasks: []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4}, {Name: "b", Metric: "ndcg@10", Value: 0.6}}},
 		"mean 0.5000 (a ndcg@10 0.4000, b spearman 0.6000)": {Metric: "mean", Value: 0.5, Tasks: []TaskValue{{Name: "a", Metric: "ndcg@10", Value: 0.4}, {Name: "b", Metric: "spearman", Value: 0.6}}},

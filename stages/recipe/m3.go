@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
@@ -69,7 +70,42 @@ func (r Recipe) fusion() map[string]float64 {
 		w, _ := embedder.Weights(e.Weights) // the recipe was checked
 		return w
 	}
-	return loss.Fusion
+	learned := r.learned()
+	if e.Part == fused || len(learned) == len(loss.M3Parts) {
+		return loss.Fusion
+	}
+	if len(learned) == 1 {
+		return map[string]float64{learned[0]: 1}
+	}
+	weights := map[string]float64{}
+	for _, part := range learned {
+		weights[part] = loss.Fusion[part]
+	}
+	return weights
+}
+
+// learned are an m3's parts that its loss trains, in their order.
+func (r Recipe) learned() []string {
+	of := r.Loss.Parts
+	return slices.DeleteFunc(slices.Clone(loss.M3Parts), func(part string) bool { return of != nil && !slices.Contains(of, part) })
+}
+
+// noteLearned tells that evaluation leaves out parts that the run does not train.
+func (x *Run) noteLearned() {
+	r := x.Recipe
+	learned := r.learned()
+	if r.Model.Kind != "m3" || r.Eval.Part != "" || r.Eval.Weights != nil || len(x.tasks) == 0 || len(learned) == len(loss.M3Parts) {
+		return
+	}
+	again := "--part " + learned[0]
+	if len(learned) > 1 {
+		var weights []string
+		for _, part := range loss.M3Parts {
+			weights = append(weights, fmt.Sprint(r.fusion()[part]))
+		}
+		again = "--weights " + strings.Join(weights, ",")
+	}
+	x.obs.note("evaluation compares texts by %s, which loss.parts trains, as contraflow eval %s does; eval.part: fused is by all parts", strings.Join(learned, " and "), again)
 }
 
 // openM3 finds the heads of tokens.

@@ -546,6 +546,7 @@ func (x *Run) noteOddities() {
 		}
 	}
 	x.noteInBatch()
+	x.noteLearned()
 	if int64(b.Accumulate) > n {
 		x.obs.note("batch.accumulate is %d, but an epoch has %s, and no step crosses its end: a step has %d", b.Accumulate, spelling.Count(n, "batch", "batches"), n)
 	}

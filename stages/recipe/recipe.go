@@ -214,7 +214,7 @@ type Eval struct {
 	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
 	// Of m3: what texts are compared by.
-	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector, or fused (also empty)
+	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector or fused; "": fused, of the parts that the loss trains
 	Weights []float64 `yaml:"weights,omitempty"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
 
 	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`

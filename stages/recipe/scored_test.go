@@ -116,6 +116,7 @@ func TestScoredTasks(t *testing.T) {
 	}{
 		"embedder":     {[]string{prompts}, embedding(nil)},
 		"m3":           {m3, embedding(loss.Fusion)},
+		"m3, parts":    {append(m3, "loss.parts=[sparse, dense]"), embedding(map[string]float64{loss.DensePart: 1, loss.SparsePart: 0.3})},
 		"m3, weighted": {append(m3, "eval.weights=[1, 0, 2]"), embedding(map[string]float64{loss.DensePart: 1, loss.VectorsPart: 2})},
 		"multi_vector": {[]string{prompts, "model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={length: 12}"}, embedding(nil)},
 		"reranker": {

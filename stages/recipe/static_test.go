@@ -69,7 +69,12 @@ func readRows(t *testing.T, path string) (rows []map[string]any) {
 // verified are the rows that Verify reports, whether all are right, and its error.
 func verified(t *testing.T, r recipe.Recipe, change func(*recipe.VerifyOptions)) (rows []recipe.VerifyRow, ok bool, err error) {
 	t.Helper()
-	x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+	return verifiedNoting(t, r, change, nil)
+}
+
+func verifiedNoting(t *testing.T, r recipe.Recipe, change func(*recipe.VerifyOptions), note func(string)) (rows []recipe.VerifyRow, ok bool, err error) {
+	t.Helper()
+	x, err := recipe.Open(t.Context(), r, recipe.Observer{Note: note})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,9 +118,10 @@ func TestVerifyNoGradient(t *testing.T) {
 		"signs of one number, which normalization leaves": staticRecipe(t, 1, nil),
 		"texts without tokens":                            staticRecipe(t, 16, func(int, int) bool { return true }, "batch.no_duplicates=false"),
 	} {
-		rows, ok, err := verified(t, r, func(*recipe.VerifyOptions) {})
-		if err != nil || !ok || len(rows) < 5 || !strings.HasSuffix(rows[0].Config, "whose gradient is zero") {
-			t.Errorf("%s: %t, %v: %+v", name, ok, err, rows)
+		var notes []string
+		rows, ok, err := verifiedNoting(t, r, func(*recipe.VerifyOptions) {}, func(m string) { notes = append(notes, m) })
+		if err != nil || !ok || len(rows) < 5 || !strings.HasSuffix(rows[0].Config, "whose gradient is zero") || strings.Count(strings.Join(notes, "\n"), "is zero, so that nothing is proved") != 1 {
+			t.Errorf("%s: %t, %v: %+v, notes %q", name, ok, err, rows, notes)
 		}
 		_, _, err = verified(t, r, func(o *recipe.VerifyOptions) { o.Plant = recipe.FaultFactor })
 		if err == nil || !strings.Contains(err.Error(), `is zero: the fault "factor" can't be planted`) {
@@ -124,14 +130,15 @@ func TestVerifyNoGradient(t *testing.T) {
 	}
 }
 
-// Of a file that is sorted by query, as judgements give it, rows of more than one query are verified.
+// Of a file that is sorted by query, as judgements give it, rows of more than one query are verified, in each of a step's batches.
 func TestVerifySorted(t *testing.T) {
 	r := staticRecipe(t, 16, nil, "batch.no_duplicates=false")
 	r.Data.Train[0].Negatives = nil
 	path := r.Data.Train[0].Path[0]
 	var out []byte
-	for i, row := range readRows(t, path) {
-		row["q"] = fmt.Sprint("which stone is number ", i/20)
+	given := readRows(t, path)
+	for i, row := range given {
+		row["q"] = fmt.Sprint("which stone is number ", 3*i/len(given))
 		line, err := json.Marshal(row)
 		if err != nil {
 			t.Fatal(err)
@@ -141,9 +148,16 @@ func TestVerifySorted(t *testing.T) {
 	if err := os.WriteFile(path, out, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	rows, ok, err := verified(t, r, func(*recipe.VerifyOptions) {})
-	if err != nil || !ok || len(rows) < 5 || strings.Contains(rows[0].Config, "zero") {
-		t.Errorf("%t, %v: %+v", ok, err, rows)
+	for _, accumulate := range []int{1, 3} {
+		rows, ok, err := verified(t, r, func(o *recipe.VerifyOptions) { o.Accumulate = []int{accumulate} })
+		if err != nil || !ok || len(rows) < 5 || strings.Contains(rows[0].Config, "zero") {
+			t.Errorf("%t, %v: %+v", ok, err, rows)
+		}
+		for i, r := range rows {
+			if r.Number != i+1 || r.Of != len(rows) {
+				t.Errorf("row %d is said to be %d of %d, and there are %d", i+1, r.Number, r.Of, len(rows))
+			}
+		}
 	}
 }
 

@@ -75,6 +75,8 @@ func (o VerifyOptions) Check() error {
 
 // VerifyRow is one configuration compared with another.
 type VerifyRow struct {
+	Number    int // of the comparison, from 1 to Of; 0: of a row that is beside them
+	Of        int
 	Config    string
 	Against   string  // what it is compared with
 	Error     float64 // the largest transformer.GradientError of its tensors
@@ -152,6 +154,14 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) 
 			o.Report(r)
 		}
 	}
+	made, all := 0, x.comparisons(o, meshes)
+	counted := func(r VerifyRow) {
+		if !r.Noise {
+			made++
+			r.Number, r.Of = made, all
+		}
+		report(r)
+	}
 	precise := x.device
 	if !precise.Info().F64 { // a GPU: its results are held against the processor's
 		if precise, err = gpustage.Open("cpu"); err != nil {
@@ -167,7 +177,7 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) 
 				return false, err
 			}
 			v.meshes, v.precise = meshes, precise
-			if err := v.run(ctx, report); err != nil {
+			if err := v.run(ctx, counted); err != nil {
 				return false, err
 			}
 			acts = acts || v.acts
@@ -265,7 +275,10 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 		reader := data.NewReader(dataset.ReaderConfig{Seed: x.Recipe.Train.Seed})
 		defer reader.Close()
 		for i, b := range batches {
-			ids := slices.Clone(usable[i*rows : (i+1)*rows-b%2]) // unequal batches: a mean of means would show
+			var ids []int64             // from all over the data in each batch
+			for n := range rows - b%2 { // unequal batches: a mean of means would show
+				ids = append(ids, usable[n*len(batches)+i])
+			}
 			ids = append(ids, ids[0])
 			examples, err := reader.Read(ctx, 0, ids)
 			if err != nil {
@@ -375,11 +388,7 @@ func (w way) dropping() string {
 
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 	prefix := v.String()
-	dropouts := []float64{v.x.dropoutRate()}
-	if dropouts[0] == 0 && !v.x.folder.Static() {
-		dropouts = append(dropouts, verifyDropout)
-	}
-	for _, p := range dropouts {
+	for _, p := range v.x.dropouts() {
 		truthWay := way{dtype: gpustage.F64, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: p}
 		truth, err := v.gradient(ctx, truthWay)
 		if err != nil {
@@ -390,7 +399,9 @@ func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 			if nothing = ", whose gradient is zero"; v.o.Plant != "" {
 				return fmt.Errorf("the gradient of these rows is zero: the fault %q can't be planted", v.o.Plant)
 			}
-			v.x.obs.note("%sthe gradient of the rows that are looked at is zero, so that nothing is proved by ways that agree on it: it may be that they share one query or one text", prefix)
+			if p == v.x.dropoutRate() { // once
+				v.x.obs.note("%sthe gradient of the rows that are looked at is zero, so that nothing is proved by ways that agree on it: it may be that they share one query or one text", prefix)
+			}
 		}
 		base := 0.0
 		if v.x.own.loss != nil {
@@ -515,74 +526,6 @@ func (v *verifier) terms(source int) []stated {
 		return nil
 	}
 	return v.x.Recipe.termsOf(source)
-}
-
-// dropoutRate is the model's.
-func (x *Run) dropoutRate() float64 {
-	return max(x.model.Config.HiddenDropout, x.model.Config.AttentionDropout)
-}
-
-// meshOnly tells whether a fault is planted that one rank alone can't have.
-func (v *verifier) meshOnly() bool { return slices.Contains(MeshFaults, v.o.Plant) }
-
-// ways varies everything that must not matter, after the plain way.
-func (v *verifier) ways(dropout float64) []way {
-	var out []way
-	if !v.meshOnly() {
-		out = append(out, way{dtype: gpustage.F32, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: dropout, plant: v.o.Plant})
-	}
-	for _, rows := range v.o.SubBatches {
-		base := way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, dropout: dropout, plant: v.o.Plant}
-		kept, replayed, some, lean, checkpointed := base, base, base, base, base
-		kept.budget = -1
-		some.keep, some.tile = replaysHalf, [2]int{3, 5}
-		lean.keep = leansHalf
-		checkpointed.every = min(1, v.x.model.Config.Layers)
-		if !v.meshOnly() {
-			if out = append(out, kept, replayed, some); v.x.model.Config.Layers > 0 {
-				out = append(out, lean, checkpointed)
-			}
-		}
-		if own := v.x.model.Options.CheckpointEvery; own > 1 { // segments of several layers, as the recipe has them
-			checkpointed.every = own
-			if !v.meshOnly() {
-				out = append(out, checkpointed)
-			}
-		}
-		for _, mesh := range v.meshes {
-			m := v.x.Recipe.Mesh
-			m.Shard, m.Parameters, m.Gradients = mesh.Shard, "auto", "auto"
-			all := v.x.shardings(m)
-			for i, w := range []way{lean, some, checkpointed} {
-				w.mesh, w.sharding = mesh, all[i%len(all)]
-				out = append(out, w)
-			}
-			if v.x.exchanging().Wire == gpustage.BF16 {
-				w := some
-				w.mesh, w.sharding, w.wire = mesh, all[0], gpustage.BF16
-				out = append(out, w)
-			}
-		}
-	}
-	return out
-}
-
-// replaysHalf is a budget in which the last half of a batch's sub-batches fits if their passes are lean.
-func replaysHalf(subs []transformer.Memory) (budget int64) {
-	for _, m := range subs[(len(subs)+1)/2:] {
-		budget += int64(m.Lean)
-	}
-	return budget
-}
-
-// leansHalf is one in which all of them do, and the first half besides if they are not.
-func leansHalf(subs []transformer.Memory) (budget int64) {
-	for i, m := range subs {
-		if budget += int64(m.Lean); i < len(subs)/2 {
-			budget += int64(m.Kept - m.Lean)
-		}
-	}
-	return budget
 }
 
 // model loads the recipe's model for one way of computing.

@@ -48,6 +48,19 @@ func TestDescribeRows(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	r, err := Parse("job", []byte(j.text), []string{"mesh.replicate=3", "save.dir=" + filepath.Join(j.dir, "run")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
+		if text := x.Describe(); !strings.Contains(text, "device  cpu on each of 3 ranks, f32: ") || x.Facts().Device != "cpu on each of 3 ranks" {
+			return fmt.Errorf("%s\n%+v", text, x.Facts())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 	// A reranker that has its head says nothing of it, and a folder with checkpoints is found before anything is read.
 	first, err := j.run(t, "reranker", nil, 0, false, "model.kind=reranker", "data.train=["+triplets+"]", "train.max_steps=2", "save.every=1")
 	if err != nil {

@@ -138,6 +138,14 @@ func (r *recipe) number(name string) (float64, bool) {
 	if !ok {
 		return 0, false
 	}
+	f, ok := asNumber(v)
+	if !ok {
+		r.wrong(name, "a number", v)
+	}
+	return f, ok
+}
+
+func asNumber(v any) (float64, bool) {
 	switch v := v.(type) {
 	case float64:
 		return v, true
@@ -152,7 +160,6 @@ func (r *recipe) number(name string) (float64, bool) {
 			return f, true
 		}
 	}
-	r.wrong(name, "a number", v)
 	return 0, false
 }
 

@@ -536,6 +536,39 @@ func TestVectorLosses(t *testing.T) {
 	}
 }
 
+// A guide may be a mapping, whose length is its own and not the model's.
+func TestGuideMapping(t *testing.T) {
+	of := func(guide string) (*recipe.Recipe, error) {
+		s, err := imports.ReadMapping("args.json", []byte(`{"model": {"name": "m", "max_seq_length": 64}, "train_dataset": "d.parquet", "loss": {"name": "GISTEmbedLoss", "guide": `+guide+`}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := imports.Convert(imports.SentenceTransformers, s, 1); err != nil {
+			return nil, err
+		}
+		r, res := convert(t, imports.SentenceTransformers, s, 1)
+		if len(res.Unknown)+len(res.Without)+len(res.Open) > 0 || r.Model.MaxLength != (recipe.Lengths{Query: 64, Document: 64}) {
+			t.Errorf("%s: %+v", guide, res)
+		}
+		return &r, nil
+	}
+	for guide, want := range map[string]recipe.Guide{
+		`"g"`: {Path: "g"}, `{"path": "g"}`: {Path: "g"}, `{"name": "g", "max_seq_length": 256}`: {Path: "g", MaxLength: recipe.Lengths{Query: 256, Document: 256}},
+	} {
+		if r, err := of(guide); err != nil || !reflect.DeepEqual(*r.Loss.Guide, want) {
+			t.Errorf("%s: %+v, %v", guide, r, err)
+		}
+	}
+	for guide, want := range map[string]string{
+		`{"path": "g", "max_seq_length": 0.5}`: "guide.max_seq_length: is 0.5", `{"path": 7}`: "guide.path: is 7", `{"path": "g", "pool": "cls"}`: "guide.pool: is \"cls\"", `{"max_length": 8}`: "has no path",
+		`{"path": "g", "name": "h"}`: "guide.path: is \"g\"", `["g"]`: "guide: want a text",
+	} {
+		if _, err := of(guide); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", guide, err, want)
+		}
+	}
+}
+
 // A margin of 0, which only gist takes, is not lost without a word.
 func TestNoMargin(t *testing.T) {
 	for name, setting := range map[string]string{"ContrastiveLoss": "margin", "BatchAllTripletLoss": "margin", "TripletLoss": "triplet_margin", "GISTEmbedLoss": "margin"} {

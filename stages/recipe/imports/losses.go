@@ -3,6 +3,9 @@ package imports
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -300,13 +303,7 @@ func (r *recipe) loss() {
 		}
 	}
 	if ours == "gist" {
-		guide, ok := r.word("guide")
-		if !ok {
-			guide = "GUIDE"
-			r.open("a guide", guide)
-			r.assume("no guide is named: put a model's folder or hub id in place of GUIDE")
-		}
-		r.keys["loss.guide"] = quote(guide)
+		r.guide()
 	}
 	if dims := r.list("matryoshka_dims"); dims != nil {
 		parts := []string{"dims: " + names(dims)}
@@ -317,5 +314,50 @@ func (r *recipe) loss() {
 		if n, ok := r.whole("n_dims_per_step"); ok && n > 0 {
 			r.keys["loss.matryoshka"] = "{" + strings.Join(append(parts, fmt.Sprintf("dims_per_step: %d", n)), ", ") + "}"
 		}
+	}
+}
+
+// guide is a model's folder or hub id, or a mapping of that and of how long its texts are, which scripts make it of.
+func (r *recipe) guide() {
+	v, ok := r.has("guide")
+	of, mapped := v.(map[string]any)
+	switch {
+	case mapped:
+		r.guideOf(of)
+		return
+	case !ok:
+		r.open("a guide", "GUIDE")
+		r.assume("no guide is named: put a model's folder or hub id in place of GUIDE")
+		r.keys["loss.guide"] = quote("GUIDE")
+		return
+	}
+	if path, ok := r.word("guide"); ok {
+		r.keys["loss.guide"] = quote(path)
+	}
+}
+
+func (r *recipe) guideOf(of map[string]any) {
+	path, length := "", 0.0
+	for _, k := range slices.Sorted(maps.Keys(of)) {
+		ok := false
+		switch {
+		case (k == "path" || k == "name") && path == "":
+			path, ok = of[k].(string)
+		case (k == "max_seq_length" || k == "max_length") && length == 0:
+			length, ok = asNumber(of[k])
+			ok = ok && length >= 1 && length == math.Trunc(length)
+		}
+		if !ok {
+			r.fail("guide.%s: is %s; what is read of a guide is its path, and max_seq_length, a whole number", k, show(of[k]))
+			return
+		}
+	}
+	switch {
+	case path == "":
+		r.fail("guide: %s has no path, which names the model", show(of))
+	case length == 0:
+		r.keys["loss.guide"] = quote(path)
+	default:
+		r.keys["loss.guide"] = fmt.Sprintf("{path: %s, max_length: %.0f}", quote(path), length)
 	}
 }
