@@ -28,10 +28,10 @@ func (t *Tokenizer) EOS() string { return t.eos }
 // returned as it is. What stands before texts stays there: transformers 5 may drop BOS with that option. The files that it saves say so too: tokenizer.json
 // in its post_processor, and tokenizer_config.json in add_eos_token, by which classes of transformers 4 build theirs anew.
 func (t *Tokenizer) Ending() (*Tokenizer, error) {
-	if t.eos == "" {
-		return nil, fmt.Errorf("%s names no eos_token", fileConfig)
+	id, ok := t.ids[t.eos]
+	if !ok {
+		return nil, fmt.Errorf("%s names no eos_token that the tokenizer has", fileConfig)
 	}
-	id := t.ids[t.eos]
 	if behind := t.behind(); len(behind) > 0 && behind[len(behind)-1] == id {
 		return t, nil
 	}
