@@ -24,9 +24,14 @@ func (t *Tokenizer) behind() []int32 {
 // EOS is the text of the token that tokenizer_config.json calls eos_token; "": it names none.
 func (t *Tokenizer) EOS() string { return t.eos }
 
+// ownTemplates are classes of transformers that put their own special tokens around texts whatever tokenizer.json says, and know no add_eos_token; "" is
+// BERT's for its models.
+var ownTemplates = []string{"", "BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "RobertaTokenizer"}
+
 // Ending is a tokenizer that puts its EOS token behind every text and pair, as transformers' add_eos_token=True has it; one that does so already is
 // returned as it is. What stands before texts stays there: transformers 5 may drop BOS with that option. The files that it saves say so too: tokenizer.json
-// in its post_processor, and tokenizer_config.json in add_eos_token, by which classes of transformers 4 build theirs anew.
+// in its post_processor, and tokenizer_config.json in add_eos_token, by which classes of transformers 4 build theirs anew; and in its class where that has a
+// template of its own.
 func (t *Tokenizer) Ending() (*Tokenizer, error) {
 	id, ok := t.ids[t.eos]
 	if !ok {
@@ -55,8 +60,18 @@ func (t *Tokenizer) Ending() (*Tokenizer, error) {
 	if ending.files[fileTokenizer], err = replaceKey(t.files[fileTokenizer], "post_processor", ending.postProcessor(bytes.Contains(post.PostProcessor, []byte(`"ByteLevel"`)))); err != nil {
 		return nil, fmt.Errorf("%s: %w", fileTokenizer, err)
 	}
-	if ending.files[fileConfig], err = replaceKey(t.files[fileConfig], "add_eos_token", true); err != nil {
-		return nil, fmt.Errorf("%s: %w", fileConfig, err)
+	says := orderedObject{{"add_eos_token", true}}
+	if slices.Contains(ownTemplates, t.class) {
+		inputs := []string{"input_ids", "attention_mask"}
+		if t.typed {
+			inputs = append(inputs, "token_type_ids")
+		}
+		says = append(says, orderedObject{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_input_names", inputs}}...)
+	}
+	for _, entry := range says {
+		if ending.files[fileConfig], err = replaceKey(ending.files[fileConfig], entry.key, entry.value); err != nil {
+			return nil, fmt.Errorf("%s: %w", fileConfig, err)
+		}
 	}
 	ending.hash = hashFiles([]byte(t.hash), []byte("ending"))
 	return &ending, nil

@@ -110,6 +110,32 @@ func TestEnding(t *testing.T) {
 	if out, err = out.Ending(); err != nil || !out.Ends() || fmt.Sprint(out.Encode("a", 0)) != "[1]" {
 		t.Errorf("a template without pieces: %v", err)
 	}
+	// transformers 5's classes of BERT, RoBERTa and others put their own tokens around texts, whatever the file says: it then says to be read alone.
+	for class, want := range map[string]string{
+		"":                        "PreTrainedTokenizerFast [input_ids attention_mask token_type_ids]",
+		"BertTokenizerFast":       "PreTrainedTokenizerFast [input_ids attention_mask token_type_ids]",
+		"DistilBertTokenizer":     "PreTrainedTokenizerFast [input_ids attention_mask]",
+		"RobertaTokenizerFast":    "PreTrainedTokenizerFast [input_ids attention_mask]",
+		"LlamaTokenizerFast":      "LlamaTokenizerFast <nil>",
+		"PreTrainedTokenizerFast": "PreTrainedTokenizerFast <nil>",
+	} {
+		config, err := json.Marshal(map[string]string{"eos_token": "</s>", "tokenizer_class": class})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tok, err := fromFiles(map[string][]byte{fileTokenizer: []byte(file), fileConfig: config})
+		if err == nil {
+			tok, err = tok.Ending()
+		}
+		var saved map[string]any
+		if err != nil || json.Unmarshal(tok.files[fileConfig], &saved) != nil || fmt.Sprint(saved["tokenizer_class"], " ", saved["model_input_names"]) != want {
+			t.Errorf("%q: %s, %v; want %s", class, tok.files[fileConfig], err, want)
+			continue
+		}
+		if again, err := fromFiles(tok.files); err != nil || again.typed != tok.typed {
+			t.Errorf("%q: read again, types are given: %v, were %v, %v", class, again.typed, tok.typed, err)
+		}
+	}
 	tok, err := fromFiles(map[string][]byte{fileVocab: []byte("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\nend\n"), fileConfig: []byte(`{"eos_token": "end"}`)})
 	if err == nil {
 		_, err = tok.Ending()

@@ -133,7 +133,7 @@ func build(files map[string][]byte, alone bool) (*Tokenizer, error) {
 		t.bos = bos
 	}
 	t.eos = config.specials["eos_token"].Content
-	t.typed = config.givesTypes()
+	t.class, t.typed = config.class, config.givesTypes()
 	t.maxLength = config.maxLength
 	t.files = files
 	return t, nil

@@ -58,6 +58,7 @@ type Tokenizer struct {
 	maxLength int    // 0: not given
 	bos       string // the token's text; "" if there is none, or if it pads
 	eos       string // the token's text; "" if the files name none
+	class     string // of transformers, without "Fast"; "": none is given
 	typed     bool   // models are given the types of its ids
 	hash      string
 	files     map[string][]byte // as loaded, or as Save writes them
