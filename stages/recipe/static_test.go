@@ -1,6 +1,7 @@
 package recipe_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,22 +27,15 @@ func staticRecipe(t *testing.T, hidden int, empty func(row, column int) bool, se
 	r := freshRecipe(t, 1, append([]string{"model.max_length={}"}, sets...)...)
 	path := r.Data.Train[0].Path[0]
 	var texts []string
-	var out []byte
-	for i, row := range readRows(t, path) {
+	rows := readRows(t, path)
+	for i, row := range rows {
 		for c, column := range []string{"q", "p", "n"} {
 			if texts = append(texts, row[column].(string)); empty != nil && empty(i, c) {
 				row[column] = nothing
 			}
 		}
-		line, err := json.Marshal(row)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(append(out, line...), '\n')
 	}
-	if err := os.WriteFile(path, out, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	writeRows(t, path, rows)
 	r.Model.Path = filepath.Join(t.TempDir(), "static")
 	if err := newmodel.Create(t.Context(), r.Model.Path, newmodel.Spec{Static: true, Hidden: hidden, Vocab: 300, Lowercase: true, Seed: 3}, newmodel.Texts(texts)); err != nil {
 		t.Fatal(err)
@@ -64,6 +58,20 @@ func readRows(t *testing.T, path string) (rows []map[string]any) {
 		rows = append(rows, row)
 	}
 	return rows
+}
+
+// writeRows makes a file of them.
+func writeRows(t *testing.T, path string, rows []map[string]any) {
+	t.Helper()
+	var out bytes.Buffer
+	for e, i := json.NewEncoder(&out), 0; i < len(rows); i++ {
+		if err := e.Encode(rows[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(path, out.Bytes(), 0o666); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // verified are the rows that Verify reports, whether all are right, and its error.
@@ -135,19 +143,11 @@ func TestVerifySorted(t *testing.T) {
 	r := staticRecipe(t, 16, nil, "batch.no_duplicates=false")
 	r.Data.Train[0].Negatives = nil
 	path := r.Data.Train[0].Path[0]
-	var out []byte
 	given := readRows(t, path)
 	for i, row := range given {
 		row["q"] = fmt.Sprint("which stone is number ", 3*i/len(given))
-		line, err := json.Marshal(row)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(append(out, line...), '\n')
 	}
-	if err := os.WriteFile(path, out, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	writeRows(t, path, given)
 	for _, accumulate := range []int{1, 3} {
 		rows, ok, err := verified(t, r, func(o *recipe.VerifyOptions) { o.Accumulate = []int{accumulate} })
 		if err != nil || !ok || len(rows) < 5 || strings.Contains(rows[0].Config, "zero") {
