@@ -47,11 +47,9 @@ func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []min
 	if e.Sparse() {
 		return e.mineSparse(ctx, p, m)
 	}
-	queries, err := e.mined(ctx, Query, m, m.Prompts[0], p.Queries)
-	if err != nil {
-		return nil, 0, err
-	}
-	corpus, err := e.mined(ctx, Document, m, m.Prompts[1], p.Corpus)
+	queries, corpus, err := bothSides(p, m, func(role Role, prompt string, texts []string) ([]float32, error) {
+		return e.mined(ctx, role, m, prompt, texts)
+	})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -76,17 +74,33 @@ func (m Mining) searched(done, total int64) { m.Progress("searched", done, total
 
 // mined are embeddings of length 1, [len(texts), Size], of queries or documents.
 func (e *Embedder) mined(ctx context.Context, role Role, m Mining, prompt string, texts []string) ([]float32, error) {
-	out, from := make([]float32, len(texts)*e.Size()), 0
-	for some := range slices.Chunk(texts, mineRows) {
-		to := from + len(some)
-		if _, err := e.EmbedAs(ctx, role, "", prompted(prompt, some), out[from*e.Size():to*e.Size()]); err != nil {
-			return nil, lost(role, texts, from, err)
-		}
-		m.Progress(role.String(), int64(to), int64(len(texts)))
-		from = to
+	size := e.Size()
+	out := make([]float32, len(texts)*size)
+	err := e.minedInto(ctx, role, m, prompt, texts, mineRows, func(from, n int) []float32 { return out[from*size:][:n*size] }, func(vecs []float32) { evaluate.Normalize(vecs, size) })
+	return out, err
+}
+
+// bothSides embeds queries and documents.
+func bothSides[T any](p mine.Pairs, m Mining, embed func(role Role, prompt string, texts []string) (T, error)) (queries, corpus T, err error) {
+	if queries, err = embed(Query, m.Prompts[0], p.Queries); err == nil {
+		corpus, err = embed(Document, m.Prompts[1], p.Corpus)
 	}
-	evaluate.Normalize(out, e.Size())
-	return out, nil
+	return queries, corpus, err
+}
+
+// minedInto embeds so many rows of texts at a time: room gives the place of n from one on, done gets it with their embeddings.
+func (e *Embedder) minedInto(ctx context.Context, role Role, m Mining, prompt string, texts []string, rows int, room func(from, n int) []float32, done func(vecs []float32)) error {
+	from := 0
+	for some := range slices.Chunk(texts, rows) {
+		vecs := room(from, len(some))
+		if _, err := e.EmbedAs(ctx, role, "", prompted(prompt, some), vecs); err != nil {
+			return lost(role, texts, from, err)
+		}
+		done(vecs)
+		from += len(some)
+		m.Progress(role.String(), int64(from), int64(len(texts)))
+	}
+	return nil
 }
 
 // lost names the text, of some that begin at a place, whose embedding an error is of.

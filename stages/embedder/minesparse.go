@@ -48,26 +48,16 @@ func dense(texts []activeFeatures, size int, room []float32) []float32 {
 // whose products are computed as those of dense embeddings are.
 func (e *Embedder) mineSparse(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
 	size, block := e.Size(), max(1, sparseBlock/e.Size())
-	embed := func(role Role, prompt string, texts []string) (all []activeFeatures, err error) {
+	queries, corpus, err := bothSides(p, m, func(role Role, prompt string, texts []string) (all []activeFeatures, err error) {
 		room := make([]float32, min(block, len(texts))*size)
-		for some := range slices.Chunk(texts, block) {
-			vecs := room[:len(some)*size]
-			if _, err := e.EmbedAs(ctx, role, "", prompted(prompt, some), vecs); err != nil {
-				return nil, lost(role, texts, len(all), err)
-			}
+		err = e.minedInto(ctx, role, m, prompt, texts, block, func(_, n int) []float32 { return room[:n*size] }, func(vecs []float32) {
 			for vec := range slices.Chunk(vecs, size) {
 				ids, weights := Active(vec)
 				all = append(all, activeFeatures{ids, weights})
 			}
-			m.Progress(role.String(), int64(len(all)), int64(len(texts)))
-		}
-		return all, nil
-	}
-	queries, err := embed(Query, m.Prompts[0], p.Queries)
-	if err != nil {
-		return nil, 0, err
-	}
-	corpus, err := embed(Document, m.Prompts[1], p.Corpus)
+		})
+		return all, err
+	})
 	if err != nil {
 		return nil, 0, err
 	}
