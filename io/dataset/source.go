@@ -421,6 +421,9 @@ func FullPath(path string) (string, error) {
 	for rest := path + separator; strings.HasPrefix(rest, ".."+separator); rest = rest[3:] {
 		up = filepath.Join(up, "..")
 	}
+	if up == "." {
+		return filepath.Join(here, path), nil
+	}
 	named, err := os.Stat(filepath.Join(here, up))
 	if really, _ := os.Stat(up); err != nil || !os.SameFile(named, really) { // .. of a link's name is another folder
 		if here, err = filepath.EvalSymlinks(here); err != nil {

@@ -103,25 +103,20 @@ type Run struct {
 //
 // It opens the recipe for one rank on its own, whatever its mesh: OnRanks opens all.
 func Open(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
-	r, err := r.Resolve()
-	if err != nil {
-		return nil, err
-	}
-	x := &Run{Recipe: r, obs: obs}
-	if err := x.open(ctx); err != nil {
-		return nil, err
-	}
-	return x, nil
+	return openAlone(ctx, &Run{Recipe: r, obs: obs})
 }
 
 // OpenToPlan is Open for a run that is planned, by Calibrate and Forecast: what the model is measured on is read where it is here, and not downloaded.
 // The run can't train.
 func OpenToPlan(ctx context.Context, r Recipe, obs Observer) (*Run, error) {
-	r, err := r.Resolve()
-	if err != nil {
+	return openAlone(ctx, &Run{Recipe: r, obs: obs, planned: true})
+}
+
+// openAlone resolves the recipe of a run of one rank, and opens it.
+func openAlone(ctx context.Context, x *Run) (_ *Run, err error) {
+	if x.Recipe, err = x.Recipe.Resolve(); err != nil {
 		return nil, err
 	}
-	x := &Run{Recipe: r, obs: obs, planned: true}
 	if err := x.open(ctx); err != nil {
 		return nil, err
 	}
