@@ -224,6 +224,8 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 	}
 }
 
+const noDir = "is missing: the folder for the run (--out sets it)"
+
 func (c *checker) checkRest(r *Recipe) {
 	t := r.Train
 	c.require(t.Epochs > 0 && t.Epochs <= 1<<30, "train.epochs", "is %v, want a positive number", t.Epochs)
@@ -245,7 +247,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(e.Every.Time == 0, "eval.every", "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch")
 	c.checkTasks(e)
 	c.checkHeldOut(r)
-	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
+	c.require(r.Save.Dir != "" || r.Save.unsaved, "save.dir", noDir)
 	measured, task := e.tasks()+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
 	if r.Model.Kind == "reranker" {
 		task = strings.Replace(task, "retrieval", "rerank", 1)

@@ -72,12 +72,9 @@ func (l *Lookover) Err() error {
 
 // LookOver reads all data that a recipe names as a run of it would, and trains nothing: where a run ends with the first thing that is wrong, it finds
 // all rows that can't be used. It reads the model's tokenizer and settings, and no weights, and computes nothing on the device, which need only be like the
-// run's. A recipe that lacks nothing but save.dir will do. An error is of what nothing can be read without: the recipe, or the model.
+// run's. The recipe may lack save.dir. An error is of what nothing can be read without: the recipe, or the model.
 func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observer) (_ *Lookover, err error) {
-	saves := r.Save.Dir != ""
-	if !saves {
-		r.Save.Dir = "unused"
-	}
+	r.Save.unsaved = true
 	if r, err = r.Resolve(); err != nil {
 		return nil, err
 	}
@@ -92,7 +89,7 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 		l.Others = append(l.Others, errors.Join(err, x.guide.close()))
 		x.guide = nil
 	}
-	if saves {
+	if r.Save.Dir != "" {
 		if err := x.lookOverSaving(said); err != nil {
 			l.Others = append(l.Others, fmt.Errorf("save.dir: %w", err))
 		}

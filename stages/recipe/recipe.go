@@ -306,6 +306,8 @@ type Save struct {
 	Keep      int    `yaml:"keep"`      // checkpoints that stay
 	Best      bool   `yaml:"best"`      // the model is that of the best evaluation, not of the last step
 	Precision string `yaml:"precision"` // of the model's files: f32, bf16 or f16. Checkpoints are in f32
+
+	unsaved bool // nobody saves anything, and Dir may be missing: see LoadUnsaved
 }
 
 type Log struct {
@@ -417,7 +419,16 @@ func Load(path string, sets []string) (Recipe, error) {
 	if err != nil {
 		return Recipe{}, err
 	}
-	return resolve(root, sets)
+	return resolve(root, sets, false)
+}
+
+// LoadUnsaved is Load for who only plans, verifies or looks over: save.dir, which Train alone writes to, may be missing.
+func LoadUnsaved(path string, sets []string) (Recipe, error) {
+	root, err := readTree(path)
+	if err != nil {
+		return Recipe{}, err
+	}
+	return resolve(root, sets, true)
 }
 
 // Parse is Load for a recipe in memory; name stands for its file in errors.
@@ -426,11 +437,12 @@ func Parse(name string, data []byte, sets []string) (Recipe, error) {
 	if err != nil {
 		return Recipe{}, err
 	}
-	return resolve(root, sets)
+	return resolve(root, sets, false)
 }
 
-func resolve(root *node, sets []string) (Recipe, error) {
+func resolve(root *node, sets []string, unsaved bool) (Recipe, error) {
 	r := Default()
+	r.Save.unsaved = unsaved
 	for _, s := range sets {
 		if err := root.set(s); err != nil {
 			return r, err

@@ -38,7 +38,7 @@ func (r Recipe) Resolve() (Recipe, error) {
 	if err != nil {
 		return r, err
 	}
-	resolved, err := resolve(root, nil)
+	resolved, err := resolve(root, nil, r.Save.unsaved)
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var errs []error
 		for _, e := range all.Unwrap() { // of no line

@@ -347,6 +347,8 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, errors.New("this Run has trained already, and would go on from the weights that it has now: open the recipe anew")
 	case x.planned:
 		return nil, errors.New("this Run was opened to be planned: Open opens the recipe to train")
+	case x.Recipe.Save.Dir == "":
+		return nil, errors.New("save.dir: " + noDir)
 	}
 	x.own = o.own
 	if err := x.checkOwnHeldOut(ctx); err != nil {
