@@ -411,71 +411,20 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	c.require(!k.whole || s.Weight == "", key+"weight", "%s is of the batch as a whole: rows have no weights in it", named)
 }
 
-// checkLabel is what a dataset's labels must be for the loss; nil: numbers.
-func (l Loss) checkLabel() func(float64) error { return checkAll(l, (*Loss).termLabel) }
-
-// checkScore is what its scores must be.
-func (l Loss) checkScore() func(float64) error { return checkAll(l, (*Loss).termScore) }
-
-// checkNegatives is how many negatives a row must have; nil: any number.
-func (l Loss) checkNegatives() func(int) error { return checkAll(l, (*Loss).termNegatives) }
-
-// checkAll is what is a number for each of a loss's terms; nil: all are.
-func checkAll[T any](l Loss, of func(*Loss) func(T) error) func(T) error {
-	var checks []func(T) error
+// asking has each of a loss's terms say what is wrong with a row's number, as what it is computed by does: with loss.CheckLabel, CheckScore or CheckNegatives.
+func asking[T any](l Loss, check func(loss.Loss, T) error) func(T) error {
+	var terms []loss.Loss
 	for _, t := range l.each("") {
-		if check := of(t); check != nil {
-			checks = append(checks, check)
-		}
-	}
-	if checks == nil {
-		return nil
+		terms = append(terms, t.objective(driving{}))
 	}
 	return func(x T) error {
-		for _, check := range checks {
-			if err := check(x); err != nil {
+		for _, t := range terms {
+			if err := check(t, x); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-}
-
-// termLabel is checkLabel of a loss that is no sum.
-func (l *Loss) termLabel() func(float64) error {
-	k := l.kind()
-	switch name := k.names[0]; {
-	case k.reranker:
-		return l.groups().CheckLabel
-	case name == "cosine_similarity":
-		return loss.CosineSimilarity{}.CheckLabel
-	case name == "contrastive" || name == "online_contrastive":
-		return loss.Contrastive{Online: name == "online_contrastive"}.CheckLabel
-	}
-	return nil
-}
-
-// termScore is checkScore of a loss that is no sum.
-func (l *Loss) termScore() func(float64) error {
-	if l.kind().reranker {
-		return l.groups().CheckScore
-	}
-	return nil
-}
-
-// termNegatives is checkNegatives of a loss that is no sum.
-func (l *Loss) termNegatives() func(int) error {
-	switch k := l.kind(); {
-	case k.reranker && l.groups().Name == loss.GroupMarginMSE:
-		return l.groups().CheckNegatives
-	case k.names[0] == "triplet":
-		return loss.Triplet{}.CheckNegatives
-	case k.names[0] == "margin_mse":
-		return loss.MarginMSE{}.CheckNegatives
-	case k.names[0] == "distill_kl":
-		return loss.DistillKL{}.CheckNegatives
-	}
-	return nil
 }
 
 // reads tells which columns beside the texts the loss reads, where it does not need them.

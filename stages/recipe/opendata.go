@@ -10,6 +10,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/stages"
+	"contraflow/stages/loss"
 )
 
 func (x *Run) openData(ctx context.Context) error {
@@ -141,7 +142,8 @@ func (x *Run) part(d *dataset.Dataset, index *dataset.Index) dataset.Part {
 func (s Source) files(l Loss, tokens bool) dataset.Source {
 	return dataset.Source{
 		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
-		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, CheckScore: l.checkScore(), CheckNegatives: l.checkNegatives(), Teacher: s.Teacher, Tokens: tokens,
+		Weight: s.Weight, Label: s.Label, Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
+		CheckLabel: asking(l, loss.CheckLabel), CheckScore: asking(l, loss.CheckScore), CheckNegatives: asking(l, loss.CheckNegatives),
 	}
 }
 

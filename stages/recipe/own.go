@@ -63,9 +63,6 @@ func (o own) says(text []byte) []byte {
 
 // ofRecipe is what the recipe's loss at a key asks of a row's negatives: where a program's own loss trains, the error says whose it is.
 func (x *Run) ofRecipe(check func(n int) error, at string) func(n int) error {
-	if check == nil {
-		return nil
-	}
 	takesAny := "mnrl"
 	if x.Recipe.Model.Kind == "reranker" {
 		takesAny = "cross_entropy"
