@@ -105,6 +105,7 @@ func (c *checker) positive(path string, v int) {
 }
 
 func (c *checker) check(r *Recipe) {
+	*r = r.withLosses(func(l *Loss, dataset bool) { l.of(r.Model.Kind, dataset) })
 	c.checkModel(&r.Model)
 	c.checkMultiVector(r)
 	c.checkData(&r.Data)
@@ -118,7 +119,6 @@ func (c *checker) check(r *Recipe) {
 		if r.Model.Kind == "m3" {
 			c.defaultM3(r)
 		}
-		r.ofVectors()
 		c.checkLosses(r)
 		c.require(len(r.Eval.Rerank) == 0, "eval.rerank", "is for model.kind: reranker")
 	}

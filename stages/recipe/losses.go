@@ -68,10 +68,42 @@ type Loss struct {
 
 	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss
 
+	// What it is of, which decides which options it has: see of.
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
 	vectors  bool // it is of a multi_vector: see vectorKinds
 	dataset  bool // it is a dataset's own
 	term     bool // it is one of a sum's
+}
+
+// of has a loss, and the terms of a sum, know that it is of such a model, and whether it is a dataset's own.
+func (l *Loss) of(model string, dataset bool) {
+	l.reranker, l.vectors, l.dataset = model == "reranker", model == "multi_vector", dataset
+	l.Terms = slices.Clone(l.Terms)
+	for i := range l.Terms {
+		l.Terms[i].of(model, dataset)
+		l.Terms[i].term = true
+	}
+}
+
+// withLosses is the recipe with losses of its own, its datasets' and held-out rows' (of which dataset tells) included, as change has made them.
+func (r Recipe) withLosses(change func(l *Loss, dataset bool)) Recipe {
+	own := func(l *Loss) *Loss {
+		if l == nil {
+			return nil
+		}
+		own := *l
+		change(&own, true)
+		return &own
+	}
+	change(&r.Loss, false)
+	r.Data.Train, r.Eval.Loss = slices.Clone(r.Data.Train), slices.Clone(r.Eval.Loss)
+	for i, s := range r.Data.Train {
+		r.Data.Train[i].Loss = own(s.Loss)
+	}
+	for i, h := range r.Eval.Loss {
+		r.Eval.Loss[i].Loss = own(h.Loss)
+	}
+	return r
 }
 
 func defaultLoss() Loss {
@@ -262,7 +294,7 @@ func (c *checker) options(l *Loss, at string) {
 // MarshalYAML writes the options that the loss has.
 func (l Loss) MarshalYAML() (any, error) {
 	if l.Terms != nil {
-		return l.written(), nil
+		return l.Terms, nil
 	}
 	k, v := l.kind(), reflect.ValueOf(l)
 	var out yaml.MapSlice
@@ -296,7 +328,6 @@ func (c *checker) checkLosses(r *Recipe) {
 
 // checkOwn checks the loss that a dataset has for itself. It returns whether there is such a loss.
 func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
-	own.dataset = true
 	switch {
 	case r.Model.Kind == "m3":
 		c.fail(key, "is not for model.kind: m3, which has one loss")

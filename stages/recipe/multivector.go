@@ -27,22 +27,6 @@ const defaultVectorDim = 128
 // newProjection is what it calls the module.
 const newProjection = "1_Dense"
 
-// ofVectors marks the losses as those of a model of this kind.
-func (r *Recipe) ofVectors() {
-	is := r.Model.Kind == "multi_vector"
-	r.Loss.vectors = is
-	for _, s := range r.Data.Train {
-		if s.Loss != nil {
-			s.Loss.vectors = is
-		}
-	}
-	for _, h := range r.Eval.Loss {
-		if h.Loss != nil {
-			h.Loss.vectors = is
-		}
-	}
-}
-
 // Skiplist are tokens without a vector: a list, or the word punctuation.
 type Skiplist []string
 
@@ -168,26 +152,12 @@ func (l Loss) compares() string {
 
 // compared is the recipe with losses that compare as a folder's model does, where they do not say how.
 func (r Recipe) compared(f *hfmodel.Folder) Recipe {
-	set := func(l *Loss) *Loss {
-		if l == nil {
-			return nil
+	return r.withLosses(func(l *Loss, _ bool) {
+		if l.Similarity == "" && f.MultiVector != nil && f.Similarity == embedder.MeanMaxSim {
+			l.Similarity = string(loss.MeanMaxSim)
 		}
-		own := *l
-		if own.Similarity == "" && f.MultiVector != nil && f.Similarity == embedder.MeanMaxSim {
-			own.Similarity = string(loss.MeanMaxSim)
-		}
-		own.Similarity = own.compares()
-		return &own
-	}
-	r.Loss = *set(&r.Loss)
-	r.Data.Train, r.Eval.Loss = slices.Clone(r.Data.Train), slices.Clone(r.Eval.Loss)
-	for i, s := range r.Data.Train {
-		r.Data.Train[i].Loss = set(s.Loss)
-	}
-	for i, h := range r.Eval.Loss {
-		r.Eval.Loss[i].Loss = set(h.Loss)
-	}
-	return r
+		l.Similarity = l.compares()
+	})
 }
 
 // vectorHead is the normalization of tokens' vectors: of a model that is none of the kind yet, they are.

@@ -115,7 +115,6 @@ func (c *checker) checkGroups(l *Loss, at string) {
 		c.lossName(at+".name", kinds)
 	}
 	c.words(at+".weighting", texts(loss.Schemes)...)
-	l.reranker = true
 	c.options(l, at)
 	l.GatherAcrossDevices = false
 	c.words(at+".activation", texts(loss.Activations)...)
