@@ -138,7 +138,7 @@ func (x *Run) evaluation() (string, error) {
 		return x.lossIdentity()
 	}
 	for i := range x.tasks {
-		name, content := x.tasks[i].identity(e.Metric)
+		name, content := x.tasks[i].identity(e.Metric, x.Recipe.fusion())
 		names = append(names, name)
 		if err := json.NewEncoder(h).Encode(content); err != nil {
 			return "", fmt.Errorf("eval: %w", err)

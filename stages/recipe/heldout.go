@@ -57,7 +57,7 @@ const lossMetric = "loss"
 
 // byLoss tells whether that loss decides which evaluation is the best.
 func (e Eval) byLoss() bool {
-	return len(e.Loss) > 0 && (e.Metric == lossMetric || e.tasks() == 0)
+	return len(e.Loss) > 0 && (e.Metric == lossMetric || len(e.tasks()) == 0)
 }
 
 // ranks is the metric of tasks of ranking documents.

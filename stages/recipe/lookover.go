@@ -339,69 +339,40 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 }
 
 func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
-	e := x.Recipe.Eval
 	ctx = hfmodel.ListOnce(ctx)
-	listing := func(p *LookoverPart) context.Context {
-		return dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
-	}
-	ranking := func(key string, load func(context.Context) (*dataset.Retrieval, error)) error {
-		return l.add(ctx, key, func(p *LookoverPart) error {
-			t, err := load(listing(p))
-			if err != nil {
-				return err
-			}
-			p.Said = fmt.Sprintf("%s, %s, %s", spelling.Count(len(t.Queries), "query", "queries"), spelling.Count(len(t.Docs), "document", "documents"), spelling.Count(len(t.Judgements), "judgement", "judgements"))
-			if note := t.Note(); note != "" && p.Bad == nil { // else it tells of what these rows had
-				x.obs.note("%s: %s", key, note)
-			}
-			return nil
-		})
-	}
-	files := func(queries, corpus, qrels string) func(context.Context) (*dataset.Retrieval, error) {
-		return func(ctx context.Context) (*dataset.Retrieval, error) {
-			return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
-		}
-	}
-	for i, r := range e.Retrieval {
-		if err := ranking(taskKey("retrieval", i, len(e.Retrieval)), files(r.Queries, r.Corpus, r.Qrels)); err != nil {
+	for _, t := range x.Recipe.Eval.tasks() {
+		if err := l.add(ctx, t.at(), func(p *LookoverPart) error { return x.lookOverTask(ctx, p, t) }); err != nil {
 			return err
 		}
 	}
-	for _, n := range e.nano() {
-		if n.reranker {
-			break
-		}
-		err := ranking(n.at(), func(ctx context.Context) (*dataset.Retrieval, error) {
-			return dataset.LoadNanoRetrieval(ctx, n.Dataset, n.task)
-		})
+	return nil
+}
+
+// lookOverTask reads a task's files.
+func (x *Run) lookOverTask(ctx context.Context, p *LookoverPart, t task) error {
+	ctx = dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
+	if t.kind == nil {
+		data, err := t.load(ctx)
 		if err != nil {
 			return err
 		}
-	}
-	for i, r := range e.Rerank {
-		if err := ranking(taskKey("rerank", i, len(e.Rerank)), files(r.Queries, r.Corpus, r.Qrels)); err != nil {
-			return err
+		p.Said = fmt.Sprintf("%s, %s, %s", spelling.Count(len(data.Queries), "query", "queries"), spelling.Count(len(data.Docs), "document", "documents"), spelling.Count(len(data.Judgements), "judgement", "judgements"))
+		if note := data.Note(); note != "" && p.Bad == nil { // else it tells of what these rows had
+			x.obs.note("%s: %s", p.Key, note)
 		}
+		return nil
 	}
-	for _, s := range e.scored() {
-		err := l.add(ctx, s.key(), func(p *LookoverPart) error {
-			t, err := s.kind.Load(listing(p), s.source)
-			if err != nil {
-				return err
-			}
-			switch s.kind {
-			case scoring.Triplets:
-				p.Said = spelling.Count(len(t.A)/2, "triplet", "triplets")
-			case scoring.Candidates:
-				p.Said = spelling.Count(len(t.A), "pair of a query and a candidate", "pairs of a query and a candidate")
-			default:
-				p.Said = spelling.Count(len(t.A), "pair of texts", "pairs of texts")
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+	data, err := t.kind.Load(ctx, t.source)
+	if err != nil {
+		return err
+	}
+	switch t.kind {
+	case scoring.Triplets:
+		p.Said = spelling.Count(len(data.A)/2, "triplet", "triplets")
+	case scoring.Candidates:
+		p.Said = spelling.Count(len(data.A), "pair of a query and a candidate", "pairs of a query and a candidate")
+	default:
+		p.Said = spelling.Count(len(data.A), "pair of texts", "pairs of texts")
 	}
 	return nil
 }

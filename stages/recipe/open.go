@@ -156,7 +156,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.loadModel(); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
-	if err := x.openEval(ctx); err != nil {
+	if err := x.openTasks(ctx); err != nil {
 		return err
 	}
 	if err := x.openHeldOut(ctx); err != nil {
