@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -52,6 +53,17 @@ func (h HeldOut) name() string {
 	return taskName(h.Name, h.Path[0])
 }
 
+// heldOut gives the datasets that the loss is measured on, with their keys.
+func (e Eval) heldOut() iter.Seq2[string, HeldOut] {
+	return func(yield func(string, HeldOut) bool) {
+		for i, h := range e.Loss {
+			if !yield(taskKey("loss", i, len(e.Loss)), h) {
+				return
+			}
+		}
+	}
+}
+
 // lossMetric is the metric of an evaluation whose value is the loss on held-out rows.
 const lossMetric = "loss"
 
@@ -79,8 +91,7 @@ func (r Recipe) heldOutLoss(h HeldOut, key string) (Loss, string) {
 // checkHeldOut checks what the loss is measured on as what trains is checked.
 func (c *checker) checkHeldOut(r *Recipe) {
 	names := map[string]string{}
-	for i, h := range r.Eval.Loss {
-		key := taskKey("loss", i, len(r.Eval.Loss))
+	for key, h := range r.Eval.heldOut() {
 		if name := h.name(); name != "" {
 			if other, ok := names[name]; ok {
 				c.fail(key+".name", "%q is that of %s too: several are told apart by their names", name, other)
@@ -130,8 +141,7 @@ type heldOut struct {
 }
 
 func (x *Run) openHeldOut(ctx context.Context) error {
-	for i, h := range x.Recipe.Eval.Loss {
-		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+	for key, h := range x.Recipe.Eval.heldOut() {
 		if x.passedOver(key, h.Path...) {
 			continue
 		}
@@ -226,11 +236,7 @@ func (x *Run) heldOutText(h HeldOut) (stages.Text, error) {
 	if x.reranker != nil {
 		text.Pairs = text.Pairs[:1]
 		if h.Prompts != nil {
-			c, err := embedder.ConfigOf(x.folder, nil)
-			if err != nil {
-				return text, err
-			}
-			spec, err := x.describeReranker(c, h.Prompts)
+			spec, err := x.describeReranker(h.Prompts)
 			if err != nil {
 				return text, err
 			}

@@ -97,8 +97,8 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 	if err := x.lookOverTraining(ctx, l); err != nil {
 		return nil, err
 	}
-	for i, h := range r.Eval.Loss {
-		if err := l.add(ctx, taskKey("loss", i, len(r.Eval.Loss)), func(p *LookoverPart) error { return x.lookOverHeldOut(ctx, p, h) }); err != nil {
+	for key, h := range r.Eval.heldOut() {
+		if err := l.add(ctx, key, func(p *LookoverPart) error { return x.lookOverHeldOut(ctx, p, h) }); err != nil {
 			return nil, err
 		}
 	}

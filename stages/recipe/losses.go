@@ -78,24 +78,24 @@ type Loss struct {
 // of has a loss, and the terms of a sum, know that it is of such a model, and whether it is a dataset's own.
 func (l *Loss) of(model string, dataset bool) {
 	l.reranker, l.vectors, l.dataset = model == "reranker", model == "multi_vector", dataset
-	l.Terms = slices.Clone(l.Terms)
 	for i := range l.Terms {
 		l.Terms[i].of(model, dataset)
 		l.Terms[i].term = true
 	}
 }
 
-// withLosses is the recipe with losses of its own, its datasets' and held-out rows' (of which dataset tells) included, as change has made them.
+// withLosses is the recipe with losses that it shares with no other, its datasets' and held-out rows' (of which dataset tells) included, as change has made them.
 func (r Recipe) withLosses(change func(l *Loss, dataset bool)) Recipe {
 	own := func(l *Loss) *Loss {
 		if l == nil {
 			return nil
 		}
 		own := *l
-		change(&own, true)
+		own.Terms = slices.Clone(l.Terms)
+		change(&own, l != &r.Loss)
 		return &own
 	}
-	change(&r.Loss, false)
+	r.Loss = *own(&r.Loss)
 	r.Data.Train, r.Eval.Loss = slices.Clone(r.Data.Train), slices.Clone(r.Eval.Loss)
 	for i, s := range r.Data.Train {
 		r.Data.Train[i].Loss = own(s.Loss)
@@ -476,8 +476,7 @@ func (x *Run) noteUnread() {
 	for i, s := range x.Recipe.Data.Train {
 		x.noteUnreadOf(s, fmt.Sprintf("data.train[%d].", i), x.Recipe.lossOf(i), x.Recipe.lossKey(i))
 	}
-	for i, h := range x.Recipe.Eval.Loss {
-		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+	for key, h := range x.Recipe.Eval.heldOut() {
 		l, at := x.Recipe.heldOutLoss(h, key)
 		x.noteUnreadOf(h.source(), key+".", l, at)
 	}

@@ -109,28 +109,19 @@ func (x *Run) noteLearned() {
 }
 
 // openM3 finds the heads of tokens.
-func (x *Run) openM3() error {
-	x.heads, x.vectors, x.projection = transformer.TokenHeads{}, nil, nil
-	m := x.Recipe.Model
-	if m.Kind != "m3" {
-		return nil
-	}
-	dim := m.VectorDim
+func (x *Run) openM3() (heads transformer.TokenHeads, err error) {
+	dim := x.Recipe.Model.VectorDim
 	if f := x.folder.M3; f != nil {
 		if dim != 0 && dim != f.Dim {
-			return fmt.Errorf("model.vector_dim: is %d, and the heads that the model has give %d", dim, f.Dim)
+			return heads, fmt.Errorf("model.vector_dim: is %d, and the heads that the model has give %d", dim, f.Dim)
 		}
 		dim = f.Dim
 	}
-	c, err := embedder.ConfigOf(x.folder, nil)
-	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
+	heads = x.config.M3Heads(dim, x.folder.M3 == nil, x.Recipe.Train.Seed)
+	if heads.Special, err = embedder.SpecialIDs(x.folder, x.tok); err != nil {
+		return heads, fmt.Errorf("model.path: %w", err)
 	}
-	x.heads = c.M3Heads(dim, x.folder.M3 == nil, x.Recipe.Train.Seed)
-	if x.heads.Special, err = embedder.SpecialIDs(x.folder, x.tok); err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
-	return nil
+	return heads, nil
 }
 
 // maxSim is what the products of all pairs' tokens take in a batch, over all ranks, and the vectors with their gradient on each: 0 without.

@@ -63,7 +63,7 @@ const usualLength = 1024
 func (x *Run) longestSub() (lengths []int, subs int64) {
 	n := x.sequences()
 	query, longest := x.expected(&x.text)
-	if !x.queries.There {
+	if !x.config.Queries.There {
 		longest = max(longest, query)
 	}
 	size := x.size()
@@ -72,7 +72,7 @@ func (x *Run) longestSub() (lengths []int, subs int64) {
 		rows = max(1, size.Tokens/longest)
 	}
 	together := []int64{n}
-	if x.heads.Unseen() || x.queries.There {
+	if x.config.Tokens.Unseen() || x.config.Queries.There {
 		queries := n / int64(x.columns())
 		together = []int64{n - queries, queries}
 	}
@@ -104,7 +104,7 @@ func (x *Run) kept() int64 {
 func (x *Run) subMemory() (sub transformer.Memory, lengths []int, subs int64) {
 	lengths, subs = x.longestSub()
 	sub = x.model.Memory(lengths)
-	if x.queries.There {
+	if x.config.Queries.There {
 		q := x.model.WeighedMemory(x.weighedSub())
 		sub.Kept = max(sub.Kept, q.Kept)
 		sub.Backward = max(sub.Backward, q.Backward)

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -94,18 +95,9 @@ func (c *checker) checkMultiVector(r *Recipe) {
 	}
 }
 
-// openMultiVector finds out how a model of this kind reads texts, and what its projection is.
-func (x *Run) openMultiVector() error {
-	m, f := x.Recipe.Model, x.folder
-	if m.Kind != "multi_vector" {
-		if f.MultiVector != nil {
-			return fmt.Errorf("model.path: %s gives a vector for each token: model.kind: multi_vector trains it", f.Dir)
-		}
-		return nil
-	}
-	if f.Adapter != nil {
-		return fmt.Errorf("model.path: %s is an adapter, and training of a multi_vector does not begin with one: contraflow merge merges it into its base", f.Dir)
-	}
+// openMultiVector finds out how a model of this kind reads texts, and what its projection is, and its heads.
+func (x *Run) openMultiVector() (heads transformer.TokenHeads, err error) {
+	m, f, c := x.Recipe.Model, x.folder, &x.config
 	x.vectors = &hfmodel.MultiVector{SkipTasks: []string{"document"}}
 	if f.MultiVector != nil {
 		own := *f.MultiVector
@@ -119,27 +111,20 @@ func (x *Run) openMultiVector() error {
 			x.vectors.QueryLength = 0
 		}
 	}
-	c, err := embedder.ConfigOf(f, nil)
-	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
+	fresh := false
 	switch n := len(c.Dense); {
 	case n > 0 && m.VectorDim != 0 && m.VectorDim != c.Dense[n-1].Out:
-		return fmt.Errorf("model.vector_dim: is %d, and the projection that the model has gives %d", m.VectorDim, c.Dense[n-1].Out)
+		return heads, fmt.Errorf("model.vector_dim: is %d, and the projection that the model has gives %d", m.VectorDim, c.Dense[n-1].Out)
 	case n == 0 && (f.MultiVector == nil || m.VectorDim != 0):
-		x.projection = []transformer.Dense{{Name: newProjection, Out: defaultVectorDim}}
-		if m.VectorDim != 0 {
-			x.projection[0].Out = m.VectorDim
-		}
-		c.Dense = x.projection
+		fresh, c.Dense = true, []transformer.Dense{{Name: newProjection, Out: cmp.Or(m.VectorDim, defaultVectorDim)}}
 	}
 	x.Recipe = x.Recipe.compared(f)
-	x.heads = c.ColBERT(x.projection != nil, x.Recipe.Train.Seed)
-	x.heads.Mean = !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != string(loss.MeanMaxSim) })
-	if x.heads.Query, x.heads.Document, err = embedder.Readings(f, x.vectors, c, x.tok); err != nil {
-		return fmt.Errorf("model.path: %w", err)
+	heads = c.ColBERT(fresh, x.Recipe.Train.Seed)
+	heads.Mean = !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != string(loss.MeanMaxSim) })
+	if heads.Query, heads.Document, err = embedder.Readings(f, x.vectors, *c, x.tok); err != nil {
+		return heads, fmt.Errorf("model.path: %w", err)
 	}
-	return nil
+	return heads, nil
 }
 
 // compares is a loss's similarity: of vectors of tokens the usual one where neither the recipe nor a folder says another.

@@ -71,18 +71,13 @@ type Run struct {
 
 	guide *guide // nil without
 
-	reranker *reranker.Spec // nil for an embedder
-	heads    transformer.TokenHeads
-	mlm      transformer.MLMHead // of sparse embeddings
-	queries  transformer.QueryWeights
-
-	vectors    *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
-	projection []transformer.Dense  // of it, where it is new
+	config   transformer.Config   // the folder's, as the recipe's kind of model has it
+	reranker *reranker.Spec       // nil for an embedder
+	vectors  *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
 
 	pairs []*tokenize.Pairs // by dataset
 
 	content  map[string]string                   // hashes of what checkpoints rely on and lack
-	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
 	engine   *embedder.Engine                    // with which that graph evaluates
 	saves    *checkpoints                        // while training
 	fs       checkpoint.FS                       // where checkpoints go; nil: the disk
@@ -227,16 +222,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.stream, err = x.device.OpenStream(); err != nil {
 		return err
 	}
-	if err := x.openReranker(); err != nil {
-		return err
-	}
-	if err := x.openM3(); err != nil {
-		return err
-	}
-	if err := x.openMultiVector(); err != nil {
-		return err
-	}
-	if err := x.openSparse(); err != nil {
+	if err := x.openKind(); err != nil {
 		return err
 	}
 	if x.model, err = x.paperModel(x.Recipe.modelOptions()); err != nil { // until it is known what this rank holds of it
@@ -258,7 +244,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if note := embedder.VocabularyNote(x.folder, x.tok, x.model.Config); note != "" {
 		x.obs.note("%s", note)
 	}
-	x.text = stages.Text{Tokenizer: x.tok, Vocab: x.model.Config.Vocab, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.heads, Weighed: x.queries.There}
+	x.text = stages.Text{Tokenizer: x.tok, Vocab: x.model.Config.Vocab, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.config.Tokens, Weighed: x.config.Queries.There}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
@@ -271,7 +257,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, c, m.MaxLength.Query, m.MaxLength.Document); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
-	if err := embedder.CheckLengths(x.tok, x.text.QueryLength, x.text.DocumentLength, x.queries.There); err != nil {
+	if err := embedder.CheckLengths(x.tok, x.text.QueryLength, x.text.DocumentLength, x.config.Queries.There); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	// The recipe's prompts, or else the model's. The first dataset's are those of evaluation, and of the saved model.
@@ -284,6 +270,74 @@ func (x *Run) openModel(ctx context.Context) error {
 		x.text.Prompts = append(x.text.Prompts, p)
 	}
 	x.text.QueryPrompt, x.text.DocumentPrompt = evaluationPrompts(x.text.Prompts[0])
+	return nil
+}
+
+// openKind finds out what the recipe's kind of model makes of the folder's.
+func (x *Run) openKind() (err error) {
+	m := x.Recipe.Model
+	if err := x.checkKind(); err != nil {
+		return err
+	}
+	if x.config, err = embedder.ConfigOf(x.folder, nil); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	var tokens transformer.TokenHeads
+	var mlm transformer.MLMHead
+	var queries transformer.QueryWeights
+	switch m.Kind {
+	case "reranker":
+		err = x.openReranker()
+	case "m3":
+		tokens, err = x.openM3()
+	case "multi_vector":
+		tokens, err = x.openMultiVector()
+	case "sparse":
+		mlm, queries, err = x.openSparse()
+	}
+	if err != nil {
+		return err
+	}
+	c := &x.config
+	c.Tokens, c.MLMHead, c.Queries = tokens, mlm, queries
+	if p := m.Dropout; p != nil {
+		c.HiddenDropout, c.AttentionDropout = *p, *p
+	}
+	if x.reranker != nil {
+		x.reranker.Configure(c)
+	}
+	return nil
+}
+
+// checkKind refuses a folder of which the recipe's kind of model can't be made.
+func (x *Run) checkKind() error {
+	m, f := x.Recipe.Model, x.folder
+	is := func(kind string, folder bool) bool { return m.Kind == kind && folder }
+	why := ""
+	switch adapter := f.Adapter != nil; {
+	case is("reranker", adapter):
+		why = "is an adapter, and a reranker does not begin with one: PEFT's merge_and_unload merges it into its model"
+	case is("multi_vector", adapter):
+		why = "is an adapter, and training of a multi_vector does not begin with one: contraflow merge merges it into its base"
+	case is("sparse", f.Reranker != nil):
+		why = "is a reranker: it embeds no texts"
+	case is("sparse", adapter):
+		why = "is a LoRA adapter, which sparse embeddings do not begin with: contraflow merge makes a model of it and its base"
+	case is("reranker", f.LayerWise() && m.Head != ""):
+		return fmt.Errorf("model.head: %s is a layer-wise reranker, which has heads of its own", f.Dir)
+	case m.Kind != "multi_vector" && f.MultiVector != nil:
+		why = "gives a vector for each token: model.kind: multi_vector trains it"
+	case m.Kind != "sparse" && f.Splade != nil:
+		why = "is a sparse encoder: model.kind: sparse trains it"
+	}
+	if why != "" {
+		return fmt.Errorf("model.path: %s %s", f.Dir, why)
+	}
+	if m.Kind == "reranker" {
+		if err := f.CheckReranker(); err != nil {
+			return fmt.Errorf("model.path: %s: %w", f.Dir, err)
+		}
+	}
 	return nil
 }
 
@@ -402,11 +456,7 @@ func (x *Run) paperModel(o transformer.Options) (*transformer.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := embedder.ConfigOf(x.folder, x.configure(nil))
-	if err != nil {
-		return nil, err
-	}
-	return transformer.New(gpustage.Dry{Like: x.device}, c, head, o)
+	return transformer.New(gpustage.Dry{Like: x.device}, x.config, head, o)
 }
 
 // loadModel loads the folder's model, or what this rank holds of it.
@@ -431,23 +481,6 @@ func (x *Run) loadModel() (err error) {
 	return err
 }
 
-// configure is what the recipe changes in a model's configuration, and change besides.
-func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Config) {
-	return func(c *transformer.Config) {
-		if p := x.Recipe.Model.Dropout; p != nil {
-			c.HiddenDropout, c.AttentionDropout = *p, *p
-		}
-		c.Tokens, c.MLMHead, c.Queries = x.heads, x.mlm, x.queries
-		c.Dense = append(c.Dense, x.projection...)
-		if x.reranker != nil {
-			x.reranker.Configure(c)
-		}
-		if change != nil {
-			change(c)
-		}
-	}
-}
-
 // newModelOn loads the folder's model; change may alter its configuration.
 func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	head, err := x.head()
@@ -455,7 +488,11 @@ func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Opt
 		return nil, err
 	}
 	o.Tuning = x.Recipe.tuning()
-	return embedder.LoadModel(x.folder, d, s, head, o, x.configure(change))
+	return embedder.LoadModel(x.folder, d, s, head, o, func(c *transformer.Config) {
+		if *c = x.config; change != nil {
+			change(c)
+		}
+	})
 }
 
 // noteIdle says how many of so many ranks no batch has a row for.
@@ -491,9 +528,9 @@ func (x *Run) noteOddities() {
 			x.obs.note("%s gives lexical weights and tokens' vectors besides: only the embedding trains, and the saved model has nothing else; model.kind: m3 trains and keeps all three", x.folder.TransformerDir)
 		}
 	}
-	if x.projection != nil {
-		x.obs.note("%s has no projection of tokens' hidden states: a new one, to %d features, begins at random", x.folder.Dir, x.heads.Dim)
-	} else if x.heads.New {
+	if heads := x.config.Tokens; heads.New && x.vectors != nil {
+		x.obs.note("%s has no projection of tokens' hidden states: a new one, to %d features, begins at random", x.folder.Dir, heads.Dim)
+	} else if heads.New {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
 	}
 	if word := x.model.Layout.Word(); x.folder.Static() && x.model.Layout.Trains(word) && o.Name == "adamw" {

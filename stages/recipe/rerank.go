@@ -135,24 +135,8 @@ func (c *checker) checkGroups(l *Loss, at string) {
 // openReranker finds out how pairs are read and scored.
 func (x *Run) openReranker() error {
 	m := x.Recipe.Model
-	if m.Kind != "reranker" {
-		return nil
-	}
-	if x.folder.Adapter != nil {
-		return fmt.Errorf("model.path: %s is an adapter, and a reranker does not begin with one: PEFT's merge_and_unload merges it into its model", x.folder.Dir)
-	}
-	if x.folder.LayerWise() && m.Head != "" {
-		return fmt.Errorf("model.head: %s is a layer-wise reranker, which has heads of its own", x.folder.Dir)
-	}
-	if err := x.folder.CheckReranker(); err != nil {
-		return fmt.Errorf("model.path: %s: %w", x.folder.Dir, err)
-	}
-	c, err := embedder.ConfigOf(x.folder, nil)
-	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
 	for i, src := range x.Recipe.Data.Train {
-		spec, err := x.describeReranker(c, src.Prompts)
+		spec, err := x.describeReranker(src.Prompts)
 		if err != nil {
 			return fmt.Errorf("model: %w", err)
 		}
@@ -187,8 +171,12 @@ func (x *Run) checkLayers(l Loss, at string) error {
 }
 
 // describeReranker says how pairs with such prompts are read and scored; nil: with the folder's.
-func (x *Run) describeReranker(c transformer.Config, p *Prompts) (*reranker.Spec, error) {
+func (x *Run) describeReranker(p *Prompts) (*reranker.Spec, error) {
 	m := x.Recipe.Model
+	c, err := embedder.ConfigOf(x.folder, nil)
+	if err != nil {
+		return nil, err
+	}
 	var prompts *reranker.Prompts
 	if p != nil {
 		prompts = &reranker.Prompts{Query: p.Query, Document: p.Document}

@@ -189,10 +189,10 @@ func (l Loss) sum(o driving) loss.RowSplitter {
 }
 
 // guide is the run's, and where the recipe says it; nil: there is none.
-func (r *Recipe) guide() (key string, guide **Guide) {
+func (r Recipe) guide() (key string, guide *Guide) {
 	for key, t := range r.Loss.each("loss") {
 		if t.Guide != nil {
-			return key + ".guide", &t.Guide
+			return key + ".guide", t.Guide
 		}
 	}
 	return "", nil

@@ -261,7 +261,7 @@ func TestSumGuide(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
-		if key, said := x.Recipe.guide(); said == nil || key != "loss[1].guide" || **said != guide {
+		if key, said := x.Recipe.guide(); said == nil || key != "loss[1].guide" || *said != guide {
 			t.Errorf("rank %d: %s is not %+v: %+v", x.ranks.Rank(), key, guide, x.Recipe.Loss)
 		}
 		text, err := x.Recipe.YAML()

@@ -21,7 +21,6 @@ import (
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/loss"
-	"contraflow/stages/transformer"
 )
 
 // Summary is what a run came to.
@@ -356,11 +355,6 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	dir := x.Recipe.Save.Dir
 	x.saves = x.openCheckpoints(o.control)
-	if l := x.model.Layout; l.Frozen > 0 {
-		if x.frozen, err = x.hashParams(func(p transformer.Param) bool { return !l.Trains(p) }); err != nil {
-			return nil, err
-		}
-	}
 	if x.content, err = x.contents(); err != nil {
 		return nil, err
 	}
