@@ -155,6 +155,8 @@ type lossKind struct {
 	distances   []string // the usual one first
 	label       bool     // of the data: each row's
 	scores      bool     // a teacher's
+	readsLabel  bool     // where there is one
+	readsScores bool     // likewise
 	teacher     bool     // a teacher's embeddings
 	negatives   bool     // needs them
 	pairs       bool     // takes no negatives
@@ -173,12 +175,12 @@ var lossKinds = []lossKind{
 		options: []string{"scale", "temperature", "directions", "partition_mode", "similarity", "mask_duplicates", "hardness_mode", "hardness_strength"}},
 	{names: []string{"gist", "gist_embed"}, options: []string{"scale", "temperature", "guide", "margin", "margin_strategy", "contrast_anchors", "contrast_positives", "mask_duplicates"}},
 	{names: []string{"cosent"}, options: []string{"scale", "temperature", "similarity"}, similarity: "cosine", label: true, pairs: true, whole: true},
-	{names: []string{"angle"}, options: []string{"scale", "temperature"}, whole: true},
+	{names: []string{"angle"}, options: []string{"scale", "temperature"}, readsLabel: true, whole: true},
 	{names: []string{"cosine_similarity"}, label: true, pairs: true},
 	{names: []string{"contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true},
 	{names: []string{"online_contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true, whole: true},
 	{names: []string{"triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine", "manhattan"}, negatives: true},
-	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: "dot", negatives: true},
+	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: "dot", readsLabel: true, readsScores: true, negatives: true},
 	{names: []string{"distill_kl", "kl_div"}, options: []string{"similarity", "temperature", "student_temperature", "teacher_temperature"}, similarity: "dot", scores: true, negatives: true},
 	{names: []string{"batch_hard_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true},
 	{names: []string{"batch_hard_soft_margin_triplet"}, options: []string{"distance"}, distances: []string{"euclidean", "cosine"}, label: true, single: true},
@@ -193,25 +195,20 @@ var lossKinds = []lossKind{
 // commonOptions are every loss's.
 var commonOptions = []string{"name", "matryoshka", "flops", "gather_across_devices"}
 
-// kind is the loss that the recipe names; mnrl if it names none that there is.
+// kind is the loss that the recipe names; the usual one if it names none that there is.
 func (l *Loss) kind() lossKind {
-	if l.reranker {
-		return lossKind{names: []string{l.Name}, options: groupOptions(loss.GroupLoss(l.Name)), reranker: true, term: l.term}
-	}
 	kinds := l.kinds()
-	k := kinds[0]
-	for _, named := range kinds {
-		if slices.Contains(named.names, l.Name) {
-			k = named
-		}
-	}
+	k := kinds[max(0, slices.IndexFunc(kinds, func(k lossKind) bool { return slices.Contains(k.names, l.Name) }))]
 	k.dataset, k.term = l.dataset, l.term
 	return k
 }
 
 // kinds are those that the loss may be one of.
 func (l *Loss) kinds() []lossKind {
-	if l.vectors {
+	switch {
+	case l.reranker:
+		return groupKinds
+	case l.vectors:
 		return vectorKinds
 	}
 	return lossKinds
@@ -248,26 +245,25 @@ func (k lossKind) has(option string) bool { return slices.Contains(k.all(), opti
 
 // having lists the losses with an option, those of another kind of model as such.
 func having(option string, reranker bool) string {
-	var embedders, rerankers []string
-	for _, k := range lossKinds {
-		if k.has(option) {
-			embedders = append(embedders, k.names[0])
+	with := func(kinds []lossKind) string {
+		var names []string
+		for _, k := range kinds {
+			if k.has(option) {
+				names = append(names, k.names[0])
+			}
 		}
+		return strings.Join(names, ", ")
 	}
-	for _, n := range loss.GroupLosses {
-		if slices.Contains(groupOptions(n), option) {
-			rerankers = append(rerankers, string(n))
-		}
-	}
+	embedders, rerankers := with(lossKinds), with(groupKinds)
 	switch {
-	case reranker && len(rerankers) > 0:
-		return strings.Join(rerankers, ", ")
+	case reranker && rerankers != "":
+		return rerankers
 	case reranker:
-		return "embedders' " + strings.Join(embedders, ", ")
-	case len(embedders) > 0:
-		return strings.Join(embedders, ", ")
+		return "embedders' " + embedders
+	case embedders != "":
+		return embedders
 	}
-	return "rerankers' " + strings.Join(rerankers, ", ")
+	return "rerankers' " + rerankers
 }
 
 // options finds those that the loss at a key does not have.
@@ -341,12 +337,7 @@ func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
 
 // checkLoss checks the loss at a key. It returns whether there is such a loss.
 func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
-	var kinds [][]string
-	for _, k := range l.kinds() {
-		kinds = append(kinds, k.names)
-	}
-	c.lossName(at+".name", kinds)
-	if !slices.Contains(slices.Concat(kinds...), l.Name) {
+	if !c.lossName(at+".name", l) {
 		return false
 	}
 	k := l.kind()
@@ -461,11 +452,7 @@ func asking[T any](l Loss, check func(loss.Loss, T) error) func(T) error {
 // reads tells which columns beside the texts the loss reads, where it does not need them.
 func (l Loss) reads() (label, scores, teacher bool) {
 	k := l.kind()
-	if k.reranker {
-		return l.Name == "bce" || l.Name == "mse" || l.Name == "margin_mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
-	}
-	angle, margin := k.names[0] == "angle", k.names[0] == "margin_mse"
-	return k.label || angle || margin, k.scores || margin || k.m3 && l.Distillation != "", k.teacher
+	return k.label || k.readsLabel, k.scores || k.readsScores || k.m3 && l.Distillation != "", k.teacher
 }
 
 // noteUnread tells of columns that a recipe names and the loss does not read: it may be that another one was meant.

@@ -18,7 +18,7 @@ import (
 // vectorKinds are its losses: those of lossKinds by the same names, of vectors of tokens.
 var vectorKinds = []lossKind{
 	{names: []string{"mnrl", "infonce", "multiple_negatives_ranking"}, options: []string{"scale", "temperature", "similarity", "mask_duplicates"}, similarity: string(loss.MaxSim), vectors: true},
-	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: string(loss.MaxSim), negatives: true, vectors: true},
+	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: string(loss.MaxSim), readsLabel: true, readsScores: true, negatives: true, vectors: true},
 	{names: []string{"distill_kl", "kl_div"}, options: []string{"similarity", "temperature", "student_temperature", "teacher_temperature"}, similarity: string(loss.MaxSim), scores: true, negatives: true, vectors: true},
 }
 

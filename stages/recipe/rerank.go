@@ -30,19 +30,27 @@ func (l Loss) inBatch() int {
 	return 0
 }
 
-// groupOptions are those of a reranker's loss.
-func groupOptions(name loss.GroupLoss) []string {
+// groupKinds are a reranker's losses.
+var groupKinds = ofGroups()
+
+func ofGroups() (all []lossKind) {
 	options := map[loss.GroupLoss][]string{
 		loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"}, loss.GroupADRMSE: {"alpha"},
 		loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"}, loss.GroupMNRL: {"num_negatives", "scale"},
-	}[name]
-	if slices.Contains(loss.SelfDistilling, name) {
-		options = append(options, "self_distill")
 	}
-	if slices.Contains(loss.Activating, name) {
-		options = append(options, "activation")
+	for _, name := range loss.GroupLosses {
+		k := lossKind{names: []string{string(name)}, options: options[name], reranker: true}
+		if slices.Contains(loss.SelfDistilling, name) {
+			k.options = append(k.options, "self_distill")
+		}
+		if slices.Contains(loss.Activating, name) {
+			k.options = append(k.options, "activation")
+		}
+		k.readsLabel = name == loss.GroupBCE || name == loss.GroupMSE || name == loss.GroupMarginMSE
+		k.readsScores = name != loss.GroupCrossEntropy && name != loss.GroupMNRL
+		all = append(all, k)
 	}
-	return options
+	return all
 }
 
 // checkReranker resolves what is otherwise for rerankers.
@@ -106,13 +114,10 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 // checkGroups checks a reranker's loss at a key.
 func (c *checker) checkGroups(l *Loss, at string) {
 	if c.find(at+".name") == nil {
-		l.Name = "cross_entropy"
-	} else {
-		var kinds [][]string
-		for _, name := range texts(loss.GroupLosses) {
-			kinds = append(kinds, []string{name})
-		}
-		c.lossName(at+".name", kinds)
+		l.Name = string(loss.GroupCrossEntropy)
+	}
+	if !c.lossName(at+".name", l) {
+		return
 	}
 	c.words(at+".weighting", texts(loss.Schemes)...)
 	c.options(l, at)
@@ -127,7 +132,7 @@ func (c *checker) checkGroups(l *Loss, at string) {
 	} else {
 		l.Scale = 0 // which is an embedder's default
 	}
-	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, loss.GroupLoss(l.Name)) {
+	if err := l.groups().Check(); err != nil {
 		c.fail(at, "%v", err)
 	}
 }
