@@ -25,7 +25,7 @@ func TestForgotten(t *testing.T) {
 		t.Errorf("%+v is left", *p)
 	}
 	for i := range 5 {
-		if better := p.measured(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
+		if better := p.weigh(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
 			t.Errorf("evaluation %d: better %v, %+v", i, better, *p)
 		}
 	}

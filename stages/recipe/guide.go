@@ -245,7 +245,7 @@ func (x *Run) guideMemory() int64 {
 	}
 	rows := x.sequences() // of this rank, and all again if they are gathered; and once in the host's memory
 	if x.ranks != nil && x.Recipe.Loss.GatherAcrossDevices {
-		rows += min(int64(x.Recipe.Batch.GlobalSize), x.rows()) * int64(x.columns())
+		rows += x.batchRows() * int64(x.columns())
 	}
 	return int64(g.model.Params.Mem.Bytes()) + g.model.PackedBytes(false) + int64(g.model.Memory(pass).Forward) + (rows+x.sequences())*int64(g.model.EmbeddingSize())*4
 }

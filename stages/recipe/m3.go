@@ -130,7 +130,7 @@ func (x *Run) maxSim() (flops float64, bytes int64) {
 	if h.None() || !h.Alone && l.Parts != nil && !slices.Contains(l.Parts, loss.VectorsPart) || h.Alone && l.kind().rowwise() {
 		return 0, 0
 	}
-	rows := float64(min(int64(x.Recipe.Batch.GlobalSize), x.rows()))
+	rows := float64(x.batchRows())
 	queries, documents := rows*float64(h.Most(x.text.QueryLength)), rows*float64(x.columns()-1)*float64(h.Most(x.text.DocumentLength))
 	return 2 * queries * documents * float64(h.Dim), x.Memory.Tokens
 }

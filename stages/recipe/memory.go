@@ -89,7 +89,7 @@ func (x *Run) longestSub() (lengths []int, subs int64) {
 
 // sequences is how many texts a rank has in a batch.
 func (x *Run) sequences() int64 {
-	n := min(int64(x.Recipe.Batch.GlobalSize), x.rows())
+	n := x.batchRows()
 	ranks := int64(x.ranks.Size())
 	return (n + ranks - 1) / ranks * int64(x.columns())
 }
@@ -145,7 +145,7 @@ func (x *Run) predict(z sharding) Memory {
 		Parameters: params, Packed: m.ResidentPackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
 	}
 	mem.Guide, mem.Evaluation = x.guideMemory(), x.evaluationMemory()
-	rows, columns := min(int64(r.Batch.GlobalSize), x.rows()), int64(x.columns())
+	rows, columns := x.batchRows(), int64(x.columns())
 	n := rows * columns
 	own := x.sequences() / columns     // rows
 	tokens := func(rows int64) int64 { // that have rows in parts

@@ -146,8 +146,8 @@ func TestNanoBEIR(t *testing.T) {
 		t.Errorf("%+v", x.tasks)
 	}
 	x.Recipe.Eval.AtStart = true
-	a, errA := x.evaluation()
-	b, errB := plain.evaluation()
+	a, errA := x.judge()
+	b, errB := plain.judge()
 	if errA != nil || errB != nil || a == b || !strings.Contains(a, "ndcg@10 in name, ndcg@10 in name on ") {
 		t.Errorf("with a prompt %q (%v), without %q (%v): they are to differ", a, errA, b, errB)
 	}

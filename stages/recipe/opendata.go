@@ -13,6 +13,51 @@ import (
 	"contraflow/stages/loss"
 )
 
+// trainingData is what a run has opened of data.train.
+type trainingData struct {
+	data    []*dataset.Dataset
+	skips   [][]int64           // ids of rows that can't be used, by dataset
+	skipped []*dataset.RowError // all of them, and why
+	longest int                 // bytes of the longest text; 0: nobody has looked
+	sampler *dataset.Mixer
+	plan    stages.Plan
+}
+
+func (t *trainingData) close() error {
+	var errs []error
+	for _, d := range t.data {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// rows is how many there are.
+func (t *trainingData) rows() (n int64) {
+	for _, d := range t.data {
+		n += d.Rows()
+	}
+	return n
+}
+
+// usable is how many rows of a dataset can be used.
+func (t *trainingData) usable(source int) int64 {
+	return t.data[source].Rows() - int64(len(t.skips[source]))
+}
+
+// files are each dataset's.
+func (t *trainingData) files() (out [][]dataset.File) {
+	for _, d := range t.data {
+		out = append(out, d.Files())
+	}
+	return out
+}
+
+// undrawn tells whether one of several datasets has had no batch yet.
+func (t *trainingData) undrawn(source int) bool {
+	parts := t.sampler.Cursor().Parts
+	return source < len(parts) && parts[source].Epoch == 0 && parts[source].Batch == 0
+}
+
 func (x *Run) openData(ctx context.Context) error {
 	var parts []dataset.Part
 	for i := range x.Recipe.Data.Train {
@@ -23,17 +68,11 @@ func (x *Run) openData(ctx context.Context) error {
 		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
 	}
 	err := x.planOf(parts)
-	if of := (*unmixed)(nil); errors.As(err, &of) {
-		return x.leftOut(of.text, of.said)
+	if errors.Is(err, dataset.ErrBatchTooLarge) || errors.Is(err, dataset.ErrBadRow) {
+		return x.leftOut(err)
 	}
 	return err
 }
-
-// unmixed is the error of datasets that make no batches: as the recipe's keys have it, and what the mixer has said.
-type unmixed struct{ text, said error }
-
-func (e *unmixed) Error() string { return e.text.Error() }
-func (e *unmixed) Unwrap() error { return e.text }
 
 // planOf makes batches of all datasets.
 func (x *Run) planOf(parts []dataset.Part) error {
@@ -50,7 +89,7 @@ func (x *Run) planOf(parts []dataset.Part) error {
 		err = &dataset.PartError{Err: err} // of the only one it is the error itself
 	}
 	if err != nil {
-		return &unmixed{byKey(err), err} // it names other keys
+		return byKey(err)
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
@@ -70,11 +109,14 @@ func (x *Run) orSkip(err error) error {
 	return err
 }
 
-// byKey is a mixer's error, of one of several datasets, by the key of that.
+// sourceError is a mixer's error about one of several datasets, by the key of that.
+type sourceError struct{ *dataset.PartError }
+
+func (e *sourceError) Error() string { return fmt.Sprintf("data.train[%d]: %v", e.Part, e.Err) }
+
 func byKey(err error) error {
-	var of *dataset.PartError
-	if errors.As(err, &of) {
-		return fmt.Errorf("data.train[%d]: %w", of.Part, of.Err)
+	if of := (*dataset.PartError)(nil); errors.As(err, &of) {
+		return &sourceError{of}
 	}
 	return err
 }
@@ -220,14 +262,10 @@ func (r Recipe) mixing() dataset.Mixing {
 	return m
 }
 
-// rows is how many rows all datasets have, columns how many texts a row has at most.
-func (x *Run) rows() (n int64) {
-	for _, d := range x.data {
-		n += d.Rows()
-	}
-	return n
-}
+// batchRows is how many rows a batch has at most, over all ranks.
+func (x *Run) batchRows() int64 { return min(int64(x.Recipe.Batch.GlobalSize), x.rows()) }
 
+// columns is how many texts a row has at most.
 func (x *Run) columns() (n int) {
 	for i, d := range x.data {
 		n = max(n, d.MostTexts()+x.inBatch(i))

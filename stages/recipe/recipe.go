@@ -647,14 +647,7 @@ func (w Wait) MarshalYAML() (any, error) { return time.Duration(w).String(), nil
 type Count int
 
 func (c *Count) decode(d *decoder, path string, n *node) {
-	if n.kind == scalar && n.text == "all" {
-		*c = dataset.AllNegatives
-		return
-	}
-	before := len(d.errs)
-	if d.scalar(path, n, reflect.ValueOf((*int)(c)).Elem()); *c < 1 && len(d.errs) == before {
-		d.fail(n.at, path, "is %d, want a number of negatives, or all", *c)
-	}
+	d.numberOr("all", dataset.AllNegatives, path, n, (*int)(c), "a number of negatives, or all")
 }
 
 // MarshalYAML writes it as it was given.
@@ -669,13 +662,17 @@ func (c Count) MarshalYAML() (any, error) {
 type Auto int
 
 func (a *Auto) decode(d *decoder, path string, n *node) {
-	*a = 0
-	if n.kind == scalar && n.text == "auto" {
+	d.numberOr("auto", 0, path, n, (*int)(a), "1 or more, or auto")
+}
+
+// numberOr decodes a number of at least 1, or a word that stands for another one.
+func (d *decoder) numberOr(word string, meaning int, path string, n *node, v *int, want string) {
+	if *v = meaning; n.kind == scalar && n.text == word {
 		return
 	}
 	before := len(d.errs)
-	if d.scalar(path, n, reflect.ValueOf((*int)(a)).Elem()); *a < 1 && len(d.errs) == before {
-		d.fail(n.at, path, "is %d, want 1 or more, or auto", *a)
+	if d.scalar(path, n, reflect.ValueOf(v).Elem()); *v < 1 && len(d.errs) == before {
+		d.fail(n.at, path, "is %d, want %s", *v, want)
 	}
 }
 

@@ -335,14 +335,6 @@ func (x *Run) noteRate(done int) {
 // jump is how much of a learning rate is told of where a run goes on: less is what any change of its length makes.
 const jump = 0.05
 
-// files are each dataset's files.
-func (x *Run) files() (out [][]dataset.File) {
-	for _, d := range x.data {
-		out = append(out, d.Files())
-	}
-	return out
-}
-
 // onlyTrain says of datasets of the hub what it takes to go on with files of them that are gone: a run may have begun with files of other splits.
 func (x *Run) onlyTrain(changed []string) (hints []string) {
 	for i, src := range x.Recipe.Data.Train {

@@ -334,7 +334,7 @@ func TestScoredNames(t *testing.T) {
 		"eval.triplets={path: %q, query: a, positive: b, negative: c, margin: 0.25}": "accuracy on 2d7f232f265a3966",
 	} {
 		x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "save.best=true", fmt.Sprintf(set, file)})
-		if got, err := x.evaluation(); err != nil || got != want {
+		if got, err := x.judge(); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", set, got, err, want)
 		}
 	}

@@ -110,7 +110,7 @@ func (c *checker) checkTerms(r *Recipe, l *Loss, at string) bool {
 			guide = key
 		}
 	}
-	return ok && c.alike(l, at)
+	return ok && c.sameRows(l, at)
 }
 
 // gathers resolves whether the negatives of all devices are a sum's: as one of its terms says, for all of them.
@@ -130,8 +130,8 @@ func (c *checker) gathers(l *Loss, at string) {
 	}
 }
 
-// alike finds terms for which no rows are right.
-func (c *checker) alike(l *Loss, at string) bool {
+// sameRows finds terms for which no rows are right.
+func (c *checker) sameRows(l *Loss, at string) bool {
 	takes := func(what string, is func(lossKind) bool) (key, text string) {
 		for key, t := range l.each(at) {
 			if is(t.kind()) {

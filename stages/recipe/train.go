@@ -93,7 +93,7 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 			})
 		}
 	}
-	g, ports, err := x.steps(ingest)
+	g, ports, err := x.stepGraph(ingest)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -136,7 +136,7 @@ type Ports struct {
 
 // trainingGraph is the graph without evaluation, saving and reports.
 func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
-	g, ports, err := x.steps(stages.Ingest)
+	g, ports, err := x.stepGraph(stages.Ingest)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -144,8 +144,8 @@ func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
 	return g, ports.Encoder, nil
 }
 
-// steps is the graph up to each step's result, of the rows that ingest's stage reads.
-func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (g *pipeline.Graph, ports Ports, err error) {
+// stepGraph is the graph up to each step's result, of the rows that ingest's stage reads.
+func (x *Run) stepGraph(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (g *pipeline.Graph, ports Ports, err error) {
 	r := x.Recipe
 	g = pipeline.New("train")
 	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed, stages.With(x.ranks))
@@ -232,7 +232,7 @@ func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (
 	ev.Step, ev.took = steps, time.Since(began)
 	p, stop := &x.saves.progress, x.Recipe.Eval.EarlyStopping
 	told := p.Enough // one more step may have been under way
-	better := p.measured(ev, stop)
+	better := p.weigh(ev, stop)
 	if better {
 		x.saves.best = ev
 	}
@@ -358,7 +358,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if x.content, err = x.contents(); err != nil {
 		return nil, err
 	}
-	if x.saves.progress.BestBy, err = x.evaluation(); err != nil {
+	if x.saves.progress.BestBy, err = x.judge(); err != nil {
 		return nil, err
 	}
 	if x.Main() {

@@ -162,7 +162,7 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) 
 	if !acts {
 		return false, fmt.Errorf("the gradient of these rows is the same with the fault %q, as where a guide leaves out the candidates that a mask does: it can't be planted", o.Plant)
 	}
-	return x.together(ctx, wrong, report)
+	return x.tellWrong(ctx, wrong, report)
 }
 
 // checkPlant refuses a fault that would change nothing, where that is known before anything is computed.
@@ -206,10 +206,10 @@ type verifier struct {
 	acts       bool              // a fault that is planted in the loss changes the gradient
 }
 
-// spread is up to n rows of a dataset that can be used, from all over it: files are often sorted by query, and of the rows of one query, whose documents are
+// fromAllOver is up to n rows of a dataset that can be used, from all over it: files are often sorted by query, and of the rows of one query, whose documents are
 // no negatives of each other, a contrastive loss has no gradient to verify.
-func (x *Run) spread(source, n int) []int64 {
-	usable := x.data[source].Rows() - int64(len(x.skips[source]))
+func (x *Run) fromAllOver(source, n int) []int64 {
+	usable := x.usable(source)
 	n = int(min(int64(n), usable))
 	rows := make([]int64, n)
 	for i := range rows {
@@ -242,7 +242,7 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 		if len(batches) == 0 {
 			continue
 		}
-		usable := x.spread(k, o.Rows*len(batches))
+		usable := x.fromAllOver(k, o.Rows*len(batches))
 		rows := len(usable) / len(batches)
 		if rows < 2 {
 			return nil, fmt.Errorf("data.train[%d]: %d rows are too few to verify with %d batches", k, len(usable), len(batches))

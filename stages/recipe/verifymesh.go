@@ -132,8 +132,8 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 	return out, err
 }
 
-// together tells rank 0 what other processes have found wrong, and all of them whether anything is.
-func (x *Run) together(ctx context.Context, wrong []VerifyRow, report func(VerifyRow)) (ok bool, err error) {
+// tellWrong tells rank 0 what other processes have found wrong, and all of them whether anything is.
+func (x *Run) tellWrong(ctx context.Context, wrong []VerifyRow, report func(VerifyRow)) (ok bool, err error) {
 	all, err := stages.Consult(collective.For(ctx, "comparing gradients"), x.ranks, wrong)
 	if err != nil {
 		return false, err
