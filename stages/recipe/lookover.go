@@ -161,17 +161,15 @@ func writable(dir string) error {
 // the others. What it returns is nil where none can be.
 func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, splits dataset.Splits, open func(x *Run, paths []string) (*dataset.Dataset, error)) (*dataset.Dataset, *dataset.Index, error) {
 	read := func(x *Run, paths ...string) (*dataset.Dataset, *dataset.Index, error) {
-		data, heldOut := len(x.data), len(x.heldOut)
 		d, err := open(x, paths)
-		if err == nil {
-			var index *dataset.Index
-			if index, err = d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: true}); err == nil {
-				return d, index, nil
-			}
-			err = errors.Join(err, d.Close())
+		if err != nil {
+			return nil, nil, err
 		}
-		x.data, x.heldOut = x.data[:data], x.heldOut[:heldOut]
-		return nil, nil, err
+		index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: true})
+		if err != nil {
+			return nil, nil, errors.Join(err, d.Close())
+		}
+		return d, index, nil
 	}
 	d, index, together := read(x, paths...)
 	if together == nil || ctx.Err() != nil {
@@ -212,16 +210,16 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 
 func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 	var parts []dataset.Part
-	for i := range x.Recipe.Data.Train {
+	for i, src := range x.Recipe.Data.Train {
 		err := l.add(ctx, fmt.Sprintf("data.train[%d]", i), func(p *LookoverPart) error {
-			d, index, err := x.lookInto(ctx, p, x.Recipe.Data.Train[i].Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
-				x.Recipe.Data.Train = slices.Clone(x.Recipe.Data.Train)
-				x.Recipe.Data.Train[i].Path = paths
-				return x.openFiles(ctx, i)
+			d, index, err := x.lookInto(ctx, p, src.Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
+				src.Path = paths
+				return x.openFiles(ctx, i, src)
 			})
 			if index == nil || err != nil {
 				return err
 			}
+			x.data = append(x.data, d)
 			part := x.part(d, index)
 			if p.Errs == nil {
 				parts, x.skips = append(parts, part), append(x.skips, part.Skip)
@@ -329,6 +327,7 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 	if index == nil || err != nil {
 		return err
 	}
+	x.heldOut = append(x.heldOut, held)
 	err = p.lookOverRows(ctx, x, held.data, index, func() (int64, int64, error) {
 		return held.text.Cut(ctx, held.data, 0, index.Skip(), x.Recipe.Train.Seed, nil)
 	})

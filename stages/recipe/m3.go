@@ -47,10 +47,7 @@ const fused = "fused"
 
 func (c *checker) checkFusion(r *Recipe) {
 	e := r.Eval
-	m3 := r.Model.Kind == "m3"
 	c.words("eval.part", append(slices.Clone(loss.M3Parts), fused)...)
-	c.require(m3 || e.Part == "", "eval.part", "is for model.kind: m3")
-	c.require(m3 || e.Weights == nil, "eval.weights", "is for model.kind: m3")
 	if e.Weights != nil {
 		_, err := embedder.Weights(e.Weights)
 		c.require(err == nil, "eval.weights", "%v", err)

@@ -235,8 +235,8 @@ func (x *Run) evaluationMemory() int64 {
 			measuring = max(measuring, x.evalText().Memory(m, t.scored.A, query, document))
 		}
 	}
-	for i := range x.heldOut {
-		measuring = max(measuring, x.heldOut[i].rows.Memory(m, x.lossOn(&x.heldOut[i])))
+	for _, h := range x.heldOut {
+		measuring = max(measuring, h.rows.Memory(m, x.lossOn(h)))
 	}
 	return bytes + measuring
 }

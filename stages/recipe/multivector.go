@@ -81,13 +81,7 @@ func (e QueryExpansion) expansion() *hfmodel.Expansion {
 // checkMultiVector checks what is of models of this kind alone.
 func (c *checker) checkMultiVector(r *Recipe) {
 	m := r.Model
-	if m.Kind != "multi_vector" {
-		for _, key := range []string{"model.skiplist", "model.query_expansion"} {
-			c.require(c.find(key) == nil, key, "is for model.kind: multi_vector")
-		}
-		return
-	}
-	c.require(m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
+	c.require(m.Kind != "multi_vector" || m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
 	if e := m.QueryExpansion; e != nil && !e.None {
 		if err := e.expansion().Check(); err != nil {
 			c.fail("model.query_expansion", "%v", err)

@@ -85,7 +85,7 @@ type Run struct {
 
 	// What the model is measured on.
 	tasks    []task
-	heldOut  []heldOut
+	heldOut  []*heldOut
 	unread   []string         // of both, the keys of what a plan does without
 	engine   *embedder.Engine // with which the graph at hand evaluates
 	measured *Evaluation      // of the parameters as they are, or were a few steps ago

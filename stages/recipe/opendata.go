@@ -124,10 +124,11 @@ func byKey(err error) error {
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
 	r := x.Recipe
-	d, err := x.openFiles(ctx, i)
+	d, err := x.openFiles(ctx, i, r.Data.Train[i])
 	if err != nil {
 		return p, err
 	}
+	x.data = append(x.data, d)
 	skip := r.Data.OnError == "skip"
 	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
 		return dataset.Part{Layout: d.Layout()}, nil
@@ -139,10 +140,10 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	return x.part(d, index), nil
 }
 
-// openFiles opens a dataset.
-func (x *Run) openFiles(ctx context.Context, i int) (*dataset.Dataset, error) {
-	r, src := x.Recipe, x.Recipe.Data.Train[i]
-	tokens, err := x.prepared(ctx, i)
+// openFiles opens a dataset, which is src.
+func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Dataset, error) {
+	r := x.Recipe
+	tokens, err := x.prepared(ctx, i, src)
 	if err != nil {
 		return nil, err
 	}
@@ -157,13 +158,20 @@ func (x *Run) openFiles(ctx context.Context, i int) (*dataset.Dataset, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.data = append(x.data, d)
+	x.noteFiles(fmt.Sprintf("data.train[%d]", i), d)
+	if err := x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize()); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// noteFiles tells what a dataset has noted of its files.
+func (x *Run) noteFiles(key string, d *dataset.Dataset) {
 	if x.Main() {
 		for _, n := range d.Notes() {
-			x.obs.note("data.train[%d]: %s", i, n)
+			x.obs.note("%s: %s", key, n)
 		}
 	}
-	return d, x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize())
 }
 
 // part is a dataset as batches take it, after the first pass.
@@ -220,8 +228,7 @@ func (x *Run) checkTeacher(l Loss, at string, size int) error {
 
 // prepared reports whether a dataset's token ids were made by contraflow prep, just as they would be made here: ids of another tokenizer,
 // length or prompt are an error.
-func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
-	src := x.Recipe.Data.Train[i]
+func (x *Run) prepared(ctx context.Context, i int, src Source) (bool, error) {
 	wanted := src.IDs != nil && *src.IDs
 	if src.IDs != nil && !wanted {
 		return false, nil

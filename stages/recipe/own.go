@@ -145,9 +145,8 @@ func (x *Run) checkOwnHeldOut(ctx context.Context) error {
 	if !x.own.checks() {
 		return nil
 	}
-	for i := range x.heldOut {
-		h := &x.heldOut[i]
-		if h.own != nil {
+	for _, h := range x.heldOut {
+		if h.own {
 			continue
 		}
 		if err := x.checkOwnRows(ctx, h.data); err != nil {

@@ -46,33 +46,31 @@ type Recipe struct {
 	Log       Log       `yaml:"log"`
 }
 
+// Model is the model. Keys with the tag of are those of some kinds alone.
 type Model struct {
 	Path                    string        `yaml:"path" path:"~"`
 	Kind                    string        `yaml:"kind"`
-	Pooling                 string        `yaml:"pooling,omitempty"`   // empty: what the folder says
-	Normalize               *bool         `yaml:"normalize,omitempty"` // nil: what the folder says
-	EOS                     *bool         `yaml:"eos,omitempty"`       // the tokenizer's EOS token stands behind every text; nil, and false: what the folder's tokenizer does
+	Pooling                 string        `yaml:"pooling,omitempty"`           // empty: what the folder says
+	Normalize               *bool         `yaml:"normalize,omitempty"`         // nil: what the folder says
+	EOS                     *bool         `yaml:"eos,omitempty" of:"embedder"` // the tokenizer's EOS token stands behind every text; nil, and false: what the folder's tokenizer does
 	MaxLength               Lengths       `yaml:"max_length,omitempty"`
 	Dropout                 *float64      `yaml:"dropout,omitempty"` // nil: the model's
 	LoRA                    *LoRA         `yaml:"lora,omitempty"`    // nil: the model's own parameters train
 	Freeze                  Freeze        `yaml:"freeze,omitempty"`
 	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
 
-	VectorDim int `yaml:"vector_dim,omitempty"` // of heads of m3 and multi_vector where they are new: features of a token's vector; 0: the hidden state's, or 128
+	VectorDim int `yaml:"vector_dim,omitempty" of:"m3 multi_vector"` // of heads of m3 and multi_vector where they are new: features of a token's vector; 0: the hidden state's, or 128
 
-	// Of a multi_vector.
-	Skiplist       *Skiplist       `yaml:"skiplist,omitempty"`        // tokens of documents without a vector; nil: what the folder says
-	QueryExpansion *QueryExpansion `yaml:"query_expansion,omitempty"` // nil: likewise
+	Skiplist       *Skiplist       `yaml:"skiplist,omitempty" of:"multi_vector"`        // tokens of documents without a vector; nil: what the folder says
+	QueryExpansion *QueryExpansion `yaml:"query_expansion,omitempty" of:"multi_vector"` // nil: likewise
 
-	// Of sparse embeddings: relu, or log1p_relu, another logarithm behind it; empty: what the folder says, or relu.
-	ActivationFunction string   `yaml:"activation_function,omitempty"`
-	Queries            *Queries `yaml:"queries,omitempty"` // made of weights of their tokens alone; nil: as the folder has them
+	ActivationFunction string   `yaml:"activation_function,omitempty" of:"sparse"`                         // relu, or log1p_relu, another logarithm behind it; empty: what the folder says, or relu
+	Queries            *Queries `yaml:"queries,omitempty" of:"sparse: queries of weights of tokens alone"` // nil: as the folder has them
 
-	// Of a reranker.
-	Head        string `yaml:"head,omitempty"`        // of a language model: tokens (also empty), or classifier: a projection of the last token
-	Template    string `yaml:"template,omitempty"`    // what surrounds a pair; empty: what the folder says
-	Instruction string `yaml:"instruction,omitempty"` // in the template
-	Truncation  string `yaml:"truncation,omitempty"`  // longest_first (also empty) or only_second
+	Head        string `yaml:"head,omitempty" of:"reranker"`                                                                        // of a language model: tokens (also empty), or classifier: a projection of the last token
+	Template    string `yaml:"template,omitempty" of:"reranker"`                                                                    // what surrounds a pair; empty: what the folder says
+	Instruction string `yaml:"instruction,omitempty" of:"reranker; an embedder's goes in front of its texts: data.train[].prompts"` // in the template
+	Truncation  string `yaml:"truncation,omitempty" of:"reranker"`                                                                  // longest_first (also empty) or only_second
 }
 
 // LoRA trains low-rank factors in place of the linear layers' weights; names are those of PEFT.
@@ -213,9 +211,9 @@ type Eval struct {
 
 	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
-	// Of m3: what texts are compared by.
-	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector or fused; "": fused, of the parts that the loss trains
-	Weights []float64 `yaml:"weights,omitempty"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
+	// What texts are compared by.
+	Part    string    `yaml:"part,omitempty" of:"m3"`    // dense, sparse, multi_vector or fused; "": fused, of the parts that the loss trains
+	Weights []float64 `yaml:"weights,omitempty" of:"m3"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
 
 	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`
 }

@@ -51,11 +51,8 @@ func (f *Flops) added(l loss.RowSplitter, o driving) loss.RowSplitter {
 }
 
 func (c *checker) checkSparse(m *Model) {
-	sparse := m.Kind == "sparse"
 	c.words("model.activation_function", "relu", "log1p_relu")
-	c.require(sparse || m.ActivationFunction == "", "model.activation_function", "is for model.kind: sparse")
-	c.require(sparse || m.Queries == nil, "model.queries", "is for model.kind: sparse: queries of weights of tokens alone")
-	c.require(!sparse || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
+	c.require(m.Kind != "sparse" || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
 }
 
 // defaultSparse are the defaults that are otherwise for sparse embeddings: sentence-transformers'.
