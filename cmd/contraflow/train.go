@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"contraflow/collective"
+	"contraflow/pipeline"
 	"contraflow/stages/recipe"
 )
 
@@ -192,7 +193,7 @@ func newGraph() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			draw := map[string]func(*recipe.Run) (string, error){"dot": (*recipe.Run).DOT, "mermaid": (*recipe.Run).Mermaid, "svg": (*recipe.Run).SVG}[format]
+			draw := map[string]func(*pipeline.Graph) string{"dot": (*pipeline.Graph).DOT, "mermaid": (*pipeline.Graph).Mermaid, "svg": (*pipeline.Graph).SVG}[format]
 			if draw == nil {
 				return usageError{fmt.Errorf("--format is %q, want dot, mermaid or svg", format)}
 			}
@@ -209,15 +210,15 @@ func newGraph() *cobra.Command {
 				return err
 			}
 			defer x.Close()
-			text, err := draw(x)
+			g, err := x.Graph()
 			if err != nil {
 				return err
 			}
 			if out == "" {
-				_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+				_, err = fmt.Fprint(cmd.OutOrStdout(), draw(g))
 				return err
 			}
-			if err := writeText(out, text); err != nil {
+			if err := writeText(out, draw(g)); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), out)

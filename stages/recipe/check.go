@@ -110,7 +110,6 @@ func (c *checker) check(r *Recipe) {
 	c.otherKinds("model", reflect.ValueOf(r.Model), r.Model.Kind)
 	c.otherKinds("eval", reflect.ValueOf(r.Eval), r.Model.Kind)
 	c.checkModel(&r.Model)
-	c.checkMultiVector(r)
 	c.checkData(&r.Data)
 	c.checkBatch(&r.Batch, len(r.Data.Train))
 	alone := r.Model.Kind == "reranker" || !slices.ContainsFunc(r.terms(), func(l stated) bool { return !l.kind().rowwise() })
@@ -144,7 +143,14 @@ func (c *checker) otherKinds(section string, v reflect.Value, kind string) {
 func (c *checker) checkModel(m *Model) {
 	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
 	c.words("model.kind", "embedder", "reranker", "m3", "multi_vector", "sparse")
-	c.checkSparse(m)
+	c.words("model.activation_function", "relu", "log1p_relu")
+	c.require(m.Kind != "sparse" || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
+	c.require(m.Kind != "multi_vector" || m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
+	if e := m.QueryExpansion; e != nil && !e.None {
+		if err := e.expansion().Check(); err != nil {
+			c.fail("model.query_expansion", "%v", err)
+		}
+	}
 	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have, and of multi_vector %d", defaultVectorDim)
 	if m.Pooling != "" {
 		c.words("model.pooling", "mean", "cls", "last")

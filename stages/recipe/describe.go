@@ -6,7 +6,6 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/spelling"
-	"contraflow/pipeline"
 	"contraflow/stages/transformer"
 )
 
@@ -214,19 +213,6 @@ func (x *Run) reads() string {
 		text += ", and so does contraflow eval " + flags
 	}
 	return text
-}
-
-// DOT, Mermaid and SVG draw the run's graph.
-func (x *Run) DOT() (string, error)     { return x.draw((*pipeline.Graph).DOT) }
-func (x *Run) Mermaid() (string, error) { return x.draw((*pipeline.Graph).Mermaid) }
-func (x *Run) SVG() (string, error)     { return x.draw((*pipeline.Graph).SVG) }
-
-func (x *Run) draw(f func(*pipeline.Graph) string) (string, error) {
-	g, err := x.Graph()
-	if err != nil {
-		return "", err
-	}
-	return f(g), nil
 }
 
 // leavesOut says why rows of an epoch may be left out.

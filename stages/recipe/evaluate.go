@@ -195,7 +195,7 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, mea
 	if t.first == nil {
 		return t.retrieval.Evaluate(ctx, engine, measures...)
 	}
-	res, err := reranker.Evaluate(ctx, engine, x.pairs[0], t.retrieval, t.first, measures...)
+	res, err := reranker.Evaluate(ctx, engine, x.text.Pairs[0], t.retrieval, t.first, measures...)
 	if err != nil || res == nil {
 		return nil, err
 	}
@@ -250,7 +250,7 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Task) ([]float64, error) {
 	switch {
 	case x.reranker != nil:
-		return reranker.ScorePairs(ctx, engine, x.pairs[0], s.A, s.B)
+		return reranker.ScorePairs(ctx, engine, x.text.Pairs[0], s.A, s.B)
 	case s.Asked:
 		return x.evalText().Relevance(ctx, engine, s.A, s.B)
 	}

@@ -78,17 +78,6 @@ func (e QueryExpansion) expansion() *hfmodel.Expansion {
 	return &hfmodel.Expansion{Strategy: e.Strategy, Length: e.Length, Attend: e.Attend, Token: e.Token}
 }
 
-// checkMultiVector checks what is of models of this kind alone.
-func (c *checker) checkMultiVector(r *Recipe) {
-	m := r.Model
-	c.require(m.Kind != "multi_vector" || m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
-	if e := m.QueryExpansion; e != nil && !e.None {
-		if err := e.expansion().Check(); err != nil {
-			c.fail("model.query_expansion", "%v", err)
-		}
-	}
-}
-
 // openMultiVector finds out how a model of this kind reads texts, and what its projection is, and its heads.
 func (x *Run) openMultiVector() (heads transformer.TokenHeads, err error) {
 	m, f, c := x.Recipe.Model, x.folder, &x.config
@@ -137,15 +126,6 @@ func (r Recipe) compared(f *hfmodel.Folder) Recipe {
 		}
 		l.Similarity = l.compares()
 	})
-}
-
-// vectorHead is the normalization of tokens' vectors: of a model that is none of the kind yet, they are.
-func (x *Run) vectorHead() (transformer.Head, error) {
-	normalize, yes := x.Recipe.Model.Normalize, true
-	if normalize == nil && x.folder.MultiVector == nil {
-		normalize = &yes
-	}
-	return embedder.TrainableHead(x.folder, "", normalize)
 }
 
 // savedVectors completes what is written of such a model.

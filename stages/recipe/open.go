@@ -73,7 +73,6 @@ type Run struct {
 	text     stages.Text
 	vectors  *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
 	reranker *reranker.Spec       // nil for an embedder
-	pairs    []*tokenize.Pairs    // of a reranker, by dataset
 	device   gpustage.Device
 	stream   gpustage.Stream
 	model    *transformer.Model
@@ -246,7 +245,12 @@ func (x *Run) openModel(ctx context.Context) error {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
 	}
 	x.obs.tell("", embedder.VocabularyNote(x.folder, x.tok, x.model.Config))
-	x.text = stages.Text{Tokenizer: x.tok, Vocab: x.model.Config.Vocab, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.config.Tokens, Weighed: x.config.Queries.There}
+	return x.readTexts()
+}
+
+// readTexts says how texts become tokens.
+func (x *Run) readTexts() (err error) {
+	x.text = stages.Text{Tokenizer: x.tok, Vocab: x.model.Config.Vocab, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.text.Pairs, Heads: x.config.Tokens, Weighed: x.config.Queries.There}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
@@ -255,8 +259,8 @@ func (x *Run) openModel(ctx context.Context) error {
 		}
 		return nil
 	}
-	c := x.model.Config
-	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, c, m.MaxLength.Query, m.MaxLength.Document); err != nil {
+	longest := x.Recipe.Model.MaxLength
+	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, x.model.Config, longest.Query, longest.Document); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	if err := embedder.CheckLengths(x.tok, x.text.QueryLength, x.text.DocumentLength, x.config.Queries.There); err != nil {
@@ -459,6 +463,22 @@ func (x *Run) paperModel(o transformer.Options) (*transformer.Model, error) {
 		return nil, err
 	}
 	return transformer.New(gpustage.Dry{Like: x.device}, x.config, head, o)
+}
+
+// head is the pooling of a model that embeds: what the recipe does not say the folder says, or where it is none of the kind yet what is usual.
+func (x *Run) head() (transformer.Head, error) {
+	m, f, yes := x.Recipe.Model, x.folder, true
+	switch {
+	case m.Kind == "reranker":
+		return transformer.Head{}, nil
+	case m.Kind == "multi_vector" && f.MultiVector == nil:
+		m.Normalize = cmp.Or(m.Normalize, &yes)
+	case m.Kind == "m3" && f.Pooling == nil: // FlagEmbedding's
+		m.Pooling, m.Normalize = cmp.Or(m.Pooling, "cls"), cmp.Or(m.Normalize, &yes)
+	case m.Kind == "sparse" && f.Splade == nil: // whatever it says of its embeddings
+		m.Normalize = cmp.Or(m.Normalize, new(bool))
+	}
+	return embedder.TrainableHead(f, m.Pooling, m.Normalize)
 }
 
 // loadModel loads the folder's model, or what this rank holds of it.

@@ -10,7 +10,6 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/reranker"
-	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
 
@@ -157,7 +156,7 @@ func (x *Run) openReranker() error {
 		if i == 0 {
 			x.reranker = spec
 		}
-		x.pairs = append(x.pairs, spec.Pairs)
+		x.text.Pairs = append(x.text.Pairs, spec.Pairs)
 		if err := x.checkLayers(x.Recipe.lossOf(i), x.Recipe.lossKey(i)); err != nil {
 			return err
 		}
@@ -190,25 +189,6 @@ func (x *Run) describeReranker(p *Prompts) (*reranker.Spec, error) {
 		MaxLength: m.MaxLength.Document, Template: m.Template, Instruction: m.Instruction, Truncation: m.Truncation,
 		Prompts: prompts, EveryLayer: true, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
 	})
-}
-
-// head is the pooling of a model that embeds.
-func (x *Run) head() (transformer.Head, error) {
-	if x.reranker != nil {
-		return transformer.Head{}, nil
-	}
-	if x.vectors != nil {
-		return x.vectorHead()
-	}
-	pooling, normalize := x.Recipe.Model.Pooling, x.Recipe.Model.Normalize
-	if x.Recipe.Model.Kind == "m3" && x.folder.Pooling == nil { // FlagEmbedding's, where the folder does not say
-		yes := true
-		pooling, normalize = cmp.Or(pooling, "cls"), cmp.Or(normalize, &yes)
-	}
-	if x.Recipe.Model.Kind == "sparse" && x.folder.Splade == nil { // whatever it says of its embeddings
-		normalize = cmp.Or(normalize, new(bool))
-	}
-	return embedder.TrainableHead(x.folder, pooling, normalize)
 }
 
 // saveReranker writes the model's folder.

@@ -50,11 +50,6 @@ func (f *Flops) added(l loss.RowSplitter, o driving) loss.RowSplitter {
 	}
 }
 
-func (c *checker) checkSparse(m *Model) {
-	c.words("model.activation_function", "relu", "log1p_relu")
-	c.require(m.Kind != "sparse" || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
-}
-
 // defaultSparse are the defaults that are otherwise for sparse embeddings: sentence-transformers'.
 func (c *checker) defaultSparse(l *Loss, at string) {
 	k := l.kind()
