@@ -362,9 +362,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, err
 	}
 	if x.Main() {
-		unlock, err := x.saves.store.Lock()
-		if err != nil {
-			return nil, fmt.Errorf("save.dir: %w", err)
+		unlock, failed := x.saves.store.Lock() // err is what the deferred function adds to
+		if failed != nil {
+			return nil, fmt.Errorf("save.dir: %w", failed)
 		}
 		defer func() { err = errors.Join(err, unlock()) }()
 	}
@@ -401,9 +401,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	defer func() { err = errors.Join(err, endLog()) }()
 	runOpts := []pipeline.RunOption{pipeline.WhenStalled(stalledAfter, func(report string) { x.obs.note("%s", report) })}
 	if o.trace {
-		tracer, endTrace, err := x.openTrace(dir)
-		if err != nil {
-			return nil, fmt.Errorf("save.dir: %w", err)
+		tracer, endTrace, failed := x.openTrace(dir)
+		if failed != nil {
+			return nil, fmt.Errorf("save.dir: %w", failed)
 		}
 		defer func() { err = errors.Join(err, endTrace()) }()
 		runOpts = append(runOpts, pipeline.WithTrace(tracer))
