@@ -166,8 +166,6 @@ type lossKind struct {
 	reranker    bool
 	m3          bool
 	vectors     bool // is of vectors of tokens
-	dataset     bool // the loss is a dataset's own
-	term        bool // it is one of a sum's
 }
 
 var lossKinds = []lossKind{
@@ -192,15 +190,10 @@ var lossKinds = []lossKind{
 	{names: []string{"m3"}, options: []string{"scale", "temperature", "parts", "self_distill", "self_distill_from", "distillation", "mask_duplicates"}, m3: true},
 }
 
-// commonOptions are every loss's.
-var commonOptions = []string{"name", "matryoshka", "flops", "gather_across_devices"}
-
 // kind is the loss that the recipe names; the usual one if it names none that there is.
 func (l *Loss) kind() lossKind {
 	kinds := l.kinds()
-	k := kinds[max(0, slices.IndexFunc(kinds, func(k lossKind) bool { return slices.Contains(k.names, l.Name) }))]
-	k.dataset, k.term = l.dataset, l.term
-	return k
+	return kinds[max(0, slices.IndexFunc(kinds, func(k lossKind) bool { return slices.Contains(k.names, l.Name) }))]
 }
 
 // kinds are those that the loss may be one of.
@@ -223,25 +216,24 @@ func (k lossKind) rowwise() bool {
 func (k lossKind) comesBack() bool { return !k.rowwise() && k.names[0] != "gor" }
 
 // all are the loss's options.
-func (k lossKind) all() []string {
-	common := commonOptions
-	switch {
-	case k.reranker:
-		common = commonOptions[:1]
-	case k.vectors && k.dataset:
-		common = commonOptions[:1]
-	case k.m3, k.vectors:
-		common = []string{"name", "gather_across_devices"}
-	case k.dataset:
-		common = commonOptions[:3]
+func (l *Loss) all() []string { return l.kind().all(l.dataset, l.term) }
+
+// all are those of a dataset's own loss, or of a term of a sum, or of neither.
+func (k lossKind) all(dataset, term bool) []string {
+	all := []string{"name"}
+	if term {
+		all = append(all, "weight")
 	}
-	if k.term {
-		common = append(common[:1:1], append([]string{"weight"}, common[1:]...)...)
+	if !k.reranker && !k.vectors && !k.m3 {
+		all = append(all, "matryoshka", "flops")
 	}
-	return slices.Concat(common, k.options)
+	if !k.reranker && !dataset {
+		all = append(all, "gather_across_devices")
+	}
+	return append(all, k.options...)
 }
 
-func (k lossKind) has(option string) bool { return slices.Contains(k.all(), option) }
+func (k lossKind) has(option string) bool { return slices.Contains(k.all(false, false), option) }
 
 // having lists the losses with an option, those of another kind of model as such.
 func having(option string, reranker bool) string {
@@ -268,11 +260,10 @@ func having(option string, reranker bool) string {
 
 // options finds those that the loss at a key does not have.
 func (c *checker) options(l *Loss, at string) {
-	k := l.kind()
-	for i := range reflect.TypeFor[Loss]().NumField() {
-		option := name(reflect.TypeFor[Loss]().Field(i))
+	all := l.all()
+	for _, option := range fieldNames(reflect.TypeFor[Loss]()) {
 		key := at + "." + option
-		if option == "" || k.has(option) || c.find(key) == nil {
+		if slices.Contains(all, option) || c.find(key) == nil {
 			continue
 		}
 		if option == "weight" {
@@ -280,9 +271,9 @@ func (c *checker) options(l *Loss, at string) {
 		} else if l.dataset && option == "gather_across_devices" {
 			c.fail(key, "is the same for all datasets: loss.gather_across_devices")
 		} else if l.vectors {
-			c.fail(key, "is not for model.kind: multi_vector; the options of %s are %s there", l.Name, strings.Join(k.all(), ", "))
+			c.fail(key, "is not for model.kind: multi_vector; the options of %s are %s there", l.Name, strings.Join(all, ", "))
 		} else {
-			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(k.all(), ", "))
+			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(all, ", "))
 		}
 	}
 }
@@ -292,13 +283,13 @@ func (l Loss) MarshalYAML() (any, error) {
 	if l.Terms != nil {
 		return l.Terms, nil
 	}
-	k, v := l.kind(), reflect.ValueOf(l)
+	all, v := l.all(), reflect.ValueOf(l)
 	var out yaml.MapSlice
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
 		option := name(f)
-		omits := strings.Contains(f.Tag.Get("yaml"), "omitempty") || k.vectors && option == "similarity" // which the model's folder says
-		if k.has(option) && !(omits && v.Field(i).IsZero()) {
+		omits := strings.Contains(f.Tag.Get("yaml"), "omitempty") || l.vectors && option == "similarity" // which the model's folder says
+		if slices.Contains(all, option) && !(omits && v.Field(i).IsZero()) {
 			out = append(out, yaml.MapItem{Key: option, Value: v.Field(i).Interface()})
 		}
 	}
@@ -344,7 +335,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 	c.options(l, at)
 	c.require(k.m3 == (r.Model.Kind == "m3"), at+".name", "%s is not for model.kind: %s; m3 is the loss of that kind, and of no other", l.Name, r.Model.Kind)
 	for _, option := range []string{"weight", "margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
-		if n := c.find(at + "." + option); n != nil && k.has(option) {
+		if n := c.find(at + "." + option); n != nil && slices.Contains(l.all(), option) {
 			v := reflect.ValueOf(l).Elem()
 			f, _, _ := field(v, option)
 			if k.names[0] == "gist" && option == "margin" {

@@ -360,7 +360,7 @@ func TestLossOptions(t *testing.T) {
 			text = "{name: " + k.names[0] + "}"
 		}
 		usual := parse(k, columns, text).objective(driving{})
-		for _, option := range k.all() {
+		for _, option := range k.all(false, false) {
 			value := others[option]
 			switch option {
 			case "name", "guide", "gather_across_devices", "num_negatives": // not the objective's
