@@ -162,9 +162,28 @@ func meanBase(tasks []TaskValue) *float64 {
 
 // measureTask measures the model on one task; the value is nil on ranks but the first, and where there is none.
 func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []hfmodel.Metric, error) {
+	by, card := x.rank, ""
 	if t.scored != nil {
-		return x.measureScored(ctx, engine, t)
+		by, card = x.score, t.scored.Card
 	}
+	v, all, err := by(ctx, engine, t)
+	if err != nil || v == nil {
+		return nil, nil, err
+	}
+	v.Name, v.of = t.name, t.of
+	return v, cardMetrics(t.from, card, all), nil
+}
+
+// cardMetrics are figures as a model card has them.
+func cardMetrics(from, task string, figures []scoring.Figure) (all []hfmodel.Metric) {
+	for _, f := range figures {
+		all = append(all, hfmodel.Metric{Dataset: from, Task: task, Name: f.Name, Value: f.Value})
+	}
+	return all
+}
+
+// rank is measureTask of a task of ranking documents.
+func (x *Run) rank(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
 	name := x.Recipe.Eval.ranks()
 	measure, err := evaluate.ParseMeasure(name)
 	if err != nil {
@@ -178,16 +197,12 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 	if err != nil || !x.Main() {
 		return nil, nil, err
 	}
-	var all []hfmodel.Metric
-	for i, m := range res.Measures {
-		all = append(all, hfmodel.Metric{Dataset: t.from, Name: m.String(), Value: res.Means[i]})
-	}
-	v := &TaskValue{Name: t.name, Metric: name, Eval: res, of: t.of, result: res}
 	at := slices.Index(res.Measures, measure)
-	if v.Value = res.Means[at]; res.Before != nil {
+	v := &TaskValue{Metric: name, Value: res.Means[at], Eval: res, result: res}
+	if res.Before != nil {
 		v.Base = &res.Before[at]
 	}
-	return v, all, nil
+	return v, scoring.Figures(res.Measures, res.Means), nil
 }
 
 // measure ranks a task's documents; on ranks but the first it returns nil.
@@ -257,8 +272,8 @@ func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Ta
 	return x.evalText().Similarity(ctx, engine, s.A, s.B)
 }
 
-// measureScored is measureTask of such a task.
-func (x *Run) measureScored(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []hfmodel.Metric, error) {
+// score is measureTask of a task of pairs.
+func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
 	scores, err := x.scores(ctx, engine, t.scored)
 	if err != nil || !x.Main() {
 		return nil, nil, err
@@ -272,14 +287,10 @@ func (x *Run) measureScored(ctx context.Context, engine *embedder.Engine, t *tas
 		x.obs.note("%s has no figure this time, and counts as 0: %v", t.at(), err)
 		result, all = t.scored.None, []scoring.Figure{{Name: t.scored.Counts()}}
 	}
-	var metrics []hfmodel.Metric
-	for _, m := range all {
-		metrics = append(metrics, hfmodel.Metric{Dataset: t.from, Task: t.scored.Card, Name: m.Name, Value: m.Value})
-	}
 	js, err := json.Marshal(result)
-	v := &TaskValue{Name: t.name, Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), of: t.of, result: result}
+	v := &TaskValue{Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), result: result}
 	if c, ok := result.(*evaluate.Candidates); ok && c.Before != nil {
 		v.Base = &c.Before[0] // of the measure that counts
 	}
-	return v, metrics, err
+	return v, all, err
 }

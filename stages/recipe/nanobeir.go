@@ -180,8 +180,5 @@ func meanOf(tasks []TaskValue) (mean TaskValue, metrics []hfmodel.Metric, err er
 		}
 		mean.Eval, figures = r, scoring.Figures(r.Measures, r.Means)
 	}
-	for _, f := range figures {
-		metrics = append(metrics, hfmodel.Metric{Dataset: fmt.Sprintf("%s, mean of %d tasks", mean.Name, len(tasks)), Task: card, Name: f.Name, Value: f.Value})
-	}
-	return mean, metrics, nil
+	return mean, cardMetrics(fmt.Sprintf("%s, mean of %d tasks", mean.Name, len(tasks)), card, figures), nil
 }

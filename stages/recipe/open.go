@@ -85,9 +85,8 @@ type Run struct {
 	// What the model is measured on.
 	tasks    []task
 	heldOut  []*heldOut
-	unread   []string         // of both, the keys of what a plan does without
-	engine   *embedder.Engine // with which the graph at hand evaluates
-	measured *Evaluation      // of the parameters as they are, or were a few steps ago
+	unread   []string    // of both, the keys of what a plan does without
+	measured *Evaluation // of the parameters as they are, or were a few steps ago
 
 	// Training, and going on with it.
 	saves   *checkpoints

@@ -20,6 +20,7 @@ import (
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
 	"contraflow/stages"
+	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 )
 
@@ -76,15 +77,15 @@ func (x *Run) Graph() (*pipeline.Graph, error) {
 	if x.closed {
 		return nil, errClosed
 	}
-	g, enc, err := x.graph(nil)
+	g, enc, _, err := x.graph(nil)
 	if err != nil {
 		return nil, err
 	}
 	return g, enc.Close() // it does not run: what its steps would need is for whoever trains
 }
 
-// graph builds the training graph; without a log it does not run.
-func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
+// graph builds the training graph, and what evaluates in it; without a log it does not run.
+func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, *embedder.Engine, error) {
 	ingest := stages.Ingest
 	if log == nil {
 		ingest = func(g *pipeline.Graph, _ stages.Plan) pipeline.Port[*stages.Chunk] {
@@ -95,11 +96,11 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	}
 	g, ports, err := x.stepGraph(ingest)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	enc, results := ports.Encoder, ports.Results
-	x.engine = enc.Engine()
-	evaluated := x.evaluateStage(g, enc, results)
+	engine := enc.Engine()
+	evaluated := x.evaluateStage(g, enc, engine, results)
 	ports.Evaluations = evaluated
 	states := stages.Snapshot(g, results, enc, x.saved)
 	saved := x.saveStage(g, enc, results, states)
@@ -119,10 +120,10 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	x.checkpointStage(g, enc, states, recorded.Port)
 	if x.own.stages != nil {
 		if err := x.own.stages(g, ports); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("recipe.WithStages: %w", err), enc.Close())
+			return nil, nil, nil, errors.Join(fmt.Errorf("recipe.WithStages: %w", err), enc.Close())
 		}
 	}
-	return g, enc, nil
+	return g, enc, engine, nil
 }
 
 // Ports are where stages of one's own may begin in a recipe's graph, whose parameters belong to the compute lane of device 0.
@@ -192,7 +193,7 @@ func (x *Run) stepGraph(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[
 func (x *Run) last(step int) bool { return step == x.Steps-1 }
 
 // evaluateStage measures the model every so often, and at the end.
-func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
+func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, engine *embedder.Engine, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		return x.evaluates() && (x.due(e.Every, step+1) || x.last(step))
@@ -206,7 +207,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 			return nil
 		}
 		defer enc.For(t)()
-		ev, err := x.evaluateAfter(t.Context(), stages.Stream(t), in.Get(t).Step+1)
+		ev, err := x.evaluateAfter(t.Context(), engine, stages.Stream(t), in.Get(t).Step+1)
 		if err != nil {
 			return err
 		}
@@ -218,10 +219,10 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 
 // evaluateAfter measures the model as it is, after so many steps, and does what follows from that: the best one is kept, and the run told to end when
 // it gets no better. The evaluation is nil on ranks but the main one, and where it has no figure.
-func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (*Evaluation, error) {
-	x.engine.Stream = s
+func (x *Run) evaluateAfter(ctx context.Context, engine *embedder.Engine, s gpustage.Stream, steps int) (*Evaluation, error) {
+	engine.Stream = s
 	began := time.Now()
-	ev, err := x.evaluate(ctx, x.engine)
+	ev, err := x.evaluate(ctx, engine)
 	if err != nil {
 		return nil, err
 	}
@@ -257,12 +258,12 @@ func (x *Run) putsOff(r stages.StepResult) bool {
 }
 
 // evaluateUnmeasured makes the evaluation that was put off when the run was stopped.
-func (x *Run) evaluateUnmeasured(ctx context.Context, log *journal) error {
+func (x *Run) evaluateUnmeasured(ctx context.Context, engine *embedder.Engine, log *journal) error {
 	x.saves.progress.Unmeasured = false
 	if !x.evaluates() {
 		return nil
 	}
-	ev, err := x.evaluateAfter(ctx, x.stream, x.saves.first)
+	ev, err := x.evaluateAfter(ctx, engine, x.stream, x.saves.first)
 	if err != nil {
 		return err
 	}
@@ -277,9 +278,9 @@ func (x *Run) evaluateUnmeasured(ctx context.Context, log *journal) error {
 }
 
 // evaluateFirst measures the model as it is before the first step.
-func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
-	x.engine.Stream = x.stream
-	ev, err := x.evaluate(ctx, x.engine)
+func (x *Run) evaluateFirst(ctx context.Context, engine *embedder.Engine, log *journal) error {
+	engine.Stream = x.stream
+	ev, err := x.evaluate(ctx, engine)
 	if err != nil {
 		return fmt.Errorf("eval.at_start: %w", err)
 	}
@@ -589,7 +590,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if from != nil {
 		defer func() { err = errors.Join(err, from.Close()) }()
 	}
-	g, enc, err := x.graph(log)
+	g, enc, engine, err := x.graph(log)
 	if err != nil {
 		return nil, err
 	}
@@ -601,12 +602,12 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 		}
 	}
 	if from != nil && x.saves.progress.Unmeasured {
-		if err := x.evaluateUnmeasured(ctx, log); err != nil {
+		if err := x.evaluateUnmeasured(ctx, engine, log); err != nil {
 			return nil, fmt.Errorf("the evaluation after step %d: %w", x.saves.first, err)
 		}
 	}
 	if from == nil && x.Recipe.Eval.AtStart {
-		if err := x.evaluateFirst(ctx, log); err != nil {
+		if err := x.evaluateFirst(ctx, engine, log); err != nil {
 			return nil, err
 		}
 	}
