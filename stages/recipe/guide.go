@@ -26,12 +26,8 @@ type Guide struct {
 }
 
 func (g *Guide) decode(d *decoder, path string, n *node) {
-	if *g = (Guide{}); n.kind == scalar {
-		g.Path = n.text
-		d.home(n.at, path, reflect.ValueOf(&g.Path).Elem())
-		return
-	}
-	d.structure(path, n, reflect.ValueOf(g).Elem())
+	*g = Guide{}
+	d.structureOr(&g.Path, path, n, reflect.ValueOf(g).Elem())
 }
 
 // gistScale is 1 over the peer's temperature.

@@ -29,9 +29,27 @@ type Memory struct {
 	HostSnapshot int64 // the same in host memory, where the device has its own: not part of the total
 }
 
+// memoryPart is something of a Memory, and what it is called.
+type memoryPart struct {
+	name  string
+	bytes int64
+}
+
+// parts are those that the total is of.
+func (m Memory) parts() []memoryPart {
+	return []memoryPart{
+		{"model", m.Parameters}, {"packed weights", m.Packed}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"embeddings", m.Embeddings}, {"kept activations", m.Activations},
+		{"working", m.Working}, {"guide", m.Guide}, {"evaluation", m.Evaluation}, {"under way between ranks", m.Traveling}, {"snapshots", m.Snapshot},
+		{"the device's own", m.Device},
+	}
+}
+
 // Total is the sum.
-func (m Memory) Total() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Guide + m.Evaluation + m.Traveling + m.Snapshot + m.Device
+func (m Memory) Total() (sum int64) {
+	for _, part := range m.parts() {
+		sum += part.bytes
+	}
+	return sum
 }
 
 // State is what a model and its optimizer take, without what a batch does.
@@ -324,14 +342,7 @@ func (m Memory) check(free, there int64) error {
 // String is the total by its parts.
 func (m Memory) String() string {
 	text, before := Size(m.Total()), ": "
-	for _, part := range []struct {
-		name  string
-		bytes int64
-	}{
-		{"model", m.Parameters}, {"packed weights", m.Packed}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"embeddings", m.Embeddings}, {"kept activations", m.Activations},
-		{"working", m.Working}, {"guide", m.Guide}, {"evaluation", m.Evaluation}, {"under way between ranks", m.Traveling}, {"snapshots", m.Snapshot},
-		{"the device's own", m.Device},
-	} {
+	for _, part := range m.parts() {
 		if part.bytes > 0 {
 			text, before = fmt.Sprintf("%s%s%s %s", text, before, part.name, Size(part.bytes)), ", "
 		}

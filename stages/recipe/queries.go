@@ -20,12 +20,8 @@ type Queries struct {
 const allOnes = "ones"
 
 func (q *Queries) decode(d *decoder, path string, n *node) {
-	if *q = (Queries{}); n.kind == scalar {
-		q.Weights = n.text
-		d.home(n.at, path, reflect.ValueOf(&q.Weights).Elem())
-		return
-	}
-	d.structure(path, n, reflect.ValueOf(q).Elem())
+	*q = Queries{}
+	d.structureOr(&q.Weights, path, n, reflect.ValueOf(q).Elem())
 }
 
 // openQueries makes the weights of queries' tokens of what the recipe and the folder, whose configuration is c, say.

@@ -267,14 +267,8 @@ func (x *Run) evaluateUnmeasured(ctx context.Context, engine *embedder.Engine, l
 	if err != nil {
 		return err
 	}
-	if ev != nil {
-		log.summary.Eval = ev
-		if err := log.evaluation(*ev); err != nil {
-			return err
-		}
-	}
-	log.last = time.Now()
-	return nil
+	log.summary.Eval = ev
+	return log.beside(ev)
 }
 
 // evaluateFirst measures the model as it is before the first step.
@@ -286,12 +280,8 @@ func (x *Run) evaluateFirst(ctx context.Context, engine *embedder.Engine, log *j
 	}
 	if ev != nil {
 		log.summary.First, x.saves.progress.First = ev, &ev.Value
-		if err := log.evaluation(*ev); err != nil {
-			return err
-		}
 	}
-	log.last = time.Now() // the first step's time begins here
-	return nil
+	return log.beside(ev)
 }
 
 // saveStage writes the model folder after the last step. The state is copied before it: the best model then takes the place of the last
