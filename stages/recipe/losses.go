@@ -283,7 +283,7 @@ func (l Loss) MarshalYAML() (any, error) {
 	if l.Terms != nil {
 		return l.Terms, nil
 	}
-	all, v := l.all(), reflect.ValueOf(l)
+	all, v := l.kind().all(l.dataset, l.term || l.Weight != 0), reflect.ValueOf(l)
 	var out yaml.MapSlice
 	for i := range v.NumField() {
 		f := v.Type().Field(i)

@@ -94,6 +94,9 @@ func TestSums(t *testing.T) {
 	r.Data.Train = []Source{{Path: []string{"d.parquet"}, Query: "q", Positive: "p", Negatives: []string{"ns"}, Scores: []string{"ps", "ns"}}}
 	second := Loss{Name: "distill_kl", Weight: 2, Similarity: "dot", GatherAcrossDevices: true}
 	r.Loss = Loss{Terms: []Loss{defaultLoss(), second}}
+	if text, err := r.YAML(); err != nil || !strings.Contains(string(text), "weight: 2") {
+		t.Errorf("written as a program made it: %v\n%s", err, text)
+	}
 	s, err := r.Resolve()
 	want := of(t, loss.Term{Loss: mnrl, Factor: 1}, loss.Term{Loss: loss.DistillKL{Metric: loss.Dot}, Factor: 2})
 	if err != nil || !reflect.DeepEqual(s.objective(driving{}), want) {
