@@ -27,11 +27,6 @@ It exits with 1 if there is anything of these that would end a run; rows to trai
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := f.load()
-			if r.Save.Dir == "" { // train's --out may be what sets it
-				f.out = "unused"
-				r, err = f.load()
-				r.Save.Dir = ""
-			}
 			if err != nil {
 				return err
 			}

@@ -13,20 +13,21 @@ import (
 	"go.uber.org/zap"
 
 	"contraflow/collective"
+	"contraflow/pipeline"
 	"contraflow/stages/recipe"
 )
 
 // recipeFlags are those of commands that take a recipe.
 type recipeFlags struct {
-	file string
-	sets []string
-	out  string
+	file  string
+	sets  []string
+	out   string
+	saves bool // the command writes into save.dir, which the recipe has to name
 }
 
 func (f *recipeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().VarP(&once{value: &f.file}, "config", "c", "the recipe, a YAML file")
 	cmd.Flags().StringArrayVar(&f.sets, "set", nil, "override a key: --set train.max_steps=8 (may be repeated); KEY=null takes back what the recipe says of it")
-	f.out = "unused" // commands but train write nothing there, and but check don't look at it
 	require(cmd, "config")
 }
 
@@ -40,7 +41,11 @@ func (f *recipeFlags) load() (recipe.Recipe, error) {
 	if f.out != "" {
 		sets = append(sets[:len(sets):len(sets)], fmt.Sprintf("save.dir=%q", f.out))
 	}
-	r, err := recipe.Load(f.file, sets)
+	load := recipe.LoadUnsaved
+	if f.saves {
+		load = recipe.Load
+	}
+	r, err := load(f.file, sets)
 	if info, wrong := os.Stat(f.file); wrong == nil && info.IsDir() {
 		return r, fmt.Errorf("recipe: %s is a folder, want a YAML file; contraflow recipe embedder > recipe.yaml writes one to begin with", f.file)
 	}
@@ -51,7 +56,7 @@ func (f *recipeFlags) load() (recipe.Recipe, error) {
 }
 
 func newTrain() *cobra.Command {
-	var f recipeFlags
+	f := recipeFlags{saves: true}
 	var trace, quiet, resume bool
 	var log, metricsAddr string
 	cmd := &cobra.Command{
@@ -188,7 +193,7 @@ func newGraph() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			draw := map[string]func(*recipe.Run) (string, error){"dot": (*recipe.Run).DOT, "mermaid": (*recipe.Run).Mermaid, "svg": (*recipe.Run).SVG}[format]
+			draw := map[string]func(*pipeline.Graph) string{"dot": (*pipeline.Graph).DOT, "mermaid": (*pipeline.Graph).Mermaid, "svg": (*pipeline.Graph).SVG}[format]
 			if draw == nil {
 				return usageError{fmt.Errorf("--format is %q, want dot, mermaid or svg", format)}
 			}
@@ -205,15 +210,15 @@ func newGraph() *cobra.Command {
 				return err
 			}
 			defer x.Close()
-			text, err := draw(x)
+			g, err := x.Graph()
 			if err != nil {
 				return err
 			}
 			if out == "" {
-				_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+				_, err = fmt.Fprint(cmd.OutOrStdout(), draw(g))
 				return err
 			}
-			if err := writeText(out, text); err != nil {
+			if err := writeText(out, draw(g)); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), out)

@@ -58,6 +58,31 @@ func TestRunUsedAgain(t *testing.T) {
 	refuses("closed", err, "is closed")
 }
 
+// A recipe without save.dir is read and opened by who saves nothing, and does not train.
+func TestUnsaved(t *testing.T) {
+	j := newJob(t, 26)
+	path := filepath.Join(j.dir, "recipe.yaml")
+	if err := os.WriteFile(path, []byte(j.text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const missing = "save.dir: is missing"
+	if _, err := Load(path, nil); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Errorf("to be saved: %v", err)
+	}
+	r, err := LoadUnsaved(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if _, err := x.Train(t.Context()); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Errorf("trains: %v", err)
+	}
+}
+
 // opened opens the job's recipe with these settings for the test, on one rank.
 func (j *job) opened(t testing.TB, sets []string) *Run {
 	t.Helper()

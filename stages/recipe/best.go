@@ -126,8 +126,8 @@ func (x *Run) bestOf(s *Summary) (*float64, int) {
 	return p.Best, p.BestStep
 }
 
-// evaluation names what evaluations measure, so that their values can be compared: the metric and the content of the data.
-func (x *Run) evaluation() (string, error) {
+// judge names what evaluations measure, so that their values can be compared: the metric and the content of the data.
+func (x *Run) judge() (string, error) {
 	e := x.Recipe.Eval
 	if !x.Recipe.Save.Best && e.EarlyStopping == nil && !e.AtStart {
 		return "", nil
@@ -138,7 +138,7 @@ func (x *Run) evaluation() (string, error) {
 		return x.lossIdentity()
 	}
 	for i := range x.tasks {
-		name, content := x.tasks[i].identity(e.Metric)
+		name, content := x.tasks[i].identity(e.Metric, x.Recipe.fusion())
 		names = append(names, name)
 		if err := json.NewEncoder(h).Encode(content); err != nil {
 			return "", fmt.Errorf("eval: %w", err)
@@ -151,7 +151,7 @@ func (x *Run) evaluation() (string, error) {
 // or where the best one's model is gone and won't come again.
 func (x *Run) checkBest(changed []string) error {
 	p, e := &x.saves.progress, x.Recipe.Eval
-	judge, err := x.evaluation()
+	judge, err := x.judge()
 	if err != nil {
 		return err
 	}

@@ -105,10 +105,10 @@ func TestBestIsAnyBetter(t *testing.T) {
 		better bool
 		worse  int
 	}{{0.5, true, 0}, {0.55, true, 1}, {0.52, false, 2}, {0.61, true, 0}, {0.6, false, 1}, {0.62, true, 2}, {0.63, true, 3}} {
-		if better := p.measured(&Evaluation{Step: i + 1, Value: c.value}, stop); better != c.better || p.Worse != c.worse || p.Enough != (i == 6) {
+		if better := p.weigh(&Evaluation{Step: i + 1, Value: c.value}, stop); better != c.better || p.Worse != c.worse || p.Enough != (i == 6) {
 			t.Errorf("%v: better %v, %+v, want %+v", c.value, better, p, c)
 		}
-		if better := lower.measured(&Evaluation{Step: i + 1, Metric: lossMetric, Value: -c.value}, stop); better != c.better || lower.Worse != c.worse || lower.Enough != (i == 6) {
+		if better := lower.weigh(&Evaluation{Step: i + 1, Metric: lossMetric, Value: -c.value}, stop); better != c.better || lower.Worse != c.worse || lower.Enough != (i == 6) {
 			t.Errorf("a loss of %v: better %v, %+v, want %+v", -c.value, better, lower, c)
 		}
 	}
@@ -125,7 +125,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 				} else if i == 2 {
 					ev.Value += delta
 				}
-				if better := p.measured(ev, stop); better != (i == 0 || i == 2 && delta > 0) {
+				if better := p.weigh(ev, stop); better != (i == 0 || i == 2 && delta > 0) {
 					t.Errorf("%s with min_delta %v: evaluation %d is the best: %v", metric, delta, i, better)
 				}
 			}
@@ -135,7 +135,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 		}
 	}
 	old := progress{Best: new(float64), BestStep: 1} // of a checkpoint from before marks
-	if old.measured(&Evaluation{Step: 2, Value: 0.05}, stop); old.Worse != 1 || *old.Best != 0.05 {
+	if old.weigh(&Evaluation{Step: 2, Value: 0.05}, stop); old.Worse != 1 || *old.Best != 0.05 {
 		t.Errorf("%+v", old)
 	}
 }

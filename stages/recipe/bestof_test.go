@@ -25,7 +25,7 @@ func TestForgotten(t *testing.T) {
 		t.Errorf("%+v is left", *p)
 	}
 	for i := range 5 {
-		if better := p.measured(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
+		if better := p.weigh(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
 			t.Errorf("evaluation %d: better %v, %+v", i, better, *p)
 		}
 	}
@@ -88,12 +88,16 @@ func TestPutsOff(t *testing.T) {
 // What evaluations measure is another thing with other documents to rerank, or other weights of a model's parts.
 func TestIdentity(t *testing.T) {
 	seen := map[string]int{}
-	for i, x := range []task{
-		{retrieval: &embedder.Task{}}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 10}, {retrieval: &embedder.Task{}, first: evaluate.Run{{}}, top: 20},
-		{retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 1}}}, {retrieval: &embedder.Task{Fusion: map[string]float64{"dense": 2}}}, {scored: &scoring.Task{Kind: scoring.STS}}, {scored: &scoring.Task{Kind: scoring.PairClassification}},
-		{scored: &scoring.Task{Kind: scoring.STS}, fusion: map[string]float64{"dense": 1}}, {scored: &scoring.Task{Kind: scoring.STS}, fusion: map[string]float64{"dense": 2}},
-	} {
-		name, _ := x.identity("map")
+	ranks, scores := task{retrieval: &embedder.Task{}}, task{scored: &scoring.Task{Kind: scoring.STS}}
+	reranks := func(top int) task {
+		return task{retrieval: &embedder.Task{}, first: evaluate.Run{{}}, rerank: &Rerank{Top: top}}
+	}
+	one, two := map[string]float64{"dense": 1}, map[string]float64{"dense": 2}
+	for i, x := range []struct {
+		task
+		fusion map[string]float64
+	}{{ranks, nil}, {reranks(10), nil}, {reranks(20), nil}, {ranks, one}, {ranks, two}, {scores, nil}, {task{scored: &scoring.Task{Kind: scoring.PairClassification}}, nil}, {scores, one}, {scores, two}} {
+		name, _ := x.identity("map", x.fusion)
 		if other, ok := seen[name]; ok {
 			t.Errorf("task %d is measured as task %d is: %s", i, other, name)
 		}

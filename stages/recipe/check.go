@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,8 +106,10 @@ func (c *checker) positive(path string, v int) {
 }
 
 func (c *checker) check(r *Recipe) {
+	*r = r.withLosses(func(l *Loss, dataset bool) { l.of(r.Model.Kind, dataset) })
+	c.otherKinds("model", reflect.ValueOf(r.Model), r.Model.Kind)
+	c.otherKinds("eval", reflect.ValueOf(r.Eval), r.Model.Kind)
 	c.checkModel(&r.Model)
-	c.checkMultiVector(r)
 	c.checkData(&r.Data)
 	c.checkBatch(&r.Batch, len(r.Data.Train))
 	alone := r.Model.Kind == "reranker" || !slices.ContainsFunc(r.terms(), func(l stated) bool { return !l.kind().rowwise() })
@@ -118,7 +121,6 @@ func (c *checker) check(r *Recipe) {
 		if r.Model.Kind == "m3" {
 			c.defaultM3(r)
 		}
-		r.ofVectors()
 		c.checkLosses(r)
 		c.require(len(r.Eval.Rerank) == 0, "eval.rerank", "is for model.kind: reranker")
 	}
@@ -126,22 +128,34 @@ func (c *checker) check(r *Recipe) {
 	c.checkRest(r)
 }
 
+// otherKinds finds keys of a section that are for other kinds of models: the tag of has them, and what else is to be said.
+func (c *checker) otherKinds(section string, v reflect.Value, kind string) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		of := f.Tag.Get("of")
+		end := strings.IndexAny(of+";", ":;")
+		if kinds := strings.Fields(of[:end]); len(kinds) > 0 && !v.Field(i).IsZero() && !slices.Contains(kinds, kind) {
+			c.fail(section+"."+name(f), "is for model.kind: %s%s", strings.Join(kinds, " and "), of[end:])
+		}
+	}
+}
+
 func (c *checker) checkModel(m *Model) {
 	c.require(m.Path != "", "model.path", "is missing: a model folder, or a hub id such as sentence-transformers/all-MiniLM-L6-v2")
 	c.words("model.kind", "embedder", "reranker", "m3", "multi_vector", "sparse")
-	c.checkSparse(m)
-	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have, and of multi_vector %d", defaultVectorDim)
-	c.require(m.VectorDim == 0 || m.Kind == "m3" || m.Kind == "multi_vector", "model.vector_dim", "is for model.kind: m3 and multi_vector")
-	if m.Kind != "reranker" {
-		for _, key := range []string{"head", "template", "instruction", "truncation"} {
-			c.require(c.find("model."+key) == nil, "model."+key, "is for model.kind: reranker%s", map[string]string{"instruction": "; an embedder's goes in front of its texts: data.train[].prompts"}[key])
+	c.words("model.activation_function", "relu", "log1p_relu")
+	c.require(m.Kind != "sparse" || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
+	c.require(m.Kind != "multi_vector" || m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
+	if e := m.QueryExpansion; e != nil && !e.None {
+		if err := e.expansion().Check(); err != nil {
+			c.fail("model.query_expansion", "%v", err)
 		}
 	}
+	c.require(m.VectorDim >= 0, "model.vector_dim", "is negative; 0 is as many as hidden states have, and of multi_vector %d", defaultVectorDim)
 	if m.Pooling != "" {
 		c.words("model.pooling", "mean", "cls", "last")
 	}
 	c.require(m.MaxLength.Query >= 0 && m.MaxLength.Document >= 0, "model.max_length", "is negative")
-	c.require(m.EOS == nil || m.Kind == "embedder", "model.eos", "is for model.kind: embedder")
 	if m.Dropout != nil {
 		c.require(*m.Dropout >= 0 && *m.Dropout < 1, "model.dropout", "is %v, want at least 0 and less than 1", *m.Dropout)
 	}
@@ -224,6 +238,8 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 	}
 }
 
+const noDir = "is missing: the folder for the run (--out sets it)"
+
 func (c *checker) checkRest(r *Recipe) {
 	t := r.Train
 	c.require(t.Epochs > 0 && t.Epochs <= 1<<30, "train.epochs", "is %v, want a positive number", t.Epochs)
@@ -245,8 +261,8 @@ func (c *checker) checkRest(r *Recipe) {
 	c.require(e.Every.Time == 0, "eval.every", "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch")
 	c.checkTasks(e)
 	c.checkHeldOut(r)
-	c.require(r.Save.Dir != "", "save.dir", "is missing: the folder for the run (--out sets it)")
-	measured, task := e.tasks()+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
+	c.require(r.Save.Dir != "" || r.Save.unsaved, "save.dir", noDir)
+	measured, task := len(e.tasks())+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
 	if r.Model.Kind == "reranker" {
 		task = strings.Replace(task, "retrieval", "rerank", 1)
 	}

@@ -129,8 +129,8 @@ func (now *ownMark) check(began *ownMark) error {
 		ErrRecipeChanged, loss(began), row(began), loss(now), row(now))
 }
 
-// measured takes note of an evaluation and tells whether it is the best so far. That is so however little better it is; min_delta is patience's.
-func (p *progress) measured(ev *Evaluation, stop *EarlyStopping) bool {
+// weigh takes note of an evaluation and tells whether it is the best so far. That is so however little better it is; min_delta is patience's.
+func (p *progress) weigh(ev *Evaluation, stop *EarlyStopping) bool {
 	if p.Mark == nil {
 		p.Mark = p.Best
 	}

@@ -161,6 +161,16 @@ func (d *decoder) structure(path string, n *node, v reflect.Value) {
 	}
 }
 
+// structureOr fills a struct, or where a path stands in its place, that one field of it.
+func (d *decoder) structureOr(field *string, path string, n *node, v reflect.Value) {
+	if n.kind != scalar {
+		d.structure(path, n, v)
+		return
+	}
+	*field = n.text
+	d.home(n.at, path, reflect.ValueOf(field).Elem())
+}
+
 func describe(n *node) string {
 	if n.kind == scalar {
 		return fmt.Sprintf("%q", n.text)

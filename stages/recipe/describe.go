@@ -6,7 +6,6 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/spelling"
-	"contraflow/pipeline"
 	"contraflow/stages/transformer"
 )
 
@@ -16,7 +15,7 @@ func (x *Run) Describe() string {
 	r, m := x.Recipe, x.model
 	gives := pooled(m)
 	if x.vectors != nil {
-		gives = fmt.Sprintf("vectors of tokens, %d features", x.heads.Dim)
+		gives = fmt.Sprintf("vectors of tokens, %d features", x.config.Tokens.Dim)
 	}
 	fmt.Fprintf(&b, "model   %s: %s, %d layers of %d, %s parameters%s, %s\n", r.Model.Path, m.Config.Family, m.Config.Layers, m.Config.Hidden, count(m.Layout.Len), trained(m.Layout), gives)
 	several := ""
@@ -36,7 +35,7 @@ func (x *Run) Describe() string {
 	}
 	if g := x.guide; g != nil {
 		_, said := r.guide()
-		fmt.Fprintf(&b, "guide   %s: %s, %d layers of %d, %s parameters, on %s\n", (*said).Path, g.model.Config.Family, g.model.Config.Layers, g.model.Config.Hidden, count(g.model.Layout.Len), g.device.Name())
+		fmt.Fprintf(&b, "guide   %s: %s, %d layers of %d, %s parameters, on %s\n", said.Path, g.model.Config.Family, g.model.Config.Layers, g.model.Config.Hidden, count(g.model.Layout.Len), g.device.Name())
 	}
 	fmt.Fprintf(&b, "device  %s, %s: %s\n", x.deviceName(), r.Train.computesIn(), x.device.Info().Description)
 	if x.ranks != nil {
@@ -202,7 +201,7 @@ func (s *Summary) String() string {
 // reads both as training did.
 func (x *Run) reads() string {
 	q, d := x.text.QueryLength, x.text.DocumentLength
-	if x.reranker != nil || x.vectors != nil || x.queries.There || q == d {
+	if x.reranker != nil || x.vectors != nil || x.config.Queries.There || q == d {
 		return ""
 	}
 	few, many, what, like, flags := q, d, "queries", "documents", fmt.Sprintf("--query-max-length %d", q)
@@ -214,19 +213,6 @@ func (x *Run) reads() string {
 		text += ", and so does contraflow eval " + flags
 	}
 	return text
-}
-
-// DOT, Mermaid and SVG draw the run's graph.
-func (x *Run) DOT() (string, error)     { return x.draw((*pipeline.Graph).DOT) }
-func (x *Run) Mermaid() (string, error) { return x.draw((*pipeline.Graph).Mermaid) }
-func (x *Run) SVG() (string, error)     { return x.draw((*pipeline.Graph).SVG) }
-
-func (x *Run) draw(f func(*pipeline.Graph) string) (string, error) {
-	g, err := x.Graph()
-	if err != nil {
-		return "", err
-	}
-	return f(g), nil
 }
 
 // leavesOut says why rows of an epoch may be left out.

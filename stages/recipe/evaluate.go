@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
@@ -87,154 +86,6 @@ func (e Evaluation) String() string {
 // mixedMean is the metric of tasks that have different ones.
 const mixedMean = "mean"
 
-// task is something that a run's model is measured on: retrieval, reranking BM25's first documents, or scores of pairs.
-type task struct {
-	key  string // eval.retrieval, or of several eval.retrieval[1]
-	name string
-	from string // the file, for the model card
-	of   string // the name of tasks that count as one, by their mean; "": it counts alone
-
-	data      *dataset.Retrieval
-	retrieval *embedder.Task // of data
-	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
-	top       int            // of them
-	prompts   *Prompts       // of this task alone
-	scored    *scoring.Task
-	fusion    map[string]float64 // what each part of an m3 counts in scored
-}
-
-// defaultTop is how many of BM25's documents are reranked.
-const defaultTop = 100
-
-// taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending.
-func taskName(name, path string) string {
-	if name != "" || path == "" {
-		return name
-	}
-	return dataset.TaskName(path)
-}
-
-// checkTasks checks what a model is measured on.
-func (c *checker) checkTasks(e Eval) {
-	names := map[string]string{}
-	for _, n := range e.nano() {
-		_, twice := names[n.name]
-		c.require(!twice, n.key, "names %s twice: it would count twice in the mean", n.name)
-		names[n.name] = n.key
-	}
-	for _, n := range e.nano() {
-		names[n.of] = n.key // their mean
-	}
-	key := func(kind string, i, n int, name, path string) string {
-		key := taskKey(kind, i, n)
-		if name = taskName(name, path); name == "" {
-			return key
-		}
-		if other, ok := names[name]; ok {
-			c.fail(key+".name", "%q is that of %s too: several tasks are told apart by their names", name, other)
-		}
-		names[name] = key
-		return key
-	}
-	whole := func(key, queries, corpus, qrels string) {
-		c.require(queries != "" && (corpus == "") == (qrels == ""), key, "needs queries, corpus and qrels, or as queries a folder that has all three in BEIR's or MTEB's layout")
-	}
-	for i, r := range e.Retrieval {
-		whole(key("retrieval", i, len(e.Retrieval), r.Name, r.Queries), r.Queries, r.Corpus, r.Qrels)
-	}
-	for i, r := range e.Rerank {
-		key := key("rerank", i, len(e.Rerank), r.Name, r.Queries)
-		whole(key, r.Queries, r.Corpus, r.Qrels)
-		c.require(r.Top >= 0, key+".top", "is negative")
-	}
-	c.checkScored(e, key)
-	if e.Metric == lossMetric {
-		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
-	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (!slices.Contains(e.scoredMetrics(), e.Metric) || len(e.Retrieval)+len(e.Rerank)+len(e.Candidates)+len(e.NanoBEIR) > 0) {
-		also := ""
-		if m := e.scoredMetrics(); m != nil {
-			also = fmt.Sprintf("; it is of retrieval, rerank, candidates and nanobeir, and what else is measured here goes by %s", strings.Join(m, " and "))
-		}
-		c.fail("eval.metric", "%v%s; or loss, of the rows of eval.loss", err, also)
-	}
-}
-
-// tasks counts what ranks documents or scores pairs.
-func (e Eval) tasks() int {
-	return len(e.Retrieval) + len(e.NanoBEIR) + len(e.Rerank) + len(e.scored())
-}
-
-func taskKey(kind string, i, n int) string {
-	if n == 1 {
-		return "eval." + kind
-	}
-	return fmt.Sprintf("eval.%s[%d]", kind, i)
-}
-
-func (x *Run) openEval(ctx context.Context) error {
-	e := x.Recipe.Eval
-	ctx = hfmodel.ListOnce(ctx) // of NanoBEIR's 13 tasks 4 tables each, of one dataset
-	for i, r := range e.Retrieval {
-		t := task{key: taskKey("retrieval", i, len(e.Retrieval)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries)}
-		if x.passedOver(t.key, r.Queries, r.Corpus, r.Qrels) {
-			continue
-		}
-		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, x.evalText()); err != nil {
-			return err
-		}
-		x.tasks = append(x.tasks, t)
-	}
-	if err := x.openNano(ctx); err != nil {
-		return err
-	}
-	for i, r := range e.Rerank {
-		t := task{key: taskKey("rerank", i, len(e.Rerank)), name: taskName(r.Name, r.Queries), from: shortTask(r.Queries) + ", BM25's candidates", top: r.Top}
-		if x.passedOver(t.key, r.Queries, r.Corpus, r.Qrels) {
-			continue
-		}
-		if err := x.loadTask(ctx, &t, r.Queries, r.Corpus, r.Qrels, embedder.Text{}); err != nil {
-			return err
-		}
-		top := r.Top
-		if top == 0 {
-			top = defaultTop
-		}
-		if t.first = (evaluate.Run{}); !x.planned {
-			var err error
-			if t.first, err = t.retrieval.RankBM25(ctx, top); err != nil {
-				return fmt.Errorf("%s: %w", t.key, err)
-			}
-		}
-		x.tasks = append(x.tasks, t)
-	}
-	return x.openScored(ctx)
-}
-
-// noting has what is to be known of a key's files become notes of the run.
-func (x *Run) noting(ctx context.Context, key string) context.Context {
-	if !x.Main() {
-		return dataset.WithNote(ctx, nil)
-	}
-	return dataset.WithNote(ctx, func(message string) { x.obs.note("%s: %s", key, message) })
-}
-
-func (x *Run) loadTask(ctx context.Context, t *task, queries, corpus, qrels string, text embedder.Text) error {
-	data, err := dataset.LoadRetrieval(x.noting(ctx, t.key), queries, corpus, qrels)
-	if err != nil {
-		return fmt.Errorf("%s: %w", t.key, err)
-	}
-	return x.newTask(ctx, t, data, text)
-}
-
-func (x *Run) newTask(ctx context.Context, t *task, data *dataset.Retrieval, text embedder.Text) (err error) {
-	t.data = data
-	if note := t.data.Note(); note != "" {
-		x.obs.note("%s: %s", t.key, note)
-	}
-	t.retrieval, err = embedder.NewTask(ctx, t.data, text)
-	return err
-}
-
 func (x *Run) evalText() embedder.Text {
 	return embedder.Text{
 		Tokenizer: x.tok, QueryLength: x.text.QueryLength, DocumentLength: x.text.DocumentLength,
@@ -245,18 +96,6 @@ func (x *Run) evalText() embedder.Text {
 
 // evaluates tells whether there is something to measure the model on.
 func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut)+len(x.unread) > 0 }
-
-// passedOver tells of files that a plan does without, for they are elsewhere: what is measured changes none of its figures but the memory of ranking.
-func (x *Run) passedOver(key string, paths ...string) bool {
-	if !x.planned || !slices.ContainsFunc(paths, dataset.Remote) {
-		return false
-	}
-	if !slices.Contains(x.unread, key) { // NanoBEIR's tasks have one
-		x.obs.note("%s is not downloaded for a plan: what measuring takes of memory, besides a pass, is not in it", key)
-		x.unread = append(x.unread, key)
-	}
-	return true
-}
 
 // evaluate embeds together with the other ranks, and measures on rank 0: on others it returns nil. So it does where there is one task, and the
 // similarities are such that nothing correlates with them, as those of embeddings that have become all alike: a run has more to lose than a figure.
@@ -323,9 +162,28 @@ func meanBase(tasks []TaskValue) *float64 {
 
 // measureTask measures the model on one task; the value is nil on ranks but the first, and where there is none.
 func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []hfmodel.Metric, error) {
+	by, card := x.rank, ""
 	if t.scored != nil {
-		return x.measureScored(ctx, engine, t)
+		by, card = x.score, t.scored.Card
 	}
+	v, all, err := by(ctx, engine, t)
+	if err != nil || v == nil {
+		return nil, nil, err
+	}
+	v.Name, v.of = t.name, t.of
+	return v, cardMetrics(t.from, card, all), nil
+}
+
+// cardMetrics are figures as a model card has them.
+func cardMetrics(from, task string, figures []scoring.Figure) (all []hfmodel.Metric) {
+	for _, f := range figures {
+		all = append(all, hfmodel.Metric{Dataset: from, Task: task, Name: f.Name, Value: f.Value})
+	}
+	return all
+}
+
+// rank is measureTask of a task of ranking documents.
+func (x *Run) rank(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
 	name := x.Recipe.Eval.ranks()
 	measure, err := evaluate.ParseMeasure(name)
 	if err != nil {
@@ -339,16 +197,12 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 	if err != nil || !x.Main() {
 		return nil, nil, err
 	}
-	var all []hfmodel.Metric
-	for i, m := range res.Measures {
-		all = append(all, hfmodel.Metric{Dataset: t.from, Name: m.String(), Value: res.Means[i]})
-	}
-	v := &TaskValue{Name: t.name, Metric: name, Eval: res, of: t.of, result: res}
 	at := slices.Index(res.Measures, measure)
-	if v.Value = res.Means[at]; res.Before != nil {
+	v := &TaskValue{Metric: name, Value: res.Means[at], Eval: res, result: res}
+	if res.Before != nil {
 		v.Base = &res.Before[at]
 	}
-	return v, all, nil
+	return v, scoring.Figures(res.Measures, res.Means), nil
 }
 
 // measure ranks a task's documents; on ranks but the first it returns nil.
@@ -356,7 +210,7 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, mea
 	if t.first == nil {
 		return t.retrieval.Evaluate(ctx, engine, measures...)
 	}
-	res, err := reranker.Evaluate(ctx, engine, x.pairs[0], t.retrieval, t.first, measures...)
+	res, err := reranker.Evaluate(ctx, engine, x.text.Pairs[0], t.retrieval, t.first, measures...)
 	if err != nil || res == nil {
 		return nil, err
 	}
@@ -407,24 +261,36 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 	return t.retrieval.BM25(ctx, evaluate.Standard()...)
 }
 
-// identity names what a task measures, and its content.
-func (t *task) identity(metric string) (name string, content any) {
-	name, content = metric, t.data
+// scores are the model's of a task's pairs; on ranks but the first it returns nil.
+func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Task) ([]float64, error) {
 	switch {
-	case t.scored != nil && t.fusion != nil:
-		return fmt.Sprint(t.scored.Counts(), t.fusion), t.scored.Content
-	case t.scored != nil:
-		name, content = t.scored.Counts(), t.scored.Content
-	case t.first != nil:
-		name = fmt.Sprintf("%s of %d", metric, t.top)
-	case t.retrieval.Fusion != nil:
-		name = fmt.Sprint(metric, t.retrieval.Fusion)
+	case x.reranker != nil:
+		return reranker.ScorePairs(ctx, engine, x.text.Pairs[0], s.A, s.B)
+	case s.Asked:
+		return x.evalText().Relevance(ctx, engine, s.A, s.B)
 	}
-	if t.of != "" {
-		name += " in " + t.of
+	return x.evalText().Similarity(ctx, engine, s.A, s.B)
+}
+
+// score is measureTask of a task of pairs.
+func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
+	scores, err := x.scores(ctx, engine, t.scored)
+	if err != nil || !x.Main() {
+		return nil, nil, err
 	}
-	if t.prompts != nil {
-		content = []any{content, *t.prompts}
+	result, all, err := t.scored.Measure(scores)
+	if err != nil {
+		if len(x.tasks)+len(x.heldOut) == 1 {
+			x.obs.note("%s has no figure this time: %v", t.at(), err)
+			return nil, nil, nil
+		}
+		x.obs.note("%s has no figure this time, and counts as 0: %v", t.at(), err)
+		result, all = t.scored.None, []scoring.Figure{{Name: t.scored.Counts()}}
 	}
-	return name, content
+	js, err := json.Marshal(result)
+	v := &TaskValue{Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), result: result}
+	if c, ok := result.(*evaluate.Candidates); ok && c.Before != nil {
+		v.Base = &c.Before[0] // of the measure that counts
+	}
+	return v, all, err
 }

@@ -26,12 +26,8 @@ type Guide struct {
 }
 
 func (g *Guide) decode(d *decoder, path string, n *node) {
-	if *g = (Guide{}); n.kind == scalar {
-		g.Path = n.text
-		d.home(n.at, path, reflect.ValueOf(&g.Path).Elem())
-		return
-	}
-	d.structure(path, n, reflect.ValueOf(g).Elem())
+	*g = Guide{}
+	d.structureOr(&g.Path, path, n, reflect.ValueOf(g).Elem())
 }
 
 // gistScale is 1 over the peer's temperature.
@@ -245,7 +241,7 @@ func (x *Run) guideMemory() int64 {
 	}
 	rows := x.sequences() // of this rank, and all again if they are gathered; and once in the host's memory
 	if x.ranks != nil && x.Recipe.Loss.GatherAcrossDevices {
-		rows += min(int64(x.Recipe.Batch.GlobalSize), x.rows()) * int64(x.columns())
+		rows += x.batchRows() * int64(x.columns())
 	}
 	return int64(g.model.Params.Mem.Bytes()) + g.model.PackedBytes(false) + int64(g.model.Memory(pass).Forward) + (rows+x.sequences())*int64(g.model.EmbeddingSize())*4
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -52,12 +53,23 @@ func (h HeldOut) name() string {
 	return taskName(h.Name, h.Path[0])
 }
 
+// heldOut gives the datasets that the loss is measured on, with their keys.
+func (e Eval) heldOut() iter.Seq2[string, HeldOut] {
+	return func(yield func(string, HeldOut) bool) {
+		for i, h := range e.Loss {
+			if !yield(taskKey("loss", i, len(e.Loss)), h) {
+				return
+			}
+		}
+	}
+}
+
 // lossMetric is the metric of an evaluation whose value is the loss on held-out rows.
 const lossMetric = "loss"
 
 // byLoss tells whether that loss decides which evaluation is the best.
 func (e Eval) byLoss() bool {
-	return len(e.Loss) > 0 && (e.Metric == lossMetric || e.tasks() == 0)
+	return len(e.Loss) > 0 && (e.Metric == lossMetric || len(e.tasks()) == 0)
 }
 
 // ranks is the metric of tasks of ranking documents.
@@ -79,8 +91,7 @@ func (r Recipe) heldOutLoss(h HeldOut, key string) (Loss, string) {
 // checkHeldOut checks what the loss is measured on as what trains is checked.
 func (c *checker) checkHeldOut(r *Recipe) {
 	names := map[string]string{}
-	for i, h := range r.Eval.Loss {
-		key := taskKey("loss", i, len(r.Eval.Loss))
+	for key, h := range r.Eval.heldOut() {
 		if name := h.name(); name != "" {
 			if other, ok := names[name]; ok {
 				c.fail(key+".name", "%q is that of %s too: several are told apart by their names", name, other)
@@ -121,17 +132,16 @@ type heldOut struct {
 	key, name string
 	from      string // the files, for the model card
 	data      *dataset.Dataset
-	rows      *stages.HeldOut
-	own       *Loss // nil: the recipe's
+	text      stages.Text     // how they are read
+	rows      *stages.HeldOut // as tokens
 
-	text stages.Text // how they are read
-	loss Loss        // what is measured
-	at   string      // where the recipe says it
+	loss Loss   // what is measured
+	at   string // where the recipe says it
+	own  bool   // it is theirs alone, not what trains
 }
 
 func (x *Run) openHeldOut(ctx context.Context) error {
-	for i, h := range x.Recipe.Eval.Loss {
-		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+	for key, h := range x.Recipe.Eval.heldOut() {
 		if x.passedOver(key, h.Path...) {
 			continue
 		}
@@ -163,13 +173,11 @@ func (x *Run) openHeldOutFiles(ctx context.Context, key string, h HeldOut) (*hel
 	if err != nil {
 		return nil, err
 	}
-	x.heldOut = append(x.heldOut, heldOut{key: key, name: h.name(), from: shortNames(h.Path), data: d, own: h.Loss, text: text, loss: l, at: at})
-	if x.Main() {
-		for _, n := range d.Notes() {
-			x.obs.note("%s: %s", key, n)
-		}
+	x.noteFiles(key, d)
+	if err := x.checkTeacher(l, at, d.TeacherSize()); err != nil {
+		return nil, errors.Join(err, d.Close())
 	}
-	return &x.heldOut[len(x.heldOut)-1], x.checkTeacher(l, at, d.TeacherSize())
+	return &heldOut{key: key, name: h.name(), from: shortNames(h.Path), data: d, own: h.Loss != nil, text: text, loss: l, at: at}, nil
 }
 
 func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error {
@@ -178,8 +186,9 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 	if err != nil {
 		return err
 	}
+	x.heldOut = append(x.heldOut, held)
 	d, l := held.data, held.loss
-	rows, err := stages.NewHeldOutInBatch(ctx, d, held.text, r.Batch.GlobalSize, r.Train.Seed, l.inBatch())
+	held.rows, err = stages.NewHeldOutInBatch(ctx, d, held.text, r.Batch.GlobalSize, r.Train.Seed, l.inBatch())
 	if errors.Is(err, dataset.ErrBadRow) {
 		return fmt.Errorf("%w; none of the rows that a loss is measured on is left out, so it takes a file without this one", err)
 	}
@@ -190,9 +199,8 @@ func (x *Run) openHeldOutRows(ctx context.Context, key string, h HeldOut) error 
 		return err
 	}
 	if x.guide != nil && h.Loss == nil {
-		rows.Guide = x.guide.model
+		held.rows.Guide = x.guide.model
 	}
-	held.rows = rows
 	return nil
 }
 
@@ -226,11 +234,7 @@ func (x *Run) heldOutText(h HeldOut) (stages.Text, error) {
 	if x.reranker != nil {
 		text.Pairs = text.Pairs[:1]
 		if h.Prompts != nil {
-			c, err := embedder.ConfigOf(x.folder, nil)
-			if err != nil {
-				return text, err
-			}
-			spec, err := x.describeReranker(c, h.Prompts)
+			spec, err := x.describeReranker(h.Prompts)
 			if err != nil {
 				return text, err
 			}
@@ -250,20 +254,16 @@ func (x *Run) heldOutText(h HeldOut) (stages.Text, error) {
 
 // lossOn is what is measured on held-out rows. Of matryoshka it has all dimensions, whatever a step takes.
 func (x *Run) lossOn(h *heldOut) loss.Loss {
-	switch {
-	case h.own != nil:
-		return h.own.objective(driving{all: true})
-	case x.own.loss != nil:
+	if x.own.loss != nil && !h.own {
 		return x.own.loss
 	}
-	return x.Recipe.Loss.objective(driving{all: true})
+	return h.loss.objective(driving{all: true})
 }
 
 // measureLosses measures the loss on held-out rows, on rank 0. One that is not finite is no figure: a note says so.
 func (x *Run) measureLosses(ctx context.Context, engine *embedder.Engine, ev *Evaluation) error {
 	sum, all := 0.0, map[string]float64{}
-	for i := range x.heldOut {
-		h := &x.heldOut[i]
+	for _, h := range x.heldOut {
 		r, err := h.rows.Loss(ctx, engine, x.lossOn(h))
 		if errors.Is(err, loss.ErrNotFinite) {
 			x.obs.note("%s has no figure this time: %v", h.key, err)
@@ -292,12 +292,12 @@ func (x *Run) measureLosses(ctx context.Context, engine *embedder.Engine, ev *Ev
 // lossIdentity names what the loss is measured on, and what it is.
 func (x *Run) lossIdentity() (string, error) {
 	h := xxh3.New()
-	for i := range x.heldOut {
-		fmt.Fprint(h, stages.Settings(x.lossOn(&x.heldOut[i])), " ")
-		if x.heldOut[i].rows.Guide != nil {
+	for _, held := range x.heldOut {
+		fmt.Fprint(h, stages.Settings(x.lossOn(held)), " ")
+		if held.rows.Guide != nil {
 			fmt.Fprint(h, x.guide.hash, " ")
 		}
-		fmt.Fprint(h, x.heldOut[i].rows.Digest(), " ")
+		fmt.Fprint(h, held.rows.Digest(), " ")
 	}
 	return lossMetric + " on " + stages.Digest(h), nil
 }

@@ -30,7 +30,7 @@ func (x *Run) openInBatch() error {
 	any := false
 	for i, d := range x.data {
 		n := x.Recipe.lossOf(i).inBatch()
-		if n != 0 && alone(d) && d.Rows()-int64(len(x.skips[i])) == 1 {
+		if n != 0 && alone(d) && x.usable(i) == 1 {
 			return fmt.Errorf("data.train[%d]: there is one row, and %s.name: mnrl tells a row's document from those of others: it takes a file of more, or rows with negatives", i, x.Recipe.lossKey(i))
 		}
 		any = any || n != 0
@@ -53,7 +53,7 @@ func (x *Run) noteInBatch() {
 		if n == 0 {
 			continue
 		}
-		rows := d.Rows() - int64(len(x.skips[i]))
+		rows := x.usable(i)
 		ragged := slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged })
 		if most := x.mostOthers(i); n > most && !ragged { // of lists nobody knows before they are read
 			x.obs.note("%s.num_negatives: is %d, and the other rows of a batch of data.train[%d] have %d documents (batch.global_size is %d): a row gets all of them", key, n, i, most, size)

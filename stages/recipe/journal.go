@@ -260,6 +260,15 @@ func (j *journal) evaluation(ev Evaluation) error {
 	return nil
 }
 
+// beside writes an evaluation, if there is one, that has been made before the steps: the next one's time begins here.
+func (j *journal) beside(ev *Evaluation) (err error) {
+	if ev != nil {
+		err = j.evaluation(*ev)
+	}
+	j.last = time.Now()
+	return err
+}
+
 // event writes a step for TensorBoard.
 func (j *journal) event(at time.Time, m Metrics) error {
 	if j.events == nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -167,13 +166,15 @@ func (x *Run) agree(ctx context.Context) error {
 	r.Model.Path = ""             // the same model may lie elsewhere
 	guide := "none"
 	if x.guide != nil {
-		r.Loss.Terms = slices.Clone(r.Loss.Terms)
-		_, said := r.guide()
-		g := **said
-		g.Path, g.Device = "", ""
-		*said, guide = &g, x.guide.hash
+		guide = x.guide.hash
 	}
-	r.Data.Train = slices.Clone(r.Data.Train)
+	r = r.withLosses(func(l *Loss, _ bool) {
+		for _, t := range l.each("") {
+			if g := t.Guide; g != nil {
+				t.Guide = &Guide{MaxLength: g.MaxLength, Prompts: g.Prompts}
+			}
+		}
+	})
 	for i := range r.Data.Train {
 		r.Data.Train[i].Path = nil
 	}

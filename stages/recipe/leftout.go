@@ -37,21 +37,21 @@ func (e *LeftOutError) List(dir string) (string, error) {
 }
 
 // leftOut goes on from an error about data that is too small: with how many rows of it can't be used, and why the first of them can't, for what is left
-// tells nothing of it. of is what the mixer has said.
-func (x *Run) leftOut(err, of error) error {
-	bad := x.skipped
-	var part *dataset.PartError
-	if errors.As(of, &part) {
+// tells nothing of it.
+func (t *trainingData) leftOut(err error) error {
+	bad := t.skipped
+	var of *sourceError
+	if errors.As(err, &of) {
 		from := 0
-		for _, rows := range x.skips[:part.Part] {
+		for _, rows := range t.skips[:of.Part] {
 			from += len(rows)
 		}
-		bad = bad[from : from+len(x.skips[part.Part])]
+		bad = bad[from : from+len(t.skips[of.Part])]
 	}
-	if len(bad) == 0 || !errors.Is(of, dataset.ErrBatchTooLarge) && !errors.Is(of, dataset.ErrBadRow) {
+	if len(bad) == 0 {
 		return err
 	}
-	return &LeftOutError{fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, spelling.Count(len(bad), "row", "rows"), bad[0]), x.skipped}
+	return &LeftOutError{fmt.Errorf("%w; data.on_error: skip has left out %s that can't be used, the first one: %w", err, spelling.Count(len(bad), "row", "rows"), bad[0]), t.skipped}
 }
 
 // SkippedRow is a line of skipped.jsonl.

@@ -72,12 +72,9 @@ func (l *Lookover) Err() error {
 
 // LookOver reads all data that a recipe names as a run of it would, and trains nothing: where a run ends with the first thing that is wrong, it finds
 // all rows that can't be used. It reads the model's tokenizer and settings, and no weights, and computes nothing on the device, which need only be like the
-// run's. A recipe that lacks nothing but save.dir will do. An error is of what nothing can be read without: the recipe, or the model.
+// run's. The recipe may lack save.dir. An error is of what nothing can be read without: the recipe, or the model.
 func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observer) (_ *Lookover, err error) {
-	saves := r.Save.Dir != ""
-	if !saves {
-		r.Save.Dir = "unused"
-	}
+	r.Save.unsaved = true
 	if r, err = r.Resolve(); err != nil {
 		return nil, err
 	}
@@ -92,7 +89,7 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 		l.Others = append(l.Others, errors.Join(err, x.guide.close()))
 		x.guide = nil
 	}
-	if saves {
+	if r.Save.Dir != "" {
 		if err := x.lookOverSaving(said); err != nil {
 			l.Others = append(l.Others, fmt.Errorf("save.dir: %w", err))
 		}
@@ -100,8 +97,8 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 	if err := x.lookOverTraining(ctx, l); err != nil {
 		return nil, err
 	}
-	for i, h := range r.Eval.Loss {
-		if err := l.add(ctx, taskKey("loss", i, len(r.Eval.Loss)), func(p *LookoverPart) error { return x.lookOverHeldOut(ctx, p, h) }); err != nil {
+	for key, h := range r.Eval.heldOut() {
+		if err := l.add(ctx, key, func(p *LookoverPart) error { return x.lookOverHeldOut(ctx, p, h) }); err != nil {
 			return nil, err
 		}
 	}
@@ -164,17 +161,15 @@ func writable(dir string) error {
 // the others. What it returns is nil where none can be.
 func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, splits dataset.Splits, open func(x *Run, paths []string) (*dataset.Dataset, error)) (*dataset.Dataset, *dataset.Index, error) {
 	read := func(x *Run, paths ...string) (*dataset.Dataset, *dataset.Index, error) {
-		data, heldOut := len(x.data), len(x.heldOut)
 		d, err := open(x, paths)
-		if err == nil {
-			var index *dataset.Index
-			if index, err = d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: true}); err == nil {
-				return d, index, nil
-			}
-			err = errors.Join(err, d.Close())
+		if err != nil {
+			return nil, nil, err
 		}
-		x.data, x.heldOut = x.data[:data], x.heldOut[:heldOut]
-		return nil, nil, err
+		index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: true})
+		if err != nil {
+			return nil, nil, errors.Join(err, d.Close())
+		}
+		return d, index, nil
 	}
 	d, index, together := read(x, paths...)
 	if together == nil || ctx.Err() != nil {
@@ -215,16 +210,16 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 
 func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 	var parts []dataset.Part
-	for i := range x.Recipe.Data.Train {
+	for i, src := range x.Recipe.Data.Train {
 		err := l.add(ctx, fmt.Sprintf("data.train[%d]", i), func(p *LookoverPart) error {
-			d, index, err := x.lookInto(ctx, p, x.Recipe.Data.Train[i].Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
-				x.Recipe.Data.Train = slices.Clone(x.Recipe.Data.Train)
-				x.Recipe.Data.Train[i].Path = paths
-				return x.openFiles(ctx, i)
+			d, index, err := x.lookInto(ctx, p, src.Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
+				src.Path = paths
+				return x.openFiles(ctx, i, src)
 			})
 			if index == nil || err != nil {
 				return err
 			}
+			x.data = append(x.data, d)
 			part := x.part(d, index)
 			if p.Errs == nil {
 				parts, x.skips = append(parts, part), append(x.skips, part.Skip)
@@ -332,6 +327,7 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 	if index == nil || err != nil {
 		return err
 	}
+	x.heldOut = append(x.heldOut, held)
 	err = p.lookOverRows(ctx, x, held.data, index, func() (int64, int64, error) {
 		return held.text.Cut(ctx, held.data, 0, index.Skip(), x.Recipe.Train.Seed, nil)
 	})
@@ -342,69 +338,40 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 }
 
 func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
-	e := x.Recipe.Eval
 	ctx = hfmodel.ListOnce(ctx)
-	listing := func(p *LookoverPart) context.Context {
-		return dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
-	}
-	ranking := func(key string, load func(context.Context) (*dataset.Retrieval, error)) error {
-		return l.add(ctx, key, func(p *LookoverPart) error {
-			t, err := load(listing(p))
-			if err != nil {
-				return err
-			}
-			p.Said = fmt.Sprintf("%s, %s, %s", spelling.Count(len(t.Queries), "query", "queries"), spelling.Count(len(t.Docs), "document", "documents"), spelling.Count(len(t.Judgements), "judgement", "judgements"))
-			if note := t.Note(); note != "" && p.Bad == nil { // else it tells of what these rows had
-				x.obs.note("%s: %s", key, note)
-			}
-			return nil
-		})
-	}
-	files := func(queries, corpus, qrels string) func(context.Context) (*dataset.Retrieval, error) {
-		return func(ctx context.Context) (*dataset.Retrieval, error) {
-			return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
-		}
-	}
-	for i, r := range e.Retrieval {
-		if err := ranking(taskKey("retrieval", i, len(e.Retrieval)), files(r.Queries, r.Corpus, r.Qrels)); err != nil {
+	for _, t := range x.Recipe.Eval.tasks() {
+		if err := l.add(ctx, t.at(), func(p *LookoverPart) error { return x.lookOverTask(ctx, p, t) }); err != nil {
 			return err
 		}
 	}
-	for _, n := range e.nano() {
-		if n.reranker {
-			break
-		}
-		err := ranking(n.at(), func(ctx context.Context) (*dataset.Retrieval, error) {
-			return dataset.LoadNanoRetrieval(ctx, n.Dataset, n.task)
-		})
+	return nil
+}
+
+// lookOverTask reads a task's files.
+func (x *Run) lookOverTask(ctx context.Context, p *LookoverPart, t task) error {
+	ctx = dataset.WithBadRows(x.noting(ctx, p.Key), func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) })
+	if t.kind == nil {
+		data, err := t.load(ctx)
 		if err != nil {
 			return err
 		}
-	}
-	for i, r := range e.Rerank {
-		if err := ranking(taskKey("rerank", i, len(e.Rerank)), files(r.Queries, r.Corpus, r.Qrels)); err != nil {
-			return err
+		p.Said = fmt.Sprintf("%s, %s, %s", spelling.Count(len(data.Queries), "query", "queries"), spelling.Count(len(data.Docs), "document", "documents"), spelling.Count(len(data.Judgements), "judgement", "judgements"))
+		if note := data.Note(); note != "" && p.Bad == nil { // else it tells of what these rows had
+			x.obs.note("%s: %s", p.Key, note)
 		}
+		return nil
 	}
-	for _, s := range e.scored() {
-		err := l.add(ctx, s.key(), func(p *LookoverPart) error {
-			t, err := s.kind.Load(listing(p), s.source)
-			if err != nil {
-				return err
-			}
-			switch s.kind {
-			case scoring.Triplets:
-				p.Said = spelling.Count(len(t.A)/2, "triplet", "triplets")
-			case scoring.Candidates:
-				p.Said = spelling.Count(len(t.A), "pair of a query and a candidate", "pairs of a query and a candidate")
-			default:
-				p.Said = spelling.Count(len(t.A), "pair of texts", "pairs of texts")
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+	data, err := t.kind.Load(ctx, t.source)
+	if err != nil {
+		return err
+	}
+	switch t.kind {
+	case scoring.Triplets:
+		p.Said = spelling.Count(len(data.A)/2, "triplet", "triplets")
+	case scoring.Candidates:
+		p.Said = spelling.Count(len(data.A), "pair of a query and a candidate", "pairs of a query and a candidate")
+	default:
+		p.Said = spelling.Count(len(data.A), "pair of texts", "pairs of texts")
 	}
 	return nil
 }

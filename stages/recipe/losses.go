@@ -68,10 +68,42 @@ type Loss struct {
 
 	Terms []Loss `yaml:"-"` // of a sum, which has nothing else but GatherAcrossDevices, as each of them; nil: this is one loss
 
+	// What it is of, which decides which options it has: see of.
 	reranker bool // the name is one of loss.GroupLosses, some of which are embedders' as well
 	vectors  bool // it is of a multi_vector: see vectorKinds
 	dataset  bool // it is a dataset's own
 	term     bool // it is one of a sum's
+}
+
+// of has a loss, and the terms of a sum, know that it is of such a model, and whether it is a dataset's own.
+func (l *Loss) of(model string, dataset bool) {
+	l.reranker, l.vectors, l.dataset = model == "reranker", model == "multi_vector", dataset
+	for i := range l.Terms {
+		l.Terms[i].of(model, dataset)
+		l.Terms[i].term = true
+	}
+}
+
+// withLosses is the recipe with losses that it shares with no other, its datasets' and held-out rows' (of which dataset tells) included, as change has made them.
+func (r Recipe) withLosses(change func(l *Loss, dataset bool)) Recipe {
+	own := func(l *Loss) *Loss {
+		if l == nil {
+			return nil
+		}
+		own := *l
+		own.Terms = slices.Clone(l.Terms)
+		change(&own, l != &r.Loss)
+		return &own
+	}
+	r.Loss = *own(&r.Loss)
+	r.Data.Train, r.Eval.Loss = slices.Clone(r.Data.Train), slices.Clone(r.Eval.Loss)
+	for i, s := range r.Data.Train {
+		r.Data.Train[i].Loss = own(s.Loss)
+	}
+	for i, h := range r.Eval.Loss {
+		r.Eval.Loss[i].Loss = own(h.Loss)
+	}
+	return r
 }
 
 func defaultLoss() Loss {
@@ -123,6 +155,8 @@ type lossKind struct {
 	distances   []string // the usual one first
 	label       bool     // of the data: each row's
 	scores      bool     // a teacher's
+	readsLabel  bool     // where there is one
+	readsScores bool     // likewise
 	teacher     bool     // a teacher's embeddings
 	negatives   bool     // needs them
 	pairs       bool     // takes no negatives
@@ -132,8 +166,6 @@ type lossKind struct {
 	reranker    bool
 	m3          bool
 	vectors     bool // is of vectors of tokens
-	dataset     bool // the loss is a dataset's own
-	term        bool // it is one of a sum's
 }
 
 var lossKinds = []lossKind{
@@ -141,12 +173,12 @@ var lossKinds = []lossKind{
 		options: []string{"scale", "temperature", "directions", "partition_mode", "similarity", "mask_duplicates", "hardness_mode", "hardness_strength"}},
 	{names: []string{"gist", "gist_embed"}, options: []string{"scale", "temperature", "guide", "margin", "margin_strategy", "contrast_anchors", "contrast_positives", "mask_duplicates"}},
 	{names: []string{"cosent"}, options: []string{"scale", "temperature", "similarity"}, similarity: "cosine", label: true, pairs: true, whole: true},
-	{names: []string{"angle"}, options: []string{"scale", "temperature"}, whole: true},
+	{names: []string{"angle"}, options: []string{"scale", "temperature"}, readsLabel: true, whole: true},
 	{names: []string{"cosine_similarity"}, label: true, pairs: true},
 	{names: []string{"contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true},
 	{names: []string{"online_contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true, whole: true},
 	{names: []string{"triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine", "manhattan"}, negatives: true},
-	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: "dot", negatives: true},
+	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: "dot", readsLabel: true, readsScores: true, negatives: true},
 	{names: []string{"distill_kl", "kl_div"}, options: []string{"similarity", "temperature", "student_temperature", "teacher_temperature"}, similarity: "dot", scores: true, negatives: true},
 	{names: []string{"batch_hard_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true},
 	{names: []string{"batch_hard_soft_margin_triplet"}, options: []string{"distance"}, distances: []string{"euclidean", "cosine"}, label: true, single: true},
@@ -158,28 +190,18 @@ var lossKinds = []lossKind{
 	{names: []string{"m3"}, options: []string{"scale", "temperature", "parts", "self_distill", "self_distill_from", "distillation", "mask_duplicates"}, m3: true},
 }
 
-// commonOptions are every loss's.
-var commonOptions = []string{"name", "matryoshka", "flops", "gather_across_devices"}
-
-// kind is the loss that the recipe names; mnrl if it names none that there is.
+// kind is the loss that the recipe names; the usual one if it names none that there is.
 func (l *Loss) kind() lossKind {
-	if l.reranker {
-		return lossKind{names: []string{l.Name}, options: groupOptions(loss.GroupLoss(l.Name)), reranker: true, term: l.term}
-	}
 	kinds := l.kinds()
-	k := kinds[0]
-	for _, named := range kinds {
-		if slices.Contains(named.names, l.Name) {
-			k = named
-		}
-	}
-	k.dataset, k.term = l.dataset, l.term
-	return k
+	return kinds[max(0, slices.IndexFunc(kinds, func(k lossKind) bool { return slices.Contains(k.names, l.Name) }))]
 }
 
 // kinds are those that the loss may be one of.
 func (l *Loss) kinds() []lossKind {
-	if l.vectors {
+	switch {
+	case l.reranker:
+		return groupKinds
+	case l.vectors:
 		return vectorKinds
 	}
 	return lossKinds
@@ -194,57 +216,54 @@ func (k lossKind) rowwise() bool {
 func (k lossKind) comesBack() bool { return !k.rowwise() && k.names[0] != "gor" }
 
 // all are the loss's options.
-func (k lossKind) all() []string {
-	common := commonOptions
-	switch {
-	case k.reranker:
-		common = commonOptions[:1]
-	case k.vectors && k.dataset:
-		common = commonOptions[:1]
-	case k.m3, k.vectors:
-		common = []string{"name", "gather_across_devices"}
-	case k.dataset:
-		common = commonOptions[:3]
+func (l *Loss) all() []string { return l.kind().all(l.dataset, l.term) }
+
+// all are those of a dataset's own loss, or of a term of a sum, or of neither.
+func (k lossKind) all(dataset, term bool) []string {
+	all := []string{"name"}
+	if term {
+		all = append(all, "weight")
 	}
-	if k.term {
-		common = append(common[:1:1], append([]string{"weight"}, common[1:]...)...)
+	if !k.reranker && !k.vectors && !k.m3 {
+		all = append(all, "matryoshka", "flops")
 	}
-	return slices.Concat(common, k.options)
+	if !k.reranker && !dataset {
+		all = append(all, "gather_across_devices")
+	}
+	return append(all, k.options...)
 }
 
-func (k lossKind) has(option string) bool { return slices.Contains(k.all(), option) }
+func (k lossKind) has(option string) bool { return slices.Contains(k.all(false, false), option) }
 
 // having lists the losses with an option, those of another kind of model as such.
 func having(option string, reranker bool) string {
-	var embedders, rerankers []string
-	for _, k := range lossKinds {
-		if k.has(option) {
-			embedders = append(embedders, k.names[0])
+	with := func(kinds []lossKind) string {
+		var names []string
+		for _, k := range kinds {
+			if k.has(option) {
+				names = append(names, k.names[0])
+			}
 		}
+		return strings.Join(names, ", ")
 	}
-	for _, n := range loss.GroupLosses {
-		if slices.Contains(groupOptions(n), option) {
-			rerankers = append(rerankers, string(n))
-		}
-	}
+	embedders, rerankers := with(lossKinds), with(groupKinds)
 	switch {
-	case reranker && len(rerankers) > 0:
-		return strings.Join(rerankers, ", ")
+	case reranker && rerankers != "":
+		return rerankers
 	case reranker:
-		return "embedders' " + strings.Join(embedders, ", ")
-	case len(embedders) > 0:
-		return strings.Join(embedders, ", ")
+		return "embedders' " + embedders
+	case embedders != "":
+		return embedders
 	}
-	return "rerankers' " + strings.Join(rerankers, ", ")
+	return "rerankers' " + rerankers
 }
 
 // options finds those that the loss at a key does not have.
 func (c *checker) options(l *Loss, at string) {
-	k := l.kind()
-	for i := range reflect.TypeFor[Loss]().NumField() {
-		option := name(reflect.TypeFor[Loss]().Field(i))
+	all := l.all()
+	for _, option := range fieldNames(reflect.TypeFor[Loss]()) {
 		key := at + "." + option
-		if option == "" || k.has(option) || c.find(key) == nil {
+		if slices.Contains(all, option) || c.find(key) == nil {
 			continue
 		}
 		if option == "weight" {
@@ -252,9 +271,9 @@ func (c *checker) options(l *Loss, at string) {
 		} else if l.dataset && option == "gather_across_devices" {
 			c.fail(key, "is the same for all datasets: loss.gather_across_devices")
 		} else if l.vectors {
-			c.fail(key, "is not for model.kind: multi_vector; the options of %s are %s there", l.Name, strings.Join(k.all(), ", "))
+			c.fail(key, "is not for model.kind: multi_vector; the options of %s are %s there", l.Name, strings.Join(all, ", "))
 		} else {
-			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(k.all(), ", "))
+			c.fail(key, "is for %s; the options of %s are %s", having(option, l.reranker), l.Name, strings.Join(all, ", "))
 		}
 	}
 }
@@ -262,15 +281,15 @@ func (c *checker) options(l *Loss, at string) {
 // MarshalYAML writes the options that the loss has.
 func (l Loss) MarshalYAML() (any, error) {
 	if l.Terms != nil {
-		return l.written(), nil
+		return l.Terms, nil
 	}
-	k, v := l.kind(), reflect.ValueOf(l)
+	all, v := l.kind().all(l.dataset, l.term || l.Weight != 0), reflect.ValueOf(l)
 	var out yaml.MapSlice
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
 		option := name(f)
-		omits := strings.Contains(f.Tag.Get("yaml"), "omitempty") || k.vectors && option == "similarity" // which the model's folder says
-		if k.has(option) && !(omits && v.Field(i).IsZero()) {
+		omits := strings.Contains(f.Tag.Get("yaml"), "omitempty") || l.vectors && option == "similarity" // which the model's folder says
+		if slices.Contains(all, option) && !(omits && v.Field(i).IsZero()) {
 			out = append(out, yaml.MapItem{Key: option, Value: v.Field(i).Interface()})
 		}
 	}
@@ -296,7 +315,6 @@ func (c *checker) checkLosses(r *Recipe) {
 
 // checkOwn checks the loss that a dataset has for itself. It returns whether there is such a loss.
 func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
-	own.dataset = true
 	switch {
 	case r.Model.Kind == "m3":
 		c.fail(key, "is not for model.kind: m3, which has one loss")
@@ -310,19 +328,14 @@ func (c *checker) checkOwn(r *Recipe, own *Loss, key string) bool {
 
 // checkLoss checks the loss at a key. It returns whether there is such a loss.
 func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
-	var kinds [][]string
-	for _, k := range l.kinds() {
-		kinds = append(kinds, k.names)
-	}
-	c.lossName(at+".name", kinds)
-	if !slices.Contains(slices.Concat(kinds...), l.Name) {
+	if !c.lossName(at+".name", l) {
 		return false
 	}
 	k := l.kind()
 	c.options(l, at)
 	c.require(k.m3 == (r.Model.Kind == "m3"), at+".name", "%s is not for model.kind: %s; m3 is the loss of that kind, and of no other", l.Name, r.Model.Kind)
 	for _, option := range []string{"weight", "margin", "hardness_strength", "temperature", "student_temperature", "teacher_temperature", "scale"} {
-		if n := c.find(at + "." + option); n != nil && k.has(option) {
+		if n := c.find(at + "." + option); n != nil && slices.Contains(l.all(), option) {
 			v := reflect.ValueOf(l).Elem()
 			f, _, _ := field(v, option)
 			if k.names[0] == "gist" && option == "margin" {
@@ -411,29 +424,15 @@ func (c *checker) checkColumns(s Source, l Loss, key, at string) {
 	c.require(!k.whole || s.Weight == "", key+"weight", "%s is of the batch as a whole: rows have no weights in it", named)
 }
 
-// checkLabel is what a dataset's labels must be for the loss; nil: numbers.
-func (l Loss) checkLabel() func(float64) error { return checkAll(l, (*Loss).termLabel) }
-
-// checkScore is what its scores must be.
-func (l Loss) checkScore() func(float64) error { return checkAll(l, (*Loss).termScore) }
-
-// checkNegatives is how many negatives a row must have; nil: any number.
-func (l Loss) checkNegatives() func(int) error { return checkAll(l, (*Loss).termNegatives) }
-
-// checkAll is what is a number for each of a loss's terms; nil: all are.
-func checkAll[T any](l Loss, of func(*Loss) func(T) error) func(T) error {
-	var checks []func(T) error
+// asking has each of a loss's terms say what is wrong with a row's number, as what it is computed by does: with loss.CheckLabel, CheckScore or CheckNegatives.
+func asking[T any](l Loss, check func(loss.Loss, T) error) func(T) error {
+	var terms []loss.Loss
 	for _, t := range l.each("") {
-		if check := of(t); check != nil {
-			checks = append(checks, check)
-		}
-	}
-	if checks == nil {
-		return nil
+		terms = append(terms, t.objective(driving{}))
 	}
 	return func(x T) error {
-		for _, check := range checks {
-			if err := check(x); err != nil {
+		for _, t := range terms {
+			if err := check(t, x); err != nil {
 				return err
 			}
 		}
@@ -441,51 +440,10 @@ func checkAll[T any](l Loss, of func(*Loss) func(T) error) func(T) error {
 	}
 }
 
-// termLabel is checkLabel of a loss that is no sum.
-func (l *Loss) termLabel() func(float64) error {
-	k := l.kind()
-	switch name := k.names[0]; {
-	case k.reranker:
-		return l.groups().CheckLabel
-	case name == "cosine_similarity":
-		return loss.CosineSimilarity{}.CheckLabel
-	case name == "contrastive" || name == "online_contrastive":
-		return loss.Contrastive{Online: name == "online_contrastive"}.CheckLabel
-	}
-	return nil
-}
-
-// termScore is checkScore of a loss that is no sum.
-func (l *Loss) termScore() func(float64) error {
-	if l.kind().reranker {
-		return l.groups().CheckScore
-	}
-	return nil
-}
-
-// termNegatives is checkNegatives of a loss that is no sum.
-func (l *Loss) termNegatives() func(int) error {
-	switch k := l.kind(); {
-	case k.reranker && l.groups().Name == loss.GroupMarginMSE:
-		return l.groups().CheckNegatives
-	case k.names[0] == "triplet":
-		return loss.Triplet{}.CheckNegatives
-	case k.names[0] == "margin_mse":
-		return loss.MarginMSE{}.CheckNegatives
-	case k.names[0] == "distill_kl":
-		return loss.DistillKL{}.CheckNegatives
-	}
-	return nil
-}
-
 // reads tells which columns beside the texts the loss reads, where it does not need them.
 func (l Loss) reads() (label, scores, teacher bool) {
 	k := l.kind()
-	if k.reranker {
-		return l.Name == "bce" || l.Name == "mse" || l.Name == "margin_mse", l.Name != "cross_entropy" && l.Name != "mnrl", false
-	}
-	angle, margin := k.names[0] == "angle", k.names[0] == "margin_mse"
-	return k.label || angle || margin, k.scores || margin || k.m3 && l.Distillation != "", k.teacher
+	return k.label || k.readsLabel, k.scores || k.readsScores || k.m3 && l.Distillation != "", k.teacher
 }
 
 // noteUnread tells of columns that a recipe names and the loss does not read: it may be that another one was meant.
@@ -496,8 +454,7 @@ func (x *Run) noteUnread() {
 	for i, s := range x.Recipe.Data.Train {
 		x.noteUnreadOf(s, fmt.Sprintf("data.train[%d].", i), x.Recipe.lossOf(i), x.Recipe.lossKey(i))
 	}
-	for i, h := range x.Recipe.Eval.Loss {
-		key := taskKey("loss", i, len(x.Recipe.Eval.Loss))
+	for key, h := range x.Recipe.Eval.heldOut() {
 		l, at := x.Recipe.heldOutLoss(h, key)
 		x.noteUnreadOf(h.source(), key+".", l, at)
 	}

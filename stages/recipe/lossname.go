@@ -6,19 +6,22 @@ import (
 	"strings"
 )
 
-// lossName checks the loss that a key names against a list, in which synonyms stand side by side: kinds are the names of each loss, the usual one first.
-// A class of sentence-transformers is answered with our name.
-func (c *checker) lossName(path string, kinds [][]string) {
+// lossName checks the loss that a key names against those that it may be, and tells whether it is one. A class of sentence-transformers is answered with
+// our name.
+func (c *checker) lossName(path string, l *Loss) bool {
+	var all []string
 	n := c.find(path)
-	if n != nil && n.kind == scalar {
-		for _, names := range kinds {
-			if slices.ContainsFunc(names, func(name string) bool { return ofClass(n.text) == strings.ReplaceAll(name, "_", "") }) {
-				c.fail(path, "is %s, which is called %s here", describe(n), names[0])
-				return
-			}
+	for _, k := range l.kinds() {
+		if all = append(all, k.names...); n == nil || n.kind != scalar {
+			continue
+		}
+		if slices.ContainsFunc(k.names, func(name string) bool { return ofClass(n.text) == strings.ReplaceAll(name, "_", "") }) {
+			c.fail(path, "is %s, which is called %s here", describe(n), k.names[0])
+			return false
 		}
 	}
-	c.words(path, slices.Concat(kinds...)...)
+	c.words(path, all...)
+	return slices.Contains(all, l.Name)
 }
 
 // ofClass is what a class's name says of its loss: CachedMultipleNegativesRankingLoss is multiplenegativesranking.

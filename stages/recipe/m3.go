@@ -47,10 +47,7 @@ const fused = "fused"
 
 func (c *checker) checkFusion(r *Recipe) {
 	e := r.Eval
-	m3 := r.Model.Kind == "m3"
 	c.words("eval.part", append(slices.Clone(loss.M3Parts), fused)...)
-	c.require(m3 || e.Part == "", "eval.part", "is for model.kind: m3")
-	c.require(m3 || e.Weights == nil, "eval.weights", "is for model.kind: m3")
 	if e.Weights != nil {
 		_, err := embedder.Weights(e.Weights)
 		c.require(err == nil, "eval.weights", "%v", err)
@@ -109,28 +106,19 @@ func (x *Run) noteLearned() {
 }
 
 // openM3 finds the heads of tokens.
-func (x *Run) openM3() error {
-	x.heads, x.vectors, x.projection = transformer.TokenHeads{}, nil, nil
-	m := x.Recipe.Model
-	if m.Kind != "m3" {
-		return nil
-	}
-	dim := m.VectorDim
+func (x *Run) openM3() (heads transformer.TokenHeads, err error) {
+	dim := x.Recipe.Model.VectorDim
 	if f := x.folder.M3; f != nil {
 		if dim != 0 && dim != f.Dim {
-			return fmt.Errorf("model.vector_dim: is %d, and the heads that the model has give %d", dim, f.Dim)
+			return heads, fmt.Errorf("model.vector_dim: is %d, and the heads that the model has give %d", dim, f.Dim)
 		}
 		dim = f.Dim
 	}
-	c, err := embedder.ConfigOf(x.folder, nil)
-	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
+	heads = x.config.M3Heads(dim, x.folder.M3 == nil, x.Recipe.Train.Seed)
+	if heads.Special, err = embedder.SpecialIDs(x.folder, x.tok); err != nil {
+		return heads, fmt.Errorf("model.path: %w", err)
 	}
-	x.heads = c.M3Heads(dim, x.folder.M3 == nil, x.Recipe.Train.Seed)
-	if x.heads.Special, err = embedder.SpecialIDs(x.folder, x.tok); err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
-	return nil
+	return heads, nil
 }
 
 // maxSim is what the products of all pairs' tokens take in a batch, over all ranks, and the vectors with their gradient on each: 0 without.
@@ -139,7 +127,7 @@ func (x *Run) maxSim() (flops float64, bytes int64) {
 	if h.None() || !h.Alone && l.Parts != nil && !slices.Contains(l.Parts, loss.VectorsPart) || h.Alone && l.kind().rowwise() {
 		return 0, 0
 	}
-	rows := float64(min(int64(x.Recipe.Batch.GlobalSize), x.rows()))
+	rows := float64(x.batchRows())
 	queries, documents := rows*float64(h.Most(x.text.QueryLength)), rows*float64(x.columns()-1)*float64(h.Most(x.text.DocumentLength))
 	return 2 * queries * documents * float64(h.Dim), x.Memory.Tokens
 }

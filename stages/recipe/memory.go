@@ -29,9 +29,27 @@ type Memory struct {
 	HostSnapshot int64 // the same in host memory, where the device has its own: not part of the total
 }
 
+// memoryPart is something of a Memory, and what it is called.
+type memoryPart struct {
+	name  string
+	bytes int64
+}
+
+// parts are those that the total is of.
+func (m Memory) parts() []memoryPart {
+	return []memoryPart{
+		{"model", m.Parameters}, {"packed weights", m.Packed}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"embeddings", m.Embeddings}, {"kept activations", m.Activations},
+		{"working", m.Working}, {"guide", m.Guide}, {"evaluation", m.Evaluation}, {"under way between ranks", m.Traveling}, {"snapshots", m.Snapshot},
+		{"the device's own", m.Device},
+	}
+}
+
 // Total is the sum.
-func (m Memory) Total() int64 {
-	return m.Parameters + m.Packed + m.Gradients + m.Optimizer + m.Embeddings + m.Activations + m.Working + m.Guide + m.Evaluation + m.Traveling + m.Snapshot + m.Device
+func (m Memory) Total() (sum int64) {
+	for _, part := range m.parts() {
+		sum += part.bytes
+	}
+	return sum
 }
 
 // State is what a model and its optimizer take, without what a batch does.
@@ -63,7 +81,7 @@ const usualLength = 1024
 func (x *Run) longestSub() (lengths []int, subs int64) {
 	n := x.sequences()
 	query, longest := x.expected(&x.text)
-	if !x.queries.There {
+	if !x.config.Queries.There {
 		longest = max(longest, query)
 	}
 	size := x.size()
@@ -72,7 +90,7 @@ func (x *Run) longestSub() (lengths []int, subs int64) {
 		rows = max(1, size.Tokens/longest)
 	}
 	together := []int64{n}
-	if x.heads.Unseen() || x.queries.There {
+	if x.config.Tokens.Unseen() || x.config.Queries.There {
 		queries := n / int64(x.columns())
 		together = []int64{n - queries, queries}
 	}
@@ -89,7 +107,7 @@ func (x *Run) longestSub() (lengths []int, subs int64) {
 
 // sequences is how many texts a rank has in a batch.
 func (x *Run) sequences() int64 {
-	n := min(int64(x.Recipe.Batch.GlobalSize), x.rows())
+	n := x.batchRows()
 	ranks := int64(x.ranks.Size())
 	return (n + ranks - 1) / ranks * int64(x.columns())
 }
@@ -104,7 +122,7 @@ func (x *Run) kept() int64 {
 func (x *Run) subMemory() (sub transformer.Memory, lengths []int, subs int64) {
 	lengths, subs = x.longestSub()
 	sub = x.model.Memory(lengths)
-	if x.queries.There {
+	if x.config.Queries.There {
 		q := x.model.WeighedMemory(x.weighedSub())
 		sub.Kept = max(sub.Kept, q.Kept)
 		sub.Backward = max(sub.Backward, q.Backward)
@@ -145,7 +163,7 @@ func (x *Run) predict(z sharding) Memory {
 		Parameters: params, Packed: m.ResidentPackedBytes(true), Gradients: trained, Optimizer: share * int64(r.update(1).Optimizer.States()),
 	}
 	mem.Guide, mem.Evaluation = x.guideMemory(), x.evaluationMemory()
-	rows, columns := min(int64(r.Batch.GlobalSize), x.rows()), int64(x.columns())
+	rows, columns := x.batchRows(), int64(x.columns())
 	n := rows * columns
 	own := x.sequences() / columns     // rows
 	tokens := func(rows int64) int64 { // that have rows in parts
@@ -235,8 +253,8 @@ func (x *Run) evaluationMemory() int64 {
 			measuring = max(measuring, x.evalText().Memory(m, t.scored.A, query, document))
 		}
 	}
-	for i := range x.heldOut {
-		measuring = max(measuring, x.heldOut[i].rows.Memory(m, x.lossOn(&x.heldOut[i])))
+	for _, h := range x.heldOut {
+		measuring = max(measuring, h.rows.Memory(m, x.lossOn(h)))
 	}
 	return bytes + measuring
 }
@@ -324,14 +342,7 @@ func (m Memory) check(free, there int64) error {
 // String is the total by its parts.
 func (m Memory) String() string {
 	text, before := Size(m.Total()), ": "
-	for _, part := range []struct {
-		name  string
-		bytes int64
-	}{
-		{"model", m.Parameters}, {"packed weights", m.Packed}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"embeddings", m.Embeddings}, {"kept activations", m.Activations},
-		{"working", m.Working}, {"guide", m.Guide}, {"evaluation", m.Evaluation}, {"under way between ranks", m.Traveling}, {"snapshots", m.Snapshot},
-		{"the device's own", m.Device},
-	} {
+	for _, part := range m.parts() {
 		if part.bytes > 0 {
 			text, before = fmt.Sprintf("%s%s%s %s", text, before, part.name, Size(part.bytes)), ", "
 		}

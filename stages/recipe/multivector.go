@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -17,7 +18,7 @@ import (
 // vectorKinds are its losses: those of lossKinds by the same names, of vectors of tokens.
 var vectorKinds = []lossKind{
 	{names: []string{"mnrl", "infonce", "multiple_negatives_ranking"}, options: []string{"scale", "temperature", "similarity", "mask_duplicates"}, similarity: string(loss.MaxSim), vectors: true},
-	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: string(loss.MaxSim), negatives: true, vectors: true},
+	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: string(loss.MaxSim), readsLabel: true, readsScores: true, negatives: true, vectors: true},
 	{names: []string{"distill_kl", "kl_div"}, options: []string{"similarity", "temperature", "student_temperature", "teacher_temperature"}, similarity: string(loss.MaxSim), scores: true, negatives: true, vectors: true},
 }
 
@@ -26,22 +27,6 @@ const defaultVectorDim = 128
 
 // newProjection is what it calls the module.
 const newProjection = "1_Dense"
-
-// ofVectors marks the losses as those of a model of this kind.
-func (r *Recipe) ofVectors() {
-	is := r.Model.Kind == "multi_vector"
-	r.Loss.vectors = is
-	for _, s := range r.Data.Train {
-		if s.Loss != nil {
-			s.Loss.vectors = is
-		}
-	}
-	for _, h := range r.Eval.Loss {
-		if h.Loss != nil {
-			h.Loss.vectors = is
-		}
-	}
-}
 
 // Skiplist are tokens without a vector: a list, or the word punctuation.
 type Skiplist []string
@@ -93,35 +78,9 @@ func (e QueryExpansion) expansion() *hfmodel.Expansion {
 	return &hfmodel.Expansion{Strategy: e.Strategy, Length: e.Length, Attend: e.Attend, Token: e.Token}
 }
 
-// checkMultiVector checks what is of models of this kind alone.
-func (c *checker) checkMultiVector(r *Recipe) {
-	m := r.Model
-	if m.Kind != "multi_vector" {
-		for _, key := range []string{"model.skiplist", "model.query_expansion"} {
-			c.require(c.find(key) == nil, key, "is for model.kind: multi_vector")
-		}
-		return
-	}
-	c.require(m.Pooling == "", "model.pooling", "is not for model.kind: multi_vector, which gives a vector for each token: nothing is pooled")
-	if e := m.QueryExpansion; e != nil && !e.None {
-		if err := e.expansion().Check(); err != nil {
-			c.fail("model.query_expansion", "%v", err)
-		}
-	}
-}
-
-// openMultiVector finds out how a model of this kind reads texts, and what its projection is.
-func (x *Run) openMultiVector() error {
-	m, f := x.Recipe.Model, x.folder
-	if m.Kind != "multi_vector" {
-		if f.MultiVector != nil {
-			return fmt.Errorf("model.path: %s gives a vector for each token: model.kind: multi_vector trains it", f.Dir)
-		}
-		return nil
-	}
-	if f.Adapter != nil {
-		return fmt.Errorf("model.path: %s is an adapter, and training of a multi_vector does not begin with one: contraflow merge merges it into its base", f.Dir)
-	}
+// openMultiVector finds out how a model of this kind reads texts, and what its projection is, and its heads.
+func (x *Run) openMultiVector() (heads transformer.TokenHeads, err error) {
+	m, f, c := x.Recipe.Model, x.folder, &x.config
 	x.vectors = &hfmodel.MultiVector{SkipTasks: []string{"document"}}
 	if f.MultiVector != nil {
 		own := *f.MultiVector
@@ -135,27 +94,20 @@ func (x *Run) openMultiVector() error {
 			x.vectors.QueryLength = 0
 		}
 	}
-	c, err := embedder.ConfigOf(f, nil)
-	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
+	fresh := false
 	switch n := len(c.Dense); {
 	case n > 0 && m.VectorDim != 0 && m.VectorDim != c.Dense[n-1].Out:
-		return fmt.Errorf("model.vector_dim: is %d, and the projection that the model has gives %d", m.VectorDim, c.Dense[n-1].Out)
+		return heads, fmt.Errorf("model.vector_dim: is %d, and the projection that the model has gives %d", m.VectorDim, c.Dense[n-1].Out)
 	case n == 0 && (f.MultiVector == nil || m.VectorDim != 0):
-		x.projection = []transformer.Dense{{Name: newProjection, Out: defaultVectorDim}}
-		if m.VectorDim != 0 {
-			x.projection[0].Out = m.VectorDim
-		}
-		c.Dense = x.projection
+		fresh, c.Dense = true, []transformer.Dense{{Name: newProjection, Out: cmp.Or(m.VectorDim, defaultVectorDim)}}
 	}
 	x.Recipe = x.Recipe.compared(f)
-	x.heads = c.ColBERT(x.projection != nil, x.Recipe.Train.Seed)
-	x.heads.Mean = !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != string(loss.MeanMaxSim) })
-	if x.heads.Query, x.heads.Document, err = embedder.Readings(f, x.vectors, c, x.tok); err != nil {
-		return fmt.Errorf("model.path: %w", err)
+	heads = c.ColBERT(fresh, x.Recipe.Train.Seed)
+	heads.Mean = !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != string(loss.MeanMaxSim) })
+	if heads.Query, heads.Document, err = embedder.Readings(f, x.vectors, *c, x.tok); err != nil {
+		return heads, fmt.Errorf("model.path: %w", err)
 	}
-	return nil
+	return heads, nil
 }
 
 // compares is a loss's similarity: of vectors of tokens the usual one where neither the recipe nor a folder says another.
@@ -168,35 +120,12 @@ func (l Loss) compares() string {
 
 // compared is the recipe with losses that compare as a folder's model does, where they do not say how.
 func (r Recipe) compared(f *hfmodel.Folder) Recipe {
-	set := func(l *Loss) *Loss {
-		if l == nil {
-			return nil
+	return r.withLosses(func(l *Loss, _ bool) {
+		if l.Similarity == "" && f.MultiVector != nil && f.Similarity == embedder.MeanMaxSim {
+			l.Similarity = string(loss.MeanMaxSim)
 		}
-		own := *l
-		if own.Similarity == "" && f.MultiVector != nil && f.Similarity == embedder.MeanMaxSim {
-			own.Similarity = string(loss.MeanMaxSim)
-		}
-		own.Similarity = own.compares()
-		return &own
-	}
-	r.Loss = *set(&r.Loss)
-	r.Data.Train, r.Eval.Loss = slices.Clone(r.Data.Train), slices.Clone(r.Eval.Loss)
-	for i, s := range r.Data.Train {
-		r.Data.Train[i].Loss = set(s.Loss)
-	}
-	for i, h := range r.Eval.Loss {
-		r.Eval.Loss[i].Loss = set(h.Loss)
-	}
-	return r
-}
-
-// vectorHead is the normalization of tokens' vectors: of a model that is none of the kind yet, they are.
-func (x *Run) vectorHead() (transformer.Head, error) {
-	normalize, yes := x.Recipe.Model.Normalize, true
-	if normalize == nil && x.folder.MultiVector == nil {
-		normalize = &yes
-	}
-	return embedder.TrainableHead(x.folder, "", normalize)
+		l.Similarity = l.compares()
+	})
 }
 
 // savedVectors completes what is written of such a model.

@@ -52,15 +52,8 @@ func (l *NanoBEIRs) decode(d *decoder, path string, n *node) {
 // MarshalYAML writes what decode reads.
 func (l NanoBEIRs) MarshalYAML() (any, error) { return OneOrMore[NanoBEIR](l).MarshalYAML() }
 
-// nanoTask is one task of them.
-type nanoTask struct {
-	NanoBEIR
-	key, name, task string
-	of              string // what their mean is called
-}
-
-// nano are all of them, those of one dataset together.
-func (e Eval) nano() (all []nanoTask) {
+// nano are all of their tasks, those of one dataset together.
+func (e Eval) nano() (all []task) {
 	var ids []string
 	called := map[string]int{} // datasets by the last part of their ids
 	for _, n := range e.NanoBEIR {
@@ -75,18 +68,36 @@ func (e Eval) nano() (all []nanoTask) {
 			of = path.Base(id)
 		}
 		for i, n := range e.NanoBEIR {
-			for _, task := range n.Tasks {
-				t := nanoTask{NanoBEIR: n, key: taskKey("nanobeir", i, len(e.NanoBEIR)), name: task, task: task, of: of}
-				if len(ids) > 1 {
-					t.name = of + "/" + task
+			if n.Dataset != id {
+				continue
+			}
+			for _, name := range n.Tasks {
+				t := e.nanoTask(n, name, taskKey("nanobeir", i, len(e.NanoBEIR)))
+				if t.of = of; len(ids) > 1 {
+					t.name = of + "/" + name
 				}
-				if n.Dataset == id {
-					all = append(all, t)
-				}
+				all = append(all, t)
 			}
 		}
 	}
 	return all
+}
+
+// nanoTask is one task of them: of a reranker, what BM25 has found are its candidates.
+func (e Eval) nanoTask(n NanoBEIR, name, key string) task {
+	t := task{key: key, name: name, from: name + " of " + shortPath(n.Dataset), files: []string{dataset.NanoPath(n.Dataset)}, prompts: n.Prompts}
+	if !n.reranker {
+		t.load = func(ctx context.Context) (*dataset.Retrieval, error) {
+			return dataset.LoadNanoRetrieval(ctx, n.Dataset, name)
+		}
+		return t
+	}
+	t.kind, t.source = scoring.Candidates, scoring.NanoBEIR(n.Dataset, name, cmp.Or(n.Top, defaultTop), n.Found)
+	t.source.Measures = e.candidateMeasures()
+	t.source.Instead = func(string) string {
+		return fmt.Sprintf("it takes other tasks (%s.tasks) or another dataset (%[1]s.dataset)", key)
+	}
+	return t
 }
 
 // checkNano checks and resolves them.
@@ -119,48 +130,6 @@ func (c *checker) checkNano(r *Recipe) {
 		c.require(n.Prompts == nil, key+".prompts", "are for embedders: a reranker has those of data.train")
 		c.checkCandidateMeasure(r.Eval)
 	}
-}
-
-// source is what a reranker ranks of a task.
-func (n nanoTask) source(measures []evaluate.Measure) scoring.Source {
-	s := scoring.NanoBEIR(n.Dataset, n.task, cmp.Or(n.Top, defaultTop), n.Found)
-	s.Measures = measures
-	s.Instead = func(string) string {
-		return fmt.Sprintf("it takes other tasks (%s.tasks) or another dataset (%[1]s.dataset)", n.key)
-	}
-	return s
-}
-
-// at is where the recipe names it, and which it is.
-func (n nanoTask) at() string { return n.key + ", " + n.name }
-
-// from names a task in a model card.
-func (n nanoTask) from() string { return n.task + " of " + shortPath(n.Dataset) }
-
-// openNano loads those that an embedder is measured on; a reranker's are scored.
-func (x *Run) openNano(ctx context.Context) error {
-	for _, n := range x.Recipe.Eval.nano() {
-		if n.reranker {
-			return nil
-		}
-		if x.passedOver(n.key, dataset.NanoPath(n.Dataset)) {
-			continue
-		}
-		t := task{key: n.at(), name: n.name, from: n.from(), of: n.of, prompts: n.Prompts}
-		data, err := dataset.LoadNanoRetrieval(x.noting(ctx, t.key), n.Dataset, n.task)
-		if err != nil {
-			return fmt.Errorf("%s: %w", t.key, err)
-		}
-		text := x.evalText()
-		if n.Prompts != nil {
-			text.QueryPrompt, text.DocumentPrompt = n.Prompts.Query, n.Prompts.Document
-		}
-		if err := x.newTask(ctx, &t, data, text); err != nil {
-			return err
-		}
-		x.tasks = append(x.tasks, t)
-	}
-	return nil
 }
 
 // together are the tasks whose mean an evaluation's value is, where those that belong together are one; and all tasks, with such means behind their own.
@@ -211,8 +180,5 @@ func meanOf(tasks []TaskValue) (mean TaskValue, metrics []hfmodel.Metric, err er
 		}
 		mean.Eval, figures = r, scoring.Figures(r.Measures, r.Means)
 	}
-	for _, f := range figures {
-		metrics = append(metrics, hfmodel.Metric{Dataset: fmt.Sprintf("%s, mean of %d tasks", mean.Name, len(tasks)), Task: card, Name: f.Name, Value: f.Value})
-	}
-	return mean, metrics, nil
+	return mean, cardMetrics(fmt.Sprintf("%s, mean of %d tasks", mean.Name, len(tasks)), card, figures), nil
 }

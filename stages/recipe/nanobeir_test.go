@@ -146,8 +146,8 @@ func TestNanoBEIR(t *testing.T) {
 		t.Errorf("%+v", x.tasks)
 	}
 	x.Recipe.Eval.AtStart = true
-	a, errA := x.evaluation()
-	b, errB := plain.evaluation()
+	a, errA := x.judge()
+	b, errB := plain.judge()
 	if errA != nil || errB != nil || a == b || !strings.Contains(a, "ndcg@10 in name, ndcg@10 in name on ") {
 		t.Errorf("with a prompt %q (%v), without %q (%v): they are to differ", a, errA, b, errB)
 	}
@@ -339,11 +339,11 @@ func TestNanoBEIRFormsOfReranker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all := r.Eval.nano(); len(all) != 11 || all[10].task != "NanoSciFact" {
+	if all := r.Eval.nano(); len(all) != 11 || all[10].name != "NanoSciFact" {
 		t.Errorf("all tasks are %v, want those of CrossEncoderNanoBEIREvaluator, without ArguAna and Touche2020", all)
 	}
-	source := r.Eval.nano()[0].source(nil)
-	if source.Instead = nil; !reflect.DeepEqual(source, scoring.NanoBEIR(dataset.NanoBEIR, "NanoClimateFEVER", 100, false)) {
+	source := r.Eval.nano()[0].source
+	if source.Instead, source.Measures = nil, nil; !reflect.DeepEqual(source, scoring.NanoBEIR(dataset.NanoBEIR, "NanoClimateFEVER", 100, false)) {
 		t.Errorf("%+v is not the first 100", source)
 	}
 	for text, want := range map[string]string{

@@ -38,12 +38,6 @@ func (x *Run) noteNoNegatives(c Counts) {
 	}
 }
 
-// undrawn tells whether one of several datasets has had no batch yet.
-func (x *Run) undrawn(source int) bool {
-	parts := x.sampler.Cursor().Parts
-	return source < len(parts) && parts[source].Epoch == 0 && parts[source].Batch == 0
-}
-
 // idleAlone tells whether of rows with one document each, of such a source, a loss that is no sum learns nothing.
 func (l *Loss) idleAlone(s Source) bool {
 	if l.reranker {

@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -129,17 +128,17 @@ func (l getsScores) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch)
 func TestWhichLossesNeedNegatives(t *testing.T) {
 	for _, kinds := range [][]lossKind{lossKinds, vectorKinds} {
 		for _, k := range kinds {
-			l := Loss{Name: k.names[0], vectors: k.vectors}
-			check := l.checkNegatives()
-			if (check != nil) != k.negatives || check != nil && (check(0) == nil || check(1) != nil) {
+			l := Loss{Name: k.names[0], vectors: k.vectors, PositiveMargin: new(float64), NegativeMargin: new(float64), MeanWeight: new(float64), SecondMomentWeight: new(float64)}
+			check := asking(l, loss.CheckNegatives)
+			if (check(0) != nil) != k.negatives || check(1) != nil {
 				t.Errorf("%s needs negatives: %t", k.names[0], k.negatives)
 			}
 		}
 	}
 	for _, name := range loss.GroupLosses {
 		l := Loss{Name: string(name), reranker: true}
-		if check := l.checkNegatives(); (check != nil) != slices.Contains([]loss.GroupLoss{loss.GroupMarginMSE}, name) {
-			t.Errorf("a reranker's %s needs negatives: %t", name, check != nil)
+		if err := asking(l, loss.CheckNegatives)(0); (err != nil) != (name == loss.GroupMarginMSE) {
+			t.Errorf("a reranker's %s needs negatives: %v", name, err)
 		}
 	}
 }

@@ -15,13 +15,11 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
-	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/spelling"
 	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
-	"contraflow/stages/loss"
 	"contraflow/stages/optim"
 	"contraflow/stages/reranker"
 	"contraflow/stages/transformer"
@@ -43,59 +41,59 @@ func (o Observer) note(format string, args ...any) {
 	}
 }
 
+// tell is note of what has been found about a key; "": nothing.
+func (o Observer) tell(key, found string) {
+	if found != "" {
+		o.note("%s%s", key, found)
+	}
+}
+
 // Run is a recipe with everything that it names loaded: ready to train. Close it.
 type Run struct {
 	Recipe Recipe
 	Steps  int    // optimizer steps
 	Memory Memory // predicted
 
-	obs      Observer
+	obs     Observer
+	own     own  // what a program has put in the place of the recipe's
+	planned bool // it does not train: see OpenToPlan
+	paper   bool // nor does anything compute, and no weights are loaded: see OpenOnPaper
+	began   bool // Train has begun: weights and the data's order are not those of the beginning
+	closed  bool
+
+	// Its place among others.
+	ranks  *stages.Replicas        // nil alone
+	share  gpustage.Share          // of this machine, if other ranks are in this process
+	ending *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
+
+	// The model, and how it reads texts.
 	folder   *hfmodel.Folder
+	config   transformer.Config // the folder's, as the recipe's kind of model has it
 	tok      *tokenize.Tokenizer
+	text     stages.Text
+	vectors  *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
+	reranker *reranker.Spec       // nil for an embedder
 	device   gpustage.Device
 	stream   gpustage.Stream
 	model    *transformer.Model
 	sharding sharding
-	data     []*dataset.Dataset
-	sampler  *dataset.Mixer
-	longest  int                 // bytes of the longest text; 0: nobody has looked
-	skipped  []*dataset.RowError // rows that can't be used
-	skips    [][]int64           // their ids, by dataset
-	plan     stages.Plan
-	text     stages.Text
-	own      own    // what a program has put in the place of the recipe's
-	tasks    []task // what the model is measured on
-	epochs   []int  // steps, counted from 1, with which they end; nil if nothing is done then
-	heldOut  []heldOut
-	unread   []string // of both, the keys of what a plan does without
+	loaded   string // hash of the parameters that this rank has read, if it holds a part of them
+	guide    *guide // nil without
 
-	guide *guide // nil without
+	trainingData
 
-	reranker *reranker.Spec // nil for an embedder
-	heads    transformer.TokenHeads
-	mlm      transformer.MLMHead // of sparse embeddings
-	queries  transformer.QueryWeights
+	// What the model is measured on.
+	tasks    []task
+	heldOut  []*heldOut
+	unread   []string    // of both, the keys of what a plan does without
+	measured *Evaluation // of the parameters as they are, or were a few steps ago
 
-	vectors    *hfmodel.MultiVector // of a multi_vector, with what the recipe changes; nil for others
-	projection []transformer.Dense  // of it, where it is new
-
-	pairs []*tokenize.Pairs // by dataset
-
-	content  map[string]string                   // hashes of what checkpoints rely on and lack
-	frozen   string                              // hash of the parameters that don't train: a checkpoint lacks them
-	engine   *embedder.Engine                    // with which that graph evaluates
-	saves    *checkpoints                        // while training
-	fs       checkpoint.FS                       // where checkpoints go; nil: the disk
-	ledger   func(*pipeline.Task, *stages.Batch) // sees every batch; for tests
-	ranks    *stages.Replicas                    // nil alone
-	measured *Evaluation                         // of the parameters as they are, or were a few steps ago
-	share    gpustage.Share                      // of this machine, if other ranks are in this process
-	began    bool                                // Train has begun: weights and the data's order are not those of the beginning
-	closed   bool
-	ending   *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
-	paper    bool                    // nothing computes, and no weights are loaded: see OpenOnPaper
-	planned  bool                    // and does not train: see OpenToPlan
-	loaded   string                  // hash of the parameters that this rank has read, if it holds a part of them
+	// Training, and going on with it.
+	saves   *checkpoints
+	epochs  []int                               // steps, counted from 1, with which they end; nil if nothing is done then
+	content map[string]string                   // hashes of what checkpoints rely on and lack
+	fs      checkpoint.FS                       // where checkpoints go; nil: the disk
+	ledger  func(*pipeline.Task, *stages.Batch) // sees every batch; for tests
 }
 
 // Open loads what a recipe names and checks that it fits together. All that can be known to be wrong before the first step is
@@ -156,7 +154,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.loadModel(); err != nil {
 		return fmt.Errorf("model.path: %w", err)
 	}
-	if err := x.openEval(ctx); err != nil {
+	if err := x.openTasks(ctx); err != nil {
 		return err
 	}
 	if err := x.openHeldOut(ctx); err != nil {
@@ -164,14 +162,13 @@ func (x *Run) open(ctx context.Context) (err error) {
 	}
 	x.Steps = x.plan.Steps()
 	if err := x.noSteps(); err != nil {
-		return x.leftOut(err, dataset.ErrBatchTooLarge)
+		return x.leftOut(err)
 	}
 	if r.Eval.Every.Epoch || r.Save.Every.Epoch {
 		x.epochs = x.plan.EpochEnds()
 	}
 	if x.Main() {
 		x.noteOddities()
-		x.notePhases()
 	}
 	x.Memory = x.predict(x.sharding)
 	if err := x.device.Info().Err; err != nil {
@@ -227,16 +224,7 @@ func (x *Run) openModel(ctx context.Context) error {
 	if x.stream, err = x.device.OpenStream(); err != nil {
 		return err
 	}
-	if err := x.openReranker(); err != nil {
-		return err
-	}
-	if err := x.openM3(); err != nil {
-		return err
-	}
-	if err := x.openMultiVector(); err != nil {
-		return err
-	}
-	if err := x.openSparse(); err != nil {
+	if err := x.openKind(); err != nil {
 		return err
 	}
 	if x.model, err = x.paperModel(x.Recipe.modelOptions()); err != nil { // until it is known what this rank holds of it
@@ -255,10 +243,13 @@ func (x *Run) openModel(ctx context.Context) error {
 	if err := embedder.CheckVocabulary(x.tok, x.model.Config); err != nil {
 		return fmt.Errorf("model.path: %s: %w", dir, err)
 	}
-	if note := embedder.VocabularyNote(x.folder, x.tok, x.model.Config); note != "" {
-		x.obs.note("%s", note)
-	}
-	x.text = stages.Text{Tokenizer: x.tok, Vocab: x.model.Config.Vocab, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.pairs, Heads: x.heads, Weighed: x.queries.There}
+	x.obs.tell("", embedder.VocabularyNote(x.folder, x.tok, x.model.Config))
+	return x.readTexts()
+}
+
+// readTexts says how texts become tokens.
+func (x *Run) readTexts() (err error) {
+	x.text = stages.Text{Tokenizer: x.tok, Vocab: x.model.Config.Vocab, Threads: max(1, x.share.Of(runtime.GOMAXPROCS(0))/2), Pairs: x.text.Pairs, Heads: x.config.Tokens, Weighed: x.config.Queries.There}
 	if x.reranker != nil {
 		x.text.QueryLength, x.text.DocumentLength = x.reranker.MaxLength, x.reranker.MaxLength
 		x.text.Head, x.text.TooLong = x.reranker.Scorer.Tied(), "a larger model.max_length in another save.dir takes it"
@@ -267,11 +258,11 @@ func (x *Run) openModel(ctx context.Context) error {
 		}
 		return nil
 	}
-	c := x.model.Config
-	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, c, m.MaxLength.Query, m.MaxLength.Document); err != nil {
+	longest := x.Recipe.Model.MaxLength
+	if x.text.QueryLength, x.text.DocumentLength, err = embedder.LengthsOf(x.folder, x.vectors, x.model.Config, longest.Query, longest.Document); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
-	if err := embedder.CheckLengths(x.tok, x.text.QueryLength, x.text.DocumentLength, x.queries.There); err != nil {
+	if err := embedder.CheckLengths(x.tok, x.text.QueryLength, x.text.DocumentLength, x.config.Queries.There); err != nil {
 		return fmt.Errorf("model.max_length: %w", err)
 	}
 	// The recipe's prompts, or else the model's. The first dataset's are those of evaluation, and of the saved model.
@@ -284,6 +275,74 @@ func (x *Run) openModel(ctx context.Context) error {
 		x.text.Prompts = append(x.text.Prompts, p)
 	}
 	x.text.QueryPrompt, x.text.DocumentPrompt = evaluationPrompts(x.text.Prompts[0])
+	return nil
+}
+
+// openKind finds out what the recipe's kind of model makes of the folder's.
+func (x *Run) openKind() (err error) {
+	m := x.Recipe.Model
+	if err := x.checkKind(); err != nil {
+		return err
+	}
+	if x.config, err = embedder.ConfigOf(x.folder, nil); err != nil {
+		return fmt.Errorf("model.path: %w", err)
+	}
+	var tokens transformer.TokenHeads
+	var mlm transformer.MLMHead
+	var queries transformer.QueryWeights
+	switch m.Kind {
+	case "reranker":
+		err = x.openReranker()
+	case "m3":
+		tokens, err = x.openM3()
+	case "multi_vector":
+		tokens, err = x.openMultiVector()
+	case "sparse":
+		mlm, queries, err = x.openSparse()
+	}
+	if err != nil {
+		return err
+	}
+	c := &x.config
+	c.Tokens, c.MLMHead, c.Queries = tokens, mlm, queries
+	if p := m.Dropout; p != nil {
+		c.HiddenDropout, c.AttentionDropout = *p, *p
+	}
+	if x.reranker != nil {
+		x.reranker.Configure(c)
+	}
+	return nil
+}
+
+// checkKind refuses a folder of which the recipe's kind of model can't be made.
+func (x *Run) checkKind() error {
+	m, f := x.Recipe.Model, x.folder
+	is := func(kind string, folder bool) bool { return m.Kind == kind && folder }
+	why := ""
+	switch adapter := f.Adapter != nil; {
+	case is("reranker", adapter):
+		why = "is an adapter, and a reranker does not begin with one: PEFT's merge_and_unload merges it into its model"
+	case is("multi_vector", adapter):
+		why = "is an adapter, and training of a multi_vector does not begin with one: contraflow merge merges it into its base"
+	case is("sparse", f.Reranker != nil):
+		why = "is a reranker: it embeds no texts"
+	case is("sparse", adapter):
+		why = "is a LoRA adapter, which sparse embeddings do not begin with: contraflow merge makes a model of it and its base"
+	case is("reranker", f.LayerWise() && m.Head != ""):
+		return fmt.Errorf("model.head: %s is a layer-wise reranker, which has heads of its own", f.Dir)
+	case m.Kind != "multi_vector" && f.MultiVector != nil:
+		why = "gives a vector for each token: model.kind: multi_vector trains it"
+	case m.Kind != "sparse" && f.Splade != nil:
+		why = "is a sparse encoder: model.kind: sparse trains it"
+	}
+	if why != "" {
+		return fmt.Errorf("model.path: %s %s", f.Dir, why)
+	}
+	if m.Kind == "reranker" {
+		if err := f.CheckReranker(); err != nil {
+			return fmt.Errorf("model.path: %s: %w", f.Dir, err)
+		}
+	}
 	return nil
 }
 
@@ -402,11 +461,23 @@ func (x *Run) paperModel(o transformer.Options) (*transformer.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := embedder.ConfigOf(x.folder, x.configure(nil))
-	if err != nil {
-		return nil, err
+	return transformer.New(gpustage.Dry{Like: x.device}, x.config, head, o)
+}
+
+// head is the pooling of a model that embeds: what the recipe does not say the folder says, or where it is none of the kind yet what is usual.
+func (x *Run) head() (transformer.Head, error) {
+	m, f, yes := x.Recipe.Model, x.folder, true
+	switch {
+	case m.Kind == "reranker":
+		return transformer.Head{}, nil
+	case m.Kind == "multi_vector" && f.MultiVector == nil:
+		m.Normalize = cmp.Or(m.Normalize, &yes)
+	case m.Kind == "m3" && f.Pooling == nil: // FlagEmbedding's
+		m.Pooling, m.Normalize = cmp.Or(m.Pooling, "cls"), cmp.Or(m.Normalize, &yes)
+	case m.Kind == "sparse" && f.Splade == nil: // whatever it says of its embeddings
+		m.Normalize = cmp.Or(m.Normalize, new(bool))
 	}
-	return transformer.New(gpustage.Dry{Like: x.device}, c, head, o)
+	return embedder.TrainableHead(f, m.Pooling, m.Normalize)
 }
 
 // loadModel loads the folder's model, or what this rank holds of it.
@@ -431,23 +502,6 @@ func (x *Run) loadModel() (err error) {
 	return err
 }
 
-// configure is what the recipe changes in a model's configuration, and change besides.
-func (x *Run) configure(change func(*transformer.Config)) func(*transformer.Config) {
-	return func(c *transformer.Config) {
-		if p := x.Recipe.Model.Dropout; p != nil {
-			c.HiddenDropout, c.AttentionDropout = *p, *p
-		}
-		c.Tokens, c.MLMHead, c.Queries = x.heads, x.mlm, x.queries
-		c.Dense = append(c.Dense, x.projection...)
-		if x.reranker != nil {
-			x.reranker.Configure(c)
-		}
-		if change != nil {
-			change(c)
-		}
-	}
-}
-
 // newModelOn loads the folder's model; change may alter its configuration.
 func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
 	head, err := x.head()
@@ -455,109 +509,12 @@ func (x *Run) newModelOn(d gpustage.Device, s gpustage.Stream, o transformer.Opt
 		return nil, err
 	}
 	o.Tuning = x.Recipe.tuning()
-	return embedder.LoadModel(x.folder, d, s, head, o, x.configure(change))
+	return embedder.LoadModel(x.folder, d, s, head, o, func(c *transformer.Config) {
+		if *c = x.config; change != nil {
+			change(c)
+		}
+	})
 }
-
-// noteIdle says how many of so many ranks no batch has a row for.
-func (x *Run) noteIdle(ranks int) {
-	if rows := x.Recipe.Batch.GlobalSize; ranks > rows {
-		x.obs.note("batch.global_size is %d, over all ranks, and there are %d: %d of them have no row in any batch, and compute nothing; a larger batch.global_size or fewer ranks helps", rows, ranks, ranks-rows)
-	}
-}
-
-// noteOddities tells of settings that do what they say, but hardly what was meant.
-func (x *Run) noteOddities() {
-	o, b, longest := x.Recipe.Optimizer, x.Recipe.Batch, x.Recipe.Model.MaxLength
-	x.noteIdle(x.ranks.Size())
-	if note := embedder.SkipNote(x.vectors, x.tok); note != "" {
-		x.obs.note("model.skiplist: %s", note)
-	}
-	if note := embedder.ExpansionNote(x.vectors, x.Recipe.Model.MaxLength.Query); note != "" {
-		x.obs.note("model.max_length: %s", note)
-	}
-	if note := embedder.LengthNote(x.folder, x.model.Config, min(longest.Query, longest.Document)); note != "" {
-		x.obs.note("%s", note)
-	}
-	x.noteEnd()
-	if x.reranker != nil && x.reranker.Scorer.New {
-		x.obs.note("%s has no head that scores: a new one, on %s pooling, begins at random", x.folder.Dir, embedder.PoolingModes[x.reranker.Scorer.Pooling])
-	}
-	x.noteSparse()
-	if m := x.Recipe.Model; x.reranker == nil && m.Kind != "m3" && m.Kind != "sparse" && x.vectors == nil {
-		if note := embedder.HeadNote(x.folder, m.Pooling, m.Normalize); note != "" {
-			x.obs.note("%s (model.pooling, model.normalize)", note)
-		}
-		if x.folder.M3 != nil {
-			x.obs.note("%s gives lexical weights and tokens' vectors besides: only the embedding trains, and the saved model has nothing else; model.kind: m3 trains and keeps all three", x.folder.TransformerDir)
-		}
-	}
-	if x.projection != nil {
-		x.obs.note("%s has no projection of tokens' hidden states: a new one, to %d features, begins at random", x.folder.Dir, x.heads.Dim)
-	} else if x.heads.New {
-		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", x.folder.TransformerDir)
-	}
-	if word := x.model.Layout.Word(); x.folder.Static() && x.model.Layout.Trains(word) && o.Name == "adamw" {
-		key, lr := "optimizer.lr", o.LR
-		if i := slices.IndexFunc(o.Groups, func(g Group) bool {
-			return slices.ContainsFunc(g.Params, func(part string) bool { return strings.Contains(word.Name, part) })
-		}); i >= 0 {
-			key, lr = fmt.Sprintf("optimizer.groups[%d].lr", i), o.Groups[i].LR
-		}
-		if lr < leastStaticRate {
-			x.obs.note("with %s: %.3g static embeddings end about where they begin: they want a large one, such as 0.2 with batches of 512 rows", key, lr)
-		}
-	}
-	if d := o.LayerDecay; x.folder.Static() && d > 0 && d < 1 {
-		x.obs.note("optimizer.layer_decay: %v changes nothing: static embeddings have no layers", d)
-	}
-	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
-		highest := u.LR * u.Factor(x.Steps-1)
-		x.obs.note("all of the run, %s, is warm-up (%s): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", spelling.Count(x.Steps, "step", "steps"), spelling.Count(u.WarmupSteps, "step", "steps"), highest, o.LR)
-	} else if x.Steps == 1 && u.Factor(0) == 0 {
-		x.obs.note("the one step has a learning rate of 0, to which optimizer.schedule falls: nothing trains")
-	}
-	n := x.sampler.Len(0)
-	if rows := x.rows() - int64(len(x.skipped)); b.NoDuplicates && x.Recipe.mixing().Kind == dataset.Proportional {
-		if full := n * int64(b.GlobalSize); !b.DropLast && full > 2*rows+int64(b.GlobalSize*len(x.data)) {
-			x.obs.note("so many rows share a text that the %d batches of an epoch have %.1f rows on average, not %d (batch.no_duplicates): few negatives, and a batch of one row has none; batch.drop_last: true leaves out what does not fill a batch", n, float64(rows)/float64(n), b.GlobalSize)
-		} else if b.DropLast && 2*full < rows-int64(b.GlobalSize*len(x.data)) {
-			x.obs.note("so many rows share a text that %d of %d can't come into full batches, and are left out (batch.no_duplicates, batch.drop_last)", rows-full, rows)
-		}
-	}
-	for i, k := range x.sampler.Shares(0) {
-		if k == 0 {
-			x.obs.note("data.train[%d] is never seen: its share of the %d batches of an epoch is less than half of one (data.mixing: %v)", i, n, x.Recipe.mixing().Kind)
-		}
-	}
-	for i, p := range x.text.Prompts {
-		query, document := evaluationPrompts(p)
-		if query != x.text.QueryPrompt || document != x.text.DocumentPrompt {
-			x.obs.note("data.train[%d] has other prompts than data.train[0]: evaluation and the saved model have those of data.train[0] (query %q, document %q)", i, x.text.QueryPrompt, x.text.DocumentPrompt)
-			break
-		}
-		if negative := cmp.Or(p.Negative, p.Document); negative != document && len(x.Recipe.Data.Train[i].Negatives) > 0 {
-			x.obs.note("data.train[%d] has other prompts for negatives (%q) than for positives: evaluation and the saved model put the positives' before documents (%q)", i, negative, document)
-			break
-		}
-	}
-	x.noteInBatch()
-	x.noteLearned()
-	if int64(b.Accumulate) > n {
-		x.obs.note("batch.accumulate is %d, but an epoch has %s, and no step crosses its end: a step has %d", b.Accumulate, spelling.Count(n, "batch", "batches"), n)
-	}
-	if e := x.Recipe.Eval; e.byLoss() && e.Metric != lossMetric && e.Metric != Default().Eval.Metric {
-		x.obs.note("eval.metric: %s is of ranking documents, and nothing has them ranked: the loss on held-out rows decides", e.Metric)
-	}
-	for _, l := range x.Recipe.terms() {
-		if l.HardnessMode == loss.HardNegatives && len(x.Recipe.Data.Train[l.source].Negatives) == 0 {
-			x.obs.note("%s.hardness_mode: %s is of rows' own negatives, and there are none: data.train[%d].negatives names no column", l.key, l.HardnessMode, l.source)
-		}
-	}
-}
-
-// leastStaticRate is below what moves static embeddings: an update of AdamW moves a number by the learning rate at most, theirs are about 1, and most
-// tokens are in few batches.
-const leastStaticRate = 1e-3
 
 func (x *Run) size() stages.Size { return x.Recipe.Batch.SubBatch.Size(x.device) }
 
@@ -619,9 +576,7 @@ func (x *Run) giveBack() error {
 		errs = append(errs, x.model.Free())
 	}
 	errs = append(errs, x.guide.close())
-	for _, d := range x.data {
-		errs = append(errs, d.Close())
-	}
+	errs = append(errs, x.trainingData.close())
 	for _, h := range x.heldOut {
 		errs = append(errs, h.data.Close())
 	}

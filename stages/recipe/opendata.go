@@ -10,7 +10,53 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/stages"
+	"contraflow/stages/loss"
 )
+
+// trainingData is what a run has opened of data.train.
+type trainingData struct {
+	data    []*dataset.Dataset
+	skips   [][]int64           // ids of rows that can't be used, by dataset
+	skipped []*dataset.RowError // all of them, and why
+	longest int                 // bytes of the longest text; 0: nobody has looked
+	sampler *dataset.Mixer
+	plan    stages.Plan
+}
+
+func (t *trainingData) close() error {
+	var errs []error
+	for _, d := range t.data {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// rows is how many there are.
+func (t *trainingData) rows() (n int64) {
+	for _, d := range t.data {
+		n += d.Rows()
+	}
+	return n
+}
+
+// usable is how many rows of a dataset can be used.
+func (t *trainingData) usable(source int) int64 {
+	return t.data[source].Rows() - int64(len(t.skips[source]))
+}
+
+// files are each dataset's.
+func (t *trainingData) files() (out [][]dataset.File) {
+	for _, d := range t.data {
+		out = append(out, d.Files())
+	}
+	return out
+}
+
+// undrawn tells whether one of several datasets has had no batch yet.
+func (t *trainingData) undrawn(source int) bool {
+	parts := t.sampler.Cursor().Parts
+	return source < len(parts) && parts[source].Epoch == 0 && parts[source].Batch == 0
+}
 
 func (x *Run) openData(ctx context.Context) error {
 	var parts []dataset.Part
@@ -22,17 +68,11 @@ func (x *Run) openData(ctx context.Context) error {
 		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
 	}
 	err := x.planOf(parts)
-	if of := (*unmixed)(nil); errors.As(err, &of) {
-		return x.leftOut(of.text, of.said)
+	if errors.Is(err, dataset.ErrBatchTooLarge) || errors.Is(err, dataset.ErrBadRow) {
+		return x.leftOut(err)
 	}
 	return err
 }
-
-// unmixed is the error of datasets that make no batches: as the recipe's keys have it, and what the mixer has said.
-type unmixed struct{ text, said error }
-
-func (e *unmixed) Error() string { return e.text.Error() }
-func (e *unmixed) Unwrap() error { return e.text }
 
 // planOf makes batches of all datasets.
 func (x *Run) planOf(parts []dataset.Part) error {
@@ -49,7 +89,7 @@ func (x *Run) planOf(parts []dataset.Part) error {
 		err = &dataset.PartError{Err: err} // of the only one it is the error itself
 	}
 	if err != nil {
-		return &unmixed{byKey(err), err} // it names other keys
+		return byKey(err)
 	}
 	x.plan = stages.Plan{Data: x.data, Sampler: x.sampler, Accumulate: r.Batch.Accumulate, MaxSteps: r.Train.MaxSteps, Rank: x.ranks.Rank(), Ranks: x.ranks.Size()}
 	if e := float64(r.Train.Epochs); e != math.Trunc(e) {
@@ -69,11 +109,14 @@ func (x *Run) orSkip(err error) error {
 	return err
 }
 
-// byKey is a mixer's error, of one of several datasets, by the key of that.
+// sourceError is a mixer's error about one of several datasets, by the key of that.
+type sourceError struct{ *dataset.PartError }
+
+func (e *sourceError) Error() string { return fmt.Sprintf("data.train[%d]: %v", e.Part, e.Err) }
+
 func byKey(err error) error {
-	var of *dataset.PartError
-	if errors.As(err, &of) {
-		return fmt.Errorf("data.train[%d]: %w", of.Part, of.Err)
+	if of := (*dataset.PartError)(nil); errors.As(err, &of) {
+		return &sourceError{of}
 	}
 	return err
 }
@@ -81,10 +124,11 @@ func byKey(err error) error {
 // openSource opens a dataset and makes the first pass over it, if something needs it.
 func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error) {
 	r := x.Recipe
-	d, err := x.openFiles(ctx, i)
+	d, err := x.openFiles(ctx, i, r.Data.Train[i])
 	if err != nil {
 		return p, err
 	}
+	x.data = append(x.data, d)
 	skip := r.Data.OnError == "skip"
 	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
 		return dataset.Part{Layout: d.Layout()}, nil
@@ -96,10 +140,10 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	return x.part(d, index), nil
 }
 
-// openFiles opens a dataset.
-func (x *Run) openFiles(ctx context.Context, i int) (*dataset.Dataset, error) {
-	r, src := x.Recipe, x.Recipe.Data.Train[i]
-	tokens, err := x.prepared(ctx, i)
+// openFiles opens a dataset, which is src.
+func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Dataset, error) {
+	r := x.Recipe
+	tokens, err := x.prepared(ctx, i, src)
 	if err != nil {
 		return nil, err
 	}
@@ -114,13 +158,20 @@ func (x *Run) openFiles(ctx context.Context, i int) (*dataset.Dataset, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.data = append(x.data, d)
+	x.noteFiles(fmt.Sprintf("data.train[%d]", i), d)
+	if err := x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize()); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// noteFiles tells what a dataset has noted of its files.
+func (x *Run) noteFiles(key string, d *dataset.Dataset) {
 	if x.Main() {
 		for _, n := range d.Notes() {
-			x.obs.note("data.train[%d]: %s", i, n)
+			x.obs.note("%s: %s", key, n)
 		}
 	}
-	return d, x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize())
 }
 
 // part is a dataset as batches take it, after the first pass.
@@ -141,7 +192,8 @@ func (x *Run) part(d *dataset.Dataset, index *dataset.Index) dataset.Part {
 func (s Source) files(l Loss, tokens bool) dataset.Source {
 	return dataset.Source{
 		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
-		Weight: s.Weight, Label: s.Label, CheckLabel: l.checkLabel(), Scores: s.Scores, CheckScore: l.checkScore(), CheckNegatives: l.checkNegatives(), Teacher: s.Teacher, Tokens: tokens,
+		Weight: s.Weight, Label: s.Label, Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
+		CheckLabel: asking(l, loss.CheckLabel), CheckScore: asking(l, loss.CheckScore), CheckNegatives: asking(l, loss.CheckNegatives),
 	}
 }
 
@@ -176,8 +228,7 @@ func (x *Run) checkTeacher(l Loss, at string, size int) error {
 
 // prepared reports whether a dataset's token ids were made by contraflow prep, just as they would be made here: ids of another tokenizer,
 // length or prompt are an error.
-func (x *Run) prepared(ctx context.Context, i int) (bool, error) {
-	src := x.Recipe.Data.Train[i]
+func (x *Run) prepared(ctx context.Context, i int, src Source) (bool, error) {
 	wanted := src.IDs != nil && *src.IDs
 	if src.IDs != nil && !wanted {
 		return false, nil
@@ -218,14 +269,10 @@ func (r Recipe) mixing() dataset.Mixing {
 	return m
 }
 
-// rows is how many rows all datasets have, columns how many texts a row has at most.
-func (x *Run) rows() (n int64) {
-	for _, d := range x.data {
-		n += d.Rows()
-	}
-	return n
-}
+// batchRows is how many rows a batch has at most, over all ranks.
+func (x *Run) batchRows() int64 { return min(int64(x.Recipe.Batch.GlobalSize), x.rows()) }
 
+// columns is how many texts a row has at most.
 func (x *Run) columns() (n int) {
 	for i, d := range x.data {
 		n = max(n, d.MostTexts()+x.inBatch(i))

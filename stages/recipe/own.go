@@ -63,9 +63,6 @@ func (o own) says(text []byte) []byte {
 
 // ofRecipe is what the recipe's loss at a key asks of a row's negatives: where a program's own loss trains, the error says whose it is.
 func (x *Run) ofRecipe(check func(n int) error, at string) func(n int) error {
-	if check == nil {
-		return nil
-	}
 	takesAny := "mnrl"
 	if x.Recipe.Model.Kind == "reranker" {
 		takesAny = "cross_entropy"
@@ -148,9 +145,8 @@ func (x *Run) checkOwnHeldOut(ctx context.Context) error {
 	if !x.own.checks() {
 		return nil
 	}
-	for i := range x.heldOut {
-		h := &x.heldOut[i]
-		if h.own != nil {
+	for _, h := range x.heldOut {
+		if h.own {
 			continue
 		}
 		if err := x.checkOwnRows(ctx, h.data); err != nil {

@@ -154,6 +154,7 @@ func TestNoteUnread(t *testing.T) {
 		{"embedder", "mse", "teacher", "", false},
 		{"m3", "m3", "scores", "data.train[0].scores is not read: loss.name: m3 has no use for it", false},
 		{"reranker", "cross_entropy", "scores", "data.train[0].scores is not read: loss.name: cross_entropy has no use for it", false},
+		{"reranker", "mnrl", "scores", "data.train[0].scores is not read: loss.name: mnrl has no use for it", false},
 		{"reranker", "bce", "label", "", false},
 		{"reranker", "kl", "scores", "", false},
 		{"reranker", "margin_mse", "label", "", false},

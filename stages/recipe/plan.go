@@ -70,15 +70,11 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (r Rates, err err
 	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)
 	y.Recipe.Train.MaxSteps = steps
 	y.Recipe.Optimizer.Schedule = Schedule{Name: string(optim.Constant)} // the run may have fewer steps, and be at its schedule's end
-	y.data, y.skipped, y.obs.Index = nil, nil, nil                       // that the data is read was said when it was opened
+	y.trainingData, y.obs.Index = trainingData{}, nil                    // that the data is read was said when it was opened
 	if err := y.openData(ctx); err != nil {
 		return Rates{}, err
 	}
-	defer func() {
-		for _, d := range y.data {
-			d.Close()
-		}
-	}()
+	defer y.trainingData.close()
 	var mu sync.Mutex
 	var spans []pipeline.Span
 	g, enc, err := y.trainingGraph()
@@ -171,31 +167,15 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if !x.paper { // there it was said
 		x.noteIdle(mesh.Size())
 	}
-	y := *x
-	dry := gpustage.Dry{Like: x.device, Free: x.freeMemory()}
-	if dry.Free > 0 {
-		dry.Free += x.there(x.Memory)
-	}
-	y.paper, y.device, y.ranks = true, dry, stages.OnPaper(mesh, x.Recipe.exchanging())
-	y.Recipe.Mesh.Shard = mesh.Shard
-	var err error
-	if y.guide, err = x.guide.onPaper(x.device, dry); err != nil {
-		return nil, err
-	}
-	y.setSharding(y.fitting())
-	o := x.model.Options
-	o.Own = y.ranks.Own()
-	m, err := transformer.New(dry, x.model.Config, x.model.Head, o)
+	y, room, err := x.on(mesh)
 	if err != nil {
 		return nil, err
 	}
-	y.model = m
-	y.Memory = y.predict(y.sharding)
 	g, enc, err := y.trainingGraph()
 	if err != nil {
 		return nil, err
 	}
-	p, err := g.Build(y.devices(dry))
+	p, err := g.Build(y.devices(y.device))
 	if err != nil {
 		return nil, err
 	}
@@ -203,16 +183,17 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, x.orSkip(err)
 	}
-	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: dry.Free, Budget: y.budget(y.Memory), Kept: y.kept(), Sharding: y.describeSharding(), predicted: y.describeMemory()}
-	if y.Memory.check(dry.Free, 0) != nil {
-		f.Fits = y.fits(dry.Free)
+	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: room, Budget: y.budget(y.Memory), Kept: y.kept(), Sharding: y.describeSharding(), predicted: y.describeMemory()}
+	if y.Memory.check(room, 0) != nil {
+		f.Fits = y.fits(room)
 	}
 	f.Run = append([][2]string{{"run", spelling.Count(x.Steps, "step", "steps")}}, x.when()...)
-	var globals []*stages.Global
-	again := make([][]float64, len(step))
+	c := &clock{rates: r, again: make([][]float64, len(step)), layers: y.model.Config.Layers, gathers: x.Recipe.Loss.GatherAcrossDevices}
+	c.serial = y.ranks != nil && y.ranks.NoOverlap
+	c.updated = float64(y.model.Layout.Trained()) / float64(mesh.Shard)
 	for b, batch := range step {
-		globals = append(globals, batch.Global)
-		if again[b], err = enc.Plan(batch); err != nil {
+		c.batches = append(c.batches, batch.Global)
+		if c.again[b], err = enc.Plan(batch); err != nil {
 			return nil, err
 		}
 		f.Rows += batch.Global.Rows
@@ -221,93 +202,151 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		}
 	}
 	f.First = enc.PeakBytes()
-	comm := map[string]time.Duration{}
-	tasks := map[string]int{}
-	for _, b := range globals {
-		for _, stage := range []string{"gather", "backward", stages.ReduceEarly, stages.FetchForEmbed, stages.FetchForBackward} {
-			tasks[stage] += b.Subs()
-		}
-		tasks["gather guide"]++
-		tasks["scatter"]++
+	f.send(enc.Calls(c.batches))
+	c.communicates(f.Stages)
+	f.time(c, p, enc)
+	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
+	if y.sharding != (sharding{}) || c.serial || x.Recipe.Train.Sync == "every" {
+		clear(c.comm)
+		f.Exposed = min(f.Comm, max(0, f.StepTime-c.predict(p, enc).StepTime))
 	}
+	return f, nil
+}
+
+// on is the run on a mesh of devices like its own that is there on paper alone, and the room that each has.
+func (x *Run) on(mesh collective.Mesh) (_ *Run, room int64, err error) {
+	y := *x
+	dry := gpustage.Dry{Like: x.device, Free: x.freeMemory()}
+	if dry.Free > 0 {
+		dry.Free += x.there(x.Memory)
+	}
+	y.paper, y.device, y.ranks = true, dry, stages.OnPaper(mesh, x.Recipe.exchanging())
+	y.Recipe.Mesh.Shard = mesh.Shard
+	if y.guide, err = x.guide.onPaper(x.device, dry); err != nil {
+		return nil, 0, err
+	}
+	y.setSharding(y.fitting())
+	o := x.model.Options
+	o.Own = y.ranks.Own()
+	if y.model, err = transformer.New(dry, x.model.Config, x.model.Head, o); err != nil {
+		return nil, 0, err
+	}
+	y.Memory = y.predict(y.sharding)
+	return &y, dry.Free, nil
+}
+
+// send sums up what each stage sends in a step.
+func (f *Forecast) send(calls []stages.Call) {
 	at := map[string]int{}
-	for _, c := range enc.Calls(globals) {
+	for _, c := range calls {
 		i, ok := at[c.Stage]
 		if !ok {
 			i = len(f.Stages)
 			at[c.Stage] = i
 			f.Stages = append(f.Stages, Traffic{Stage: c.Stage})
 		}
-		t := link.Time(c.Call)
-		st := &f.Stages[i]
+		t, st := f.Link.Time(c.Call), &f.Stages[i]
 		st.Collectives, st.Sent, st.Time = st.Collectives+1, st.Sent+c.Sent(), st.Time+t
-		f.Sent += c.Sent()
-		comm[c.Stage] += t
+		f.Sent, f.Comm = f.Sent+c.Sent(), f.Comm+t
 	}
-	serial := y.ranks != nil && y.ranks.NoOverlap
-	beside := func(computing time.Duration, others ...time.Duration) time.Duration { // a task's time, with what communicates meanwhile
-		for _, t := range others {
-			if serial {
-				computing += t
-			} else {
-				computing = max(computing, t)
-			}
-		}
-		return computing
-	}
-	each := func(stage string) time.Duration { return comm[stage] / time.Duration(max(1, tasks[stage])) }
-	const steps = 6
-	taskTime := func(stage string, item pipeline.Index) time.Duration {
-		b := item.Batch
-		embed := func() time.Duration { // as long as what runs beside it
-			return beside(durationOf(r.Forward*float64(globals[b].SubTokens(item.Sub))), each(stages.FetchForEmbed))
-		}
-		backward := func() time.Duration {
-			return each("backward") + beside(durationOf(float64(globals[b].SubTokens(item.Sub))*(again[b][item.Sub]*r.Forward+r.Backward)), each(stages.FetchForBackward), each(stages.ReduceEarly))
-		}
-		switch {
-		case stage == stages.ReduceEarly: // it ends a layer later
-			return backward() + each(stage)/time.Duration(m.Config.Layers+1)
-		case stage == "embed":
-			return embed()
-		case stage == "backward":
-			return backward()
-		case comm[stage] > 0:
-			return each(stage)
-		case stage == "loss":
-			return durationOf(r.Score * globals[b].ScoreCount(x.Recipe.Loss.GatherAcrossDevices))
-		case stage == "update":
-			return durationOf(r.Update * float64(m.Layout.Trained()) / float64(mesh.Shard))
-		}
-		return r.Others[stage]
-	}
-	work := pipeline.Workload{
-		Items:   steps * len(step),
-		Batches: func(int) int { return len(step) },
-		Subs:    func(i pipeline.Index) int { return globals[i.Batch].Subs() },
-		Time:    taskTime,
-		Final: func(_, output string, item pipeline.Index) time.Duration {
-			tokens := globals[item.Batch].SubTokens(item.Sub)
-			return durationOf(float64(tokens) * (again[item.Batch][item.Sub]*r.Forward + enc.Done(output)*r.Backward))
-		},
-	}
-	s := pipeline.Summary(p.Predict(work), stages.StepStages)
+}
+
+// time has the scheduler go through steps by a clock.
+func (f *Forecast) time(c *clock, p *pipeline.Plan, enc *stages.Encoder) {
+	s := c.predict(p, enc)
 	f.StepTime, f.Tail = s.StepTime, s.Tail
 	for _, st := range s.Stages {
-		if st.Lane == "host" && st.Busy/steps >= f.StepTime*9/10 {
+		if st.Lane == "host" && st.Busy/clockSteps >= f.StepTime*9/10 {
 			f.Bound = st.Stage
 		}
 	}
-	for _, t := range comm {
-		f.Comm += t
+	f.Exposed = (s.Communication.Total - s.Communication.Hidden) / clockSteps
+}
+
+// clock says what each task of a step takes.
+type clock struct {
+	rates   Rates
+	batches []*stages.Global
+	again   [][]float64              // of each sub-batch, what is computed again before it goes backward, in forward passes
+	comm    map[string]time.Duration // what a stage communicates in a step, and
+	tasks   map[string]int           // in how many tasks
+	serial  bool                     // nothing communicates beside computing
+	layers  int
+	updated float64 // parameters that a rank updates
+	gathers bool    // a rank's rows are compared with those of all
+}
+
+// clockSteps is how many steps are predicted.
+const clockSteps = 6
+
+// communicates takes over what stages communicate.
+func (c *clock) communicates(traffic []Traffic) {
+	c.comm, c.tasks = map[string]time.Duration{}, map[string]int{}
+	for _, t := range traffic {
+		c.comm[t.Stage] = t.Time
 	}
-	f.Exposed = (s.Communication.Total - s.Communication.Hidden) / steps
-	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
-	if y.sharding != (sharding{}) || serial || x.Recipe.Train.Sync == "every" {
-		clear(comm)
-		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work), stages.StepStages).StepTime))
+	for _, b := range c.batches {
+		for _, stage := range []string{"gather", "backward", stages.ReduceEarly, stages.FetchForEmbed, stages.FetchForBackward} {
+			c.tasks[stage] += b.Subs()
+		}
+		c.tasks["gather guide"]++
+		c.tasks["scatter"]++
 	}
-	return f, nil
+}
+
+// each is what one of a stage's tasks communicates.
+func (c *clock) each(stage string) time.Duration {
+	return c.comm[stage] / time.Duration(max(1, c.tasks[stage]))
+}
+
+// beside is a task's time, with what stages communicate meanwhile.
+func (c *clock) beside(computing time.Duration, others ...string) time.Duration {
+	for _, stage := range others {
+		if c.serial {
+			computing += c.each(stage)
+		} else {
+			computing = max(computing, c.each(stage))
+		}
+	}
+	return computing
+}
+
+// task is what a stage's task takes.
+func (c *clock) task(stage string, item pipeline.Index) time.Duration {
+	tokens := func() float64 { return float64(c.batches[item.Batch].SubTokens(item.Sub)) }
+	backward := func() time.Duration {
+		computing := durationOf(tokens() * (c.again[item.Batch][item.Sub]*c.rates.Forward + c.rates.Backward))
+		return c.each("backward") + c.beside(computing, stages.FetchForBackward, stages.ReduceEarly)
+	}
+	switch {
+	case stage == stages.ReduceEarly: // it ends a layer later
+		return backward() + c.each(stage)/time.Duration(c.layers+1)
+	case stage == "embed": // as long as what runs beside it
+		return c.beside(durationOf(c.rates.Forward*tokens()), stages.FetchForEmbed)
+	case stage == "backward":
+		return backward()
+	case c.comm[stage] > 0:
+		return c.each(stage)
+	case stage == "loss":
+		return durationOf(c.rates.Score * c.batches[item.Batch].ScoreCount(c.gathers))
+	case stage == "update":
+		return durationOf(c.rates.Update * c.updated)
+	}
+	return c.rates.Others[stage]
+}
+
+// predict has the scheduler go through steps.
+func (c *clock) predict(p *pipeline.Plan, enc *stages.Encoder) *pipeline.TraceSummary {
+	return pipeline.Summary(p.Predict(pipeline.Workload{
+		Items:   clockSteps * len(c.batches),
+		Batches: func(int) int { return len(c.batches) },
+		Subs:    func(i pipeline.Index) int { return c.batches[i.Batch].Subs() },
+		Time:    c.task,
+		Final: func(_, output string, item pipeline.Index) time.Duration {
+			tokens := c.batches[item.Batch].SubTokens(item.Sub)
+			return durationOf(float64(tokens) * (c.again[item.Batch][item.Sub]*c.rates.Forward + enc.Done(output)*c.rates.Backward))
+		},
+	}), stages.StepStages)
 }
 
 // String is the forecast for people.

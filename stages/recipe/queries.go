@@ -20,19 +20,14 @@ type Queries struct {
 const allOnes = "ones"
 
 func (q *Queries) decode(d *decoder, path string, n *node) {
-	if *q = (Queries{}); n.kind == scalar {
-		q.Weights = n.text
-		d.home(n.at, path, reflect.ValueOf(&q.Weights).Elem())
-		return
-	}
-	d.structure(path, n, reflect.ValueOf(q).Elem())
+	*q = Queries{}
+	d.structureOr(&q.Weights, path, n, reflect.ValueOf(q).Elem())
 }
 
 // openQueries makes the weights of queries' tokens of what the recipe and the folder, whose configuration is c, say.
-func (x *Run) openQueries(c transformer.Config) error {
-	x.queries = c.Queries
-	m, q := x.Recipe.Model, &x.queries
-	if said := m.Queries; said != nil {
+func (x *Run) openQueries(c transformer.Config) (q transformer.QueryWeights, err error) {
+	q = c.Queries
+	if said := x.Recipe.Model.Queries; said != nil {
 		q.There = true
 		if said.Frozen != nil {
 			q.Frozen = *said.Frozen
@@ -40,36 +35,32 @@ func (x *Run) openQueries(c transformer.Config) error {
 		switch said.Weights {
 		case "":
 			if x.folder.Queries == nil {
-				return fmt.Errorf("model.queries.weights: is missing: a JSON file of token to weight, such as OpenSearch's idf.json, or %s, as %s has none", allOnes, x.folder.Dir)
+				return q, fmt.Errorf("model.queries.weights: is missing: a JSON file of token to weight, such as OpenSearch's idf.json, or %s, as %s has none", allOnes, x.folder.Dir)
 			}
 		case allOnes:
 			q.First = slices.Repeat([]float32{1}, c.Vocab)
 		default:
-			var err error
 			if q.First, err = hfmodel.TokenWeights(said.Weights, c.Vocab, x.tok.ID); err != nil {
-				return fmt.Errorf("model.queries.weights: %w", err)
+				return q, fmt.Errorf("model.queries.weights: %w", err)
 			}
 		}
 	}
 	if !q.There {
-		return nil
+		return q, nil
 	}
 	if err := embedder.CheckWeights(x.folder, x.tok, c); err != nil {
-		return fmt.Errorf("model.path: %w", err)
+		return q, fmt.Errorf("model.path: %w", err)
 	}
-	const why = "is not for queries that are weights of tokens (model.queries), whose sub-batches go through no layer"
-	if mesh := x.Recipe.Mesh; mesh.Shard > 1 && mesh.Parameters == "streamed" {
-		return fmt.Errorf("mesh.parameters: streamed %s: want resident", why)
-	} else if mesh.Shard > 1 && mesh.Gradients == "early" {
-		return fmt.Errorf("mesh.gradients: early %s: want late", why)
+	if err := x.Recipe.Mesh.refuses("is not for queries that are weights of tokens (model.queries), whose sub-batches go through no layer"); err != nil {
+		return q, err
 	}
 	for _, t := range x.Recipe.terms() {
 		switch f := t.Flops; {
 		case x.Recipe.singleTexts(&t.Loss):
-			return fmt.Errorf("%s.name: %s takes single texts, which are queries, and queries are weights of tokens (model.queries): no text would go through the transformer", t.key, t.Name)
+			return q, fmt.Errorf("%s.name: %s takes single texts, which are queries, and queries are weights of tokens (model.queries): no text would go through the transformer", t.key, t.Name)
 		case f != nil && f.Query > 0 && q.Frozen:
-			return fmt.Errorf("%s.flops.query: is %v, and the weights of queries' tokens are frozen (model.queries.frozen): nothing would change by it; leave it out", t.key, f.Query)
+			return q, fmt.Errorf("%s.flops.query: is %v, and the weights of queries' tokens are frozen (model.queries.frozen): nothing would change by it; leave it out", t.key, f.Query)
 		}
 	}
-	return nil
+	return q, nil
 }

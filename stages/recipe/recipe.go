@@ -46,33 +46,31 @@ type Recipe struct {
 	Log       Log       `yaml:"log"`
 }
 
+// Model is the model. Keys with the tag of are those of some kinds alone.
 type Model struct {
 	Path                    string        `yaml:"path" path:"~"`
 	Kind                    string        `yaml:"kind"`
-	Pooling                 string        `yaml:"pooling,omitempty"`   // empty: what the folder says
-	Normalize               *bool         `yaml:"normalize,omitempty"` // nil: what the folder says
-	EOS                     *bool         `yaml:"eos,omitempty"`       // the tokenizer's EOS token stands behind every text; nil, and false: what the folder's tokenizer does
+	Pooling                 string        `yaml:"pooling,omitempty"`           // empty: what the folder says
+	Normalize               *bool         `yaml:"normalize,omitempty"`         // nil: what the folder says
+	EOS                     *bool         `yaml:"eos,omitempty" of:"embedder"` // the tokenizer's EOS token stands behind every text; nil, and false: what the folder's tokenizer does
 	MaxLength               Lengths       `yaml:"max_length,omitempty"`
 	Dropout                 *float64      `yaml:"dropout,omitempty"` // nil: the model's
 	LoRA                    *LoRA         `yaml:"lora,omitempty"`    // nil: the model's own parameters train
 	Freeze                  Freeze        `yaml:"freeze,omitempty"`
 	ActivationCheckpointing Checkpointing `yaml:"activation_checkpointing"`
 
-	VectorDim int `yaml:"vector_dim,omitempty"` // of heads of m3 and multi_vector where they are new: features of a token's vector; 0: the hidden state's, or 128
+	VectorDim int `yaml:"vector_dim,omitempty" of:"m3 multi_vector"` // of heads of m3 and multi_vector where they are new: features of a token's vector; 0: the hidden state's, or 128
 
-	// Of a multi_vector.
-	Skiplist       *Skiplist       `yaml:"skiplist,omitempty"`        // tokens of documents without a vector; nil: what the folder says
-	QueryExpansion *QueryExpansion `yaml:"query_expansion,omitempty"` // nil: likewise
+	Skiplist       *Skiplist       `yaml:"skiplist,omitempty" of:"multi_vector"`        // tokens of documents without a vector; nil: what the folder says
+	QueryExpansion *QueryExpansion `yaml:"query_expansion,omitempty" of:"multi_vector"` // nil: likewise
 
-	// Of sparse embeddings: relu, or log1p_relu, another logarithm behind it; empty: what the folder says, or relu.
-	ActivationFunction string   `yaml:"activation_function,omitempty"`
-	Queries            *Queries `yaml:"queries,omitempty"` // made of weights of their tokens alone; nil: as the folder has them
+	ActivationFunction string   `yaml:"activation_function,omitempty" of:"sparse"`                         // relu, or log1p_relu, another logarithm behind it; empty: what the folder says, or relu
+	Queries            *Queries `yaml:"queries,omitempty" of:"sparse: queries of weights of tokens alone"` // nil: as the folder has them
 
-	// Of a reranker.
-	Head        string `yaml:"head,omitempty"`        // of a language model: tokens (also empty), or classifier: a projection of the last token
-	Template    string `yaml:"template,omitempty"`    // what surrounds a pair; empty: what the folder says
-	Instruction string `yaml:"instruction,omitempty"` // in the template
-	Truncation  string `yaml:"truncation,omitempty"`  // longest_first (also empty) or only_second
+	Head        string `yaml:"head,omitempty" of:"reranker"`                                                                        // of a language model: tokens (also empty), or classifier: a projection of the last token
+	Template    string `yaml:"template,omitempty" of:"reranker"`                                                                    // what surrounds a pair; empty: what the folder says
+	Instruction string `yaml:"instruction,omitempty" of:"reranker; an embedder's goes in front of its texts: data.train[].prompts"` // in the template
+	Truncation  string `yaml:"truncation,omitempty" of:"reranker"`                                                                  // longest_first (also empty) or only_second
 }
 
 // LoRA trains low-rank factors in place of the linear layers' weights; names are those of PEFT.
@@ -213,9 +211,9 @@ type Eval struct {
 
 	Loss OneOrMore[HeldOut] `yaml:"loss,omitempty"` // rows that the loss is measured on; it decides where nothing else is measured, or metric says so
 
-	// Of m3: what texts are compared by.
-	Part    string    `yaml:"part,omitempty"`    // dense, sparse, multi_vector or fused; "": fused, of the parts that the loss trains
-	Weights []float64 `yaml:"weights,omitempty"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
+	// What texts are compared by.
+	Part    string    `yaml:"part,omitempty" of:"m3"`    // dense, sparse, multi_vector or fused; "": fused, of the parts that the loss trains
+	Weights []float64 `yaml:"weights,omitempty" of:"m3"` // of dense, sparse and multi_vector in fused; nil: loss.Fusion
 
 	EarlyStopping *EarlyStopping `yaml:"early_stopping,omitempty"`
 }
@@ -306,6 +304,8 @@ type Save struct {
 	Keep      int    `yaml:"keep"`      // checkpoints that stay
 	Best      bool   `yaml:"best"`      // the model is that of the best evaluation, not of the last step
 	Precision string `yaml:"precision"` // of the model's files: f32, bf16 or f16. Checkpoints are in f32
+
+	unsaved bool // nobody saves anything, and Dir may be missing: see LoadUnsaved
 }
 
 type Log struct {
@@ -417,7 +417,16 @@ func Load(path string, sets []string) (Recipe, error) {
 	if err != nil {
 		return Recipe{}, err
 	}
-	return resolve(root, sets)
+	return resolve(root, sets, false)
+}
+
+// LoadUnsaved is Load for who only plans, verifies or looks over: save.dir, which Train alone writes to, may be missing.
+func LoadUnsaved(path string, sets []string) (Recipe, error) {
+	root, err := readTree(path)
+	if err != nil {
+		return Recipe{}, err
+	}
+	return resolve(root, sets, true)
 }
 
 // Parse is Load for a recipe in memory; name stands for its file in errors.
@@ -426,11 +435,12 @@ func Parse(name string, data []byte, sets []string) (Recipe, error) {
 	if err != nil {
 		return Recipe{}, err
 	}
-	return resolve(root, sets)
+	return resolve(root, sets, false)
 }
 
-func resolve(root *node, sets []string) (Recipe, error) {
+func resolve(root *node, sets []string, unsaved bool) (Recipe, error) {
 	r := Default()
+	r.Save.unsaved = unsaved
 	for _, s := range sets {
 		if err := root.set(s); err != nil {
 			return r, err
@@ -635,14 +645,7 @@ func (w Wait) MarshalYAML() (any, error) { return time.Duration(w).String(), nil
 type Count int
 
 func (c *Count) decode(d *decoder, path string, n *node) {
-	if n.kind == scalar && n.text == "all" {
-		*c = dataset.AllNegatives
-		return
-	}
-	before := len(d.errs)
-	if d.scalar(path, n, reflect.ValueOf((*int)(c)).Elem()); *c < 1 && len(d.errs) == before {
-		d.fail(n.at, path, "is %d, want a number of negatives, or all", *c)
-	}
+	d.numberOr("all", dataset.AllNegatives, path, n, (*int)(c), "a number of negatives, or all")
 }
 
 // MarshalYAML writes it as it was given.
@@ -657,13 +660,17 @@ func (c Count) MarshalYAML() (any, error) {
 type Auto int
 
 func (a *Auto) decode(d *decoder, path string, n *node) {
-	*a = 0
-	if n.kind == scalar && n.text == "auto" {
+	d.numberOr("auto", 0, path, n, (*int)(a), "1 or more, or auto")
+}
+
+// numberOr decodes a number of at least 1, or a word that stands for another one.
+func (d *decoder) numberOr(word string, meaning int, path string, n *node, v *int, want string) {
+	if *v = meaning; n.kind == scalar && n.text == word {
 		return
 	}
 	before := len(d.errs)
-	if d.scalar(path, n, reflect.ValueOf((*int)(a)).Elem()); *a < 1 && len(d.errs) == before {
-		d.fail(n.at, path, "is %d, want 1 or more, or auto", *a)
+	if d.scalar(path, n, reflect.ValueOf(v).Elem()); *v < 1 && len(d.errs) == before {
+		d.fail(n.at, path, "is %d, want %s", *v, want)
 	}
 }
 

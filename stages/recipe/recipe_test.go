@@ -345,11 +345,7 @@ func TestLossOptions(t *testing.T) {
 	needs := map[string]string{ // so that an option can be another
 		"mnrl": ", directions: [query_to_doc, doc_to_query], hardness_mode: all_negatives, hardness_strength: 5", "gist": ", guide: g", "m3": ", self_distill: true",
 	}
-	kinds := slices.Concat(lossKinds, vectorKinds)
-	for _, n := range loss.GroupLosses {
-		kinds = append(kinds, (&Loss{Name: string(n), reranker: true}).kind())
-	}
-	for _, k := range kinds {
+	for _, k := range slices.Concat(lossKinds, vectorKinds, groupKinds) {
 		columns := "positive: p, negatives: n, scores: s"
 		switch {
 		case k.single:
@@ -364,7 +360,7 @@ func TestLossOptions(t *testing.T) {
 			text = "{name: " + k.names[0] + "}"
 		}
 		usual := parse(k, columns, text).objective(driving{})
-		for _, option := range k.all() {
+		for _, option := range k.all(false, false) {
 			value := others[option]
 			switch option {
 			case "name", "guide", "gather_across_devices", "num_negatives": // not the objective's

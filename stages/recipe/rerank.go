@@ -10,7 +10,6 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/reranker"
-	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
 
@@ -30,19 +29,27 @@ func (l Loss) inBatch() int {
 	return 0
 }
 
-// groupOptions are those of a reranker's loss.
-func groupOptions(name loss.GroupLoss) []string {
+// groupKinds are a reranker's losses.
+var groupKinds = ofGroups()
+
+func ofGroups() (all []lossKind) {
 	options := map[loss.GroupLoss][]string{
 		loss.GroupLambda: {"weighting", "mu", "k", "sigma"}, loss.GroupRankNet: {"k", "sigma"}, loss.GroupBCE: {"pos_weight"}, loss.GroupADRMSE: {"alpha"},
 		loss.GroupListMLE: {"by_label"}, loss.GroupPListMLE: {"by_label"}, loss.GroupMNRL: {"num_negatives", "scale"},
-	}[name]
-	if slices.Contains(loss.SelfDistilling, name) {
-		options = append(options, "self_distill")
 	}
-	if slices.Contains(loss.Activating, name) {
-		options = append(options, "activation")
+	for _, name := range loss.GroupLosses {
+		k := lossKind{names: []string{string(name)}, options: options[name], reranker: true}
+		if slices.Contains(loss.SelfDistilling, name) {
+			k.options = append(k.options, "self_distill")
+		}
+		if slices.Contains(loss.Activating, name) {
+			k.options = append(k.options, "activation")
+		}
+		k.readsLabel = name == loss.GroupBCE || name == loss.GroupMSE || name == loss.GroupMarginMSE
+		k.readsScores = name != loss.GroupCrossEntropy && name != loss.GroupMNRL
+		all = append(all, k)
 	}
-	return options
+	return all
 }
 
 // checkReranker resolves what is otherwise for rerankers.
@@ -106,16 +113,12 @@ func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 // checkGroups checks a reranker's loss at a key.
 func (c *checker) checkGroups(l *Loss, at string) {
 	if c.find(at+".name") == nil {
-		l.Name = "cross_entropy"
-	} else {
-		var kinds [][]string
-		for _, name := range texts(loss.GroupLosses) {
-			kinds = append(kinds, []string{name})
-		}
-		c.lossName(at+".name", kinds)
+		l.Name = string(loss.GroupCrossEntropy)
+	}
+	if !c.lossName(at+".name", l) {
+		return
 	}
 	c.words(at+".weighting", texts(loss.Schemes)...)
-	l.reranker = true
 	c.options(l, at)
 	l.GatherAcrossDevices = false
 	c.words(at+".activation", texts(loss.Activations)...)
@@ -128,7 +131,7 @@ func (c *checker) checkGroups(l *Loss, at string) {
 	} else {
 		l.Scale = 0 // which is an embedder's default
 	}
-	if err := l.groups().Check(); err != nil && slices.Contains(loss.GroupLosses, loss.GroupLoss(l.Name)) {
+	if err := l.groups().Check(); err != nil {
 		c.fail(at, "%v", err)
 	}
 }
@@ -136,24 +139,8 @@ func (c *checker) checkGroups(l *Loss, at string) {
 // openReranker finds out how pairs are read and scored.
 func (x *Run) openReranker() error {
 	m := x.Recipe.Model
-	if m.Kind != "reranker" {
-		return nil
-	}
-	if x.folder.Adapter != nil {
-		return fmt.Errorf("model.path: %s is an adapter, and a reranker does not begin with one: PEFT's merge_and_unload merges it into its model", x.folder.Dir)
-	}
-	if x.folder.LayerWise() && m.Head != "" {
-		return fmt.Errorf("model.head: %s is a layer-wise reranker, which has heads of its own", x.folder.Dir)
-	}
-	if err := x.folder.CheckReranker(); err != nil {
-		return fmt.Errorf("model.path: %s: %w", x.folder.Dir, err)
-	}
-	c, err := embedder.ConfigOf(x.folder, nil)
-	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
 	for i, src := range x.Recipe.Data.Train {
-		spec, err := x.describeReranker(c, src.Prompts)
+		spec, err := x.describeReranker(src.Prompts)
 		if err != nil {
 			return fmt.Errorf("model: %w", err)
 		}
@@ -169,7 +156,7 @@ func (x *Run) openReranker() error {
 		if i == 0 {
 			x.reranker = spec
 		}
-		x.pairs = append(x.pairs, spec.Pairs)
+		x.text.Pairs = append(x.text.Pairs, spec.Pairs)
 		if err := x.checkLayers(x.Recipe.lossOf(i), x.Recipe.lossKey(i)); err != nil {
 			return err
 		}
@@ -188,8 +175,12 @@ func (x *Run) checkLayers(l Loss, at string) error {
 }
 
 // describeReranker says how pairs with such prompts are read and scored; nil: with the folder's.
-func (x *Run) describeReranker(c transformer.Config, p *Prompts) (*reranker.Spec, error) {
+func (x *Run) describeReranker(p *Prompts) (*reranker.Spec, error) {
 	m := x.Recipe.Model
+	c, err := embedder.ConfigOf(x.folder, nil)
+	if err != nil {
+		return nil, err
+	}
 	var prompts *reranker.Prompts
 	if p != nil {
 		prompts = &reranker.Prompts{Query: p.Query, Document: p.Document}
@@ -198,25 +189,6 @@ func (x *Run) describeReranker(c transformer.Config, p *Prompts) (*reranker.Spec
 		MaxLength: m.MaxLength.Document, Template: m.Template, Instruction: m.Instruction, Truncation: m.Truncation,
 		Prompts: prompts, EveryLayer: true, NewHead: m.Head == "classifier", Seed: x.Recipe.Train.Seed,
 	})
-}
-
-// head is the pooling of a model that embeds.
-func (x *Run) head() (transformer.Head, error) {
-	if x.reranker != nil {
-		return transformer.Head{}, nil
-	}
-	if x.vectors != nil {
-		return x.vectorHead()
-	}
-	pooling, normalize := x.Recipe.Model.Pooling, x.Recipe.Model.Normalize
-	if x.Recipe.Model.Kind == "m3" && x.folder.Pooling == nil { // FlagEmbedding's, where the folder does not say
-		yes := true
-		pooling, normalize = cmp.Or(pooling, "cls"), cmp.Or(normalize, &yes)
-	}
-	if x.Recipe.Model.Kind == "sparse" && x.folder.Splade == nil { // whatever it says of its embeddings
-		normalize = cmp.Or(normalize, new(bool))
-	}
-	return embedder.TrainableHead(x.folder, pooling, normalize)
 }
 
 // saveReranker writes the model's folder.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,30 +14,14 @@ import (
 // decide. A resolved recipe stays as it is. Open and OnRanks do so themselves. Begin with [Default], or with a recipe that was parsed: of a loss,
 // LoRA and the like in a Go literal every option is said, the zero ones too.
 func (r Recipe) Resolve() (Recipe, error) {
-	reranker := r.Model.Kind == "reranker"
-	r.Loss.reranker = reranker
-	r.Data.Train = slices.Clone(r.Data.Train)
-	for i, s := range r.Data.Train {
-		if s.Loss != nil {
-			l := *s.Loss
-			l.reranker, l.dataset = reranker, l.dataset || l.GatherAcrossDevices == r.Loss.GatherAcrossDevices // which the recipe's loss says for all
-			r.Data.Train[i].Loss = &l
-		}
-	}
-	r.Eval.Loss = slices.Clone(r.Eval.Loss)
-	for i, h := range r.Eval.Loss {
-		if h.Loss != nil {
-			l := *h.Loss
-			l.reranker, l.dataset = reranker, l.dataset || l.GatherAcrossDevices == r.Loss.GatherAcrossDevices
-			r.Eval.Loss[i].Loss = &l
-		}
-	}
-	r.ofVectors()
+	r = r.withLosses(func(l *Loss, dataset bool) {
+		l.of(r.Model.Kind, l.dataset || dataset && l.GatherAcrossDevices == r.Loss.GatherAcrossDevices) // which the recipe's loss says for all
+	})
 	root, err := nodeOf(reflect.ValueOf(r))
 	if err != nil {
 		return r, err
 	}
-	resolved, err := resolve(root, nil)
+	resolved, err := resolve(root, nil, r.Save.unsaved)
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var errs []error
 		for _, e := range all.Unwrap() { // of no line

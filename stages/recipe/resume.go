@@ -23,6 +23,7 @@ import (
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/stages"
+	"contraflow/stages/transformer"
 )
 
 // ErrRecipeChanged is wrapped when a checkpoint can't be gone on from because the recipe has changed in what matters.
@@ -125,7 +126,7 @@ const theGuide = "the guide"
 const frozenQueries = "the file of frozen weights"
 
 // contents are hashes of what a checkpoint relies on and does not hold: all of the model's folder but the weights that train. Of files that
-// are not there the hash is "none", so that one that comes or goes is noticed as well.
+// are not there the hash is "none", so that one that comes or goes is noticed as well. All ranks call it.
 func (x *Run) contents() (map[string]string, error) {
 	out := map[string]string{}
 	settings := x.folder.Settings()
@@ -142,15 +143,19 @@ func (x *Run) contents() (map[string]string, error) {
 	if x.guide != nil {
 		out[theGuide] = x.guide.hash
 	}
-	if q := x.Recipe.Model.Queries; q != nil && x.queries.Frozen && q.Weights != "" && q.Weights != allOnes {
+	if q := x.Recipe.Model.Queries; q != nil && x.config.Queries.Frozen && q.Weights != "" && q.Weights != allOnes {
 		h, err := hashFile(q.Weights)
 		if err != nil {
 			return nil, fmt.Errorf("model.queries.weights: %w", err)
 		}
 		out[frozenQueries] = h
 	}
-	if x.frozen != "" {
-		out["the frozen parameters"] = x.frozen
+	if l := x.model.Layout; l.Frozen > 0 {
+		h, err := x.hashParams(func(p transformer.Param) bool { return !l.Trains(p) })
+		if err != nil {
+			return nil, err
+		}
+		out["the frozen parameters"] = h
 	}
 	return out, nil
 }
@@ -329,14 +334,6 @@ func (x *Run) noteRate(done int) {
 
 // jump is how much of a learning rate is told of where a run goes on: less is what any change of its length makes.
 const jump = 0.05
-
-// files are each dataset's files.
-func (x *Run) files() (out [][]dataset.File) {
-	for _, d := range x.data {
-		out = append(out, d.Files())
-	}
-	return out
-}
 
 // onlyTrain says of datasets of the hub what it takes to go on with files of them that are gone: a run may have begun with files of other splits.
 func (x *Run) onlyTrain(changed []string) (hints []string) {

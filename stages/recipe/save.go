@@ -98,7 +98,7 @@ func (x *Run) base() string { return embedder.BaseOf(x.folder, x.model, x.Recipe
 // merges tells whether LoRA's factors are merged into the weights that are saved: CrossEncoder and FlagEmbedding load no adapters of
 // rerankers, nor of models with heads of tokens, and of sparse encoders only what names their model for masked language modelling.
 func (x *Run) merges() bool {
-	return x.reranker != nil || !x.heads.None() || x.Recipe.Model.Kind == "sparse"
+	return x.reranker != nil || !x.config.Tokens.None() || !x.config.MLMHead.None()
 }
 
 // merged are all parameters, with LoRA's factors merged into them; on ranks but the main one, nil.

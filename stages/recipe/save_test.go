@@ -13,9 +13,11 @@ import (
 	"testing"
 
 	"contraflow/collective"
+	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
+	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
 )
@@ -175,6 +177,32 @@ func TestHeadNoted(t *testing.T) {
 		o, err := j.run(t, fmt.Sprint("noted", want), nil, 0, false, append(more, sets...)...)
 		if n := strings.Count(fmt.Sprint(o.notes), "has no modules.json, which would say how embeddings are made: mean pooling, not normalized (model.pooling, model.normalize)"); err != nil || n != want {
 			t.Errorf("%v: %d times in %q, %v", more, n, o.notes, err)
+		}
+	}
+}
+
+// Of a folder that is none of the recipe's kind yet the head is the kind's usual one, of one that is what it says; a recipe says otherwise of both.
+func TestUsualHeads(t *testing.T) {
+	no, none, says := false, &hfmodel.Folder{Normalize: true}, &hfmodel.Folder{Normalize: true, Pooling: &hfmodel.Pooling{Mode: hfmodel.Last, IncludePrompt: true}}
+	for _, c := range []struct {
+		model  Model
+		folder *hfmodel.Folder
+		want   transformer.Head
+	}{
+		{Model{Kind: "embedder"}, &hfmodel.Folder{}, transformer.Head{Pooling: gpustage.MeanPooling}},
+		{Model{Kind: "embedder"}, says, transformer.Head{Pooling: gpustage.LastPooling, Normalize: true}},
+		{Model{Kind: "m3"}, &hfmodel.Folder{}, transformer.Head{Pooling: gpustage.CLSPooling, Normalize: true}},
+		{Model{Kind: "m3", Pooling: "mean", Normalize: &no}, none, transformer.Head{Pooling: gpustage.MeanPooling}},
+		{Model{Kind: "m3"}, says, transformer.Head{Pooling: gpustage.LastPooling, Normalize: true}},
+		{Model{Kind: "multi_vector"}, &hfmodel.Folder{}, transformer.Head{Pooling: gpustage.MeanPooling, Normalize: true}},
+		{Model{Kind: "multi_vector"}, &hfmodel.Folder{MultiVector: &hfmodel.MultiVector{}}, transformer.Head{Pooling: gpustage.MeanPooling}},
+		{Model{Kind: "sparse"}, none, transformer.Head{Pooling: gpustage.MeanPooling}},
+		{Model{Kind: "sparse"}, &hfmodel.Folder{Normalize: true, Splade: &hfmodel.Splade{}}, transformer.Head{Pooling: gpustage.MeanPooling, Normalize: true}},
+		{Model{Kind: "reranker"}, &hfmodel.Folder{}, transformer.Head{}},
+	} {
+		x := &Run{Recipe: Recipe{Model: c.model}, folder: c.folder}
+		if got, err := x.head(); err != nil || got != c.want {
+			t.Errorf("%+v of %+v: %+v, %v, want %+v", c.model, *c.folder, got, err, c.want)
 		}
 	}
 }

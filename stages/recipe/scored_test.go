@@ -254,7 +254,7 @@ func TestScoredIdentity(t *testing.T) {
 		return j.opened(t, append([]string{"save.dir=" + filepath.Join(j.dir, "run")}, sets...)).tasks
 	}
 	content := func(x task) any {
-		_, content := x.identity("ndcg@10")
+		_, content := x.identity("ndcg@10", nil)
 		return content
 	}
 	one := open(append(tasks, "eval.metric=ap", "save.best=true")...)
@@ -265,7 +265,7 @@ func TestScoredIdentity(t *testing.T) {
 	_, _, _, set := j.candidates(t)
 	ranked, other := open(set, "eval.metric=map", "save.best=true"), open(set, "eval.metric=ndcg@3")
 	for i, x := range append(ranked, other...) {
-		if name, c := x.identity("x"); name != []string{"map", "ndcg@3"}[i] || !reflect.DeepEqual(c, content(ranked[0])) {
+		if name, c := x.identity("x", nil); name != []string{"map", "ndcg@3"}[i] || !reflect.DeepEqual(c, content(ranked[0])) {
 			t.Errorf("candidates are measured by %s", name)
 		}
 	}
@@ -334,7 +334,7 @@ func TestScoredNames(t *testing.T) {
 		"eval.triplets={path: %q, query: a, positive: b, negative: c, margin: 0.25}": "accuracy on 2d7f232f265a3966",
 	} {
 		x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "save.best=true", fmt.Sprintf(set, file)})
-		if got, err := x.evaluation(); err != nil || got != want {
+		if got, err := x.judge(); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", set, got, err, want)
 		}
 	}

@@ -42,10 +42,21 @@ func (m Mesh) shardings() (out []sharding) {
 // shardings are a mesh's that the model allows: where all word embeddings have a gradient in every sub-batch, their rows do not travel alone, and where
 // queries are weights of tokens there are sub-batches that go through no layer.
 func (x *Run) shardings(m Mesh) []sharding {
-	if x.model.Config.TiedDecoder() || x.queries.There {
+	if x.config.TiedDecoder() || x.config.Queries.There {
 		return []sharding{{}}
 	}
 	return m.shardings()
+}
+
+// refuses is an error where the recipe asks for a sharding that a model does not have, for the reason why.
+func (m Mesh) refuses(why string) error {
+	switch {
+	case m.Shard > 1 && m.Parameters == "streamed":
+		return fmt.Errorf("mesh.parameters: streamed %s: want resident", why)
+	case m.Shard > 1 && m.Gradients == "early":
+		return fmt.Errorf("mesh.gradients: early %s: want late", why)
+	}
+	return nil
 }
 
 // chooseSharding takes the first sharding that fits the memory at hand on every rank, or the last one. x.model is a model without

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"contraflow/io/tensorboard"
-	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 )
@@ -51,14 +50,6 @@ func (f *Flops) added(l loss.RowSplitter, o driving) loss.RowSplitter {
 	}
 }
 
-func (c *checker) checkSparse(m *Model) {
-	sparse := m.Kind == "sparse"
-	c.words("model.activation_function", "relu", "log1p_relu")
-	c.require(sparse || m.ActivationFunction == "", "model.activation_function", "is for model.kind: sparse")
-	c.require(sparse || m.Queries == nil, "model.queries", "is for model.kind: sparse: queries of weights of tokens alone")
-	c.require(!sparse || m.Pooling == "", "model.pooling", "is not for model.kind: sparse, which takes the largest logits of a text's tokens")
-}
-
 // defaultSparse are the defaults that are otherwise for sparse embeddings: sentence-transformers'.
 func (c *checker) defaultSparse(l *Loss, at string) {
 	k := l.kind()
@@ -96,53 +87,30 @@ func (c *checker) checkFlops(r *Recipe, l *Loss, at string) {
 	c.require(!r.singleTexts(l) || f.DocumentOnly || f.Document == 0, key+".document", "%s.name: %s takes single texts, which are queries: with %s.document_only: true they are documents", at, l.Name, key)
 }
 
-// openSparse finds the head for masked language modelling.
-func (x *Run) openSparse() error {
-	x.mlm, x.queries = transformer.MLMHead{}, transformer.QueryWeights{}
-	m, f := x.Recipe.Model, x.folder
-	if m.Kind != "sparse" {
-		if f.Splade != nil {
-			return fmt.Errorf("model.path: %s is a sparse encoder: model.kind: sparse trains it", f.Dir)
-		}
-		return nil
-	}
-	if f.Reranker != nil {
-		return fmt.Errorf("model.path: %s is a reranker: it embeds no texts", f.Dir)
-	}
-	if f.Adapter != nil {
-		return fmt.Errorf("model.path: %s is a LoRA adapter, which sparse embeddings do not begin with: contraflow merge makes a model of it and its base", f.Dir)
-	}
+// openSparse finds the head for masked language modelling, and the weights of queries' tokens.
+func (x *Run) openSparse() (head transformer.MLMHead, queries transformer.QueryWeights, err error) {
+	m, f, c := x.Recipe.Model, x.folder, x.config
 	twice := m.ActivationFunction == "log1p_relu"
 	if s := f.Splade; s != nil {
 		if m.ActivationFunction != "" && twice != s.Twice {
-			return fmt.Errorf("model.activation_function: is %s, and the model was trained with another: leave it out", m.ActivationFunction)
+			return head, queries, fmt.Errorf("model.activation_function: is %s, and the model was trained with another: leave it out", m.ActivationFunction)
 		}
 		twice = s.Twice
 	}
-	if err := f.CheckSparse(); err != nil {
-		return fmt.Errorf("model.path: %w", err)
-	}
-	c, err := embedder.ConfigOf(f, nil)
-	if err == nil {
-		x.mlm, err = c.MLM(f.Config, twice)
+	if err = f.CheckSparse(); err == nil {
+		head, err = c.MLM(f.Config, twice)
 	}
 	if err != nil {
-		return fmt.Errorf("model.path: %w", err)
+		return head, queries, fmt.Errorf("model.path: %w", err)
 	}
-	c.MLMHead = x.mlm
-	if err := x.openQueries(c); err != nil {
-		return err
+	c.MLMHead = head
+	if queries, err = x.openQueries(c); err != nil {
+		return head, queries, err
 	}
-	if mesh := x.Recipe.Mesh; c.TiedDecoder() && mesh.Shard > 1 {
-		const why = "is not for sparse embeddings whose decoder is the word embeddings, all of which have a gradient in every sub-batch"
-		if mesh.Parameters == "streamed" {
-			return fmt.Errorf("mesh.parameters: streamed %s: want resident", why)
-		}
-		if mesh.Gradients == "early" {
-			return fmt.Errorf("mesh.gradients: early %s: want late", why)
-		}
+	if c.TiedDecoder() {
+		err = x.Recipe.Mesh.refuses("is not for sparse embeddings whose decoder is the word embeddings, all of which have a gradient in every sub-batch")
 	}
-	return nil
+	return head, queries, err
 }
 
 // noteSparse says which datasets' losses have nothing that keeps embeddings sparse.
@@ -154,7 +122,7 @@ func (x *Run) noteSparse() {
 	missing := map[string][]string{} // datasets, by their losses' keys
 	n := 0
 	for i := range r.Data.Train {
-		if !slices.ContainsFunc(r.termsOf(i), func(l stated) bool { return l.Flops.keeps(x.queries.There) }) {
+		if !slices.ContainsFunc(r.termsOf(i), func(l stated) bool { return l.Flops.keeps(x.config.Queries.There) }) {
 			missing[r.lossKey(i)] = append(missing[r.lossKey(i)], fmt.Sprintf("data.train[%d]", i))
 			n++
 		}
@@ -169,7 +137,7 @@ func (x *Run) noteSparse() {
 		if k := slices.IndexFunc(terms, func(l stated) bool { return l.Flops != nil }); k >= 0 {
 			at, why = terms[k], fmt.Sprintf(", as the weights of %s.flops are 0", terms[k].key)
 		}
-		if x.queries.There {
+		if x.config.Queries.There {
 			if at.Flops != nil {
 				why = fmt.Sprintf(", as %s.flops.document is 0", at.key)
 			}

@@ -134,7 +134,7 @@ func TestSparseNotes(t *testing.T) {
 		}
 		var notes []string
 		x := &Run{Recipe: r, obs: Observer{Note: func(n string) { notes = append(notes, n) }}}
-		x.queries.There = true
+		x.config.Queries.There = true
 		if x.noteSparse(); strings.Join(notes, "") != want {
 			t.Errorf("of queries that are weights%s: %q, want %q", flops, notes, want)
 		}

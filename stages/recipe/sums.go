@@ -27,21 +27,10 @@ func (l *Loss) decodeTerms(d *decoder, path string, n *node) {
 		default:
 			t.decode(d, key, e)
 		}
-		t.term = true
 		if !slices.ContainsFunc(e.keys, func(k entry) bool { return k.key == "weight" }) {
 			t.Weight = 1
 		}
 	}
-}
-
-// written are a sum's terms, which know what they are terms of.
-func (l Loss) written() []Loss {
-	terms := make([]Loss, len(l.Terms))
-	for i, t := range l.Terms {
-		t.term, t.reranker, t.dataset = true, l.reranker, l.dataset
-		terms[i] = t
-	}
-	return terms
 }
 
 // each gives the losses that the one at a key is a sum of, with their keys: itself, if it is none.
@@ -114,7 +103,6 @@ func (c *checker) checkTerms(r *Recipe, l *Loss, at string) bool {
 	ok, guide := true, ""
 	c.gathers(l, at)
 	for key, t := range l.each(at) {
-		t.dataset = l.dataset
 		ok = c.checkLoss(r, t, key) && ok
 		if t.Guide != nil && guide != "" {
 			c.fail(key+".guide", "is a second guide: a run has one, and that is %s.guide", guide)
@@ -122,7 +110,7 @@ func (c *checker) checkTerms(r *Recipe, l *Loss, at string) bool {
 			guide = key
 		}
 	}
-	return ok && c.alike(l, at)
+	return ok && c.sameRows(l, at)
 }
 
 // gathers resolves whether the negatives of all devices are a sum's: as one of its terms says, for all of them.
@@ -142,8 +130,8 @@ func (c *checker) gathers(l *Loss, at string) {
 	}
 }
 
-// alike finds terms for which no rows are right.
-func (c *checker) alike(l *Loss, at string) bool {
+// sameRows finds terms for which no rows are right.
+func (c *checker) sameRows(l *Loss, at string) bool {
 	takes := func(what string, is func(lossKind) bool) (key, text string) {
 		for key, t := range l.each(at) {
 			if is(t.kind()) {
@@ -169,7 +157,7 @@ func (c *checker) alike(l *Loss, at string) bool {
 
 // checkGroupTerms is checkTerms for a reranker's losses. One that is no term of a sum is itself where it is all of a list.
 func (c *checker) checkGroupTerms(l *Loss, at string) {
-	l.reranker, l.GatherAcrossDevices = true, false
+	l.GatherAcrossDevices = false
 	one := len(l.Terms) == 1
 	for key, t := range l.each(at) {
 		c.checkGroups(t, key)
@@ -182,7 +170,7 @@ func (c *checker) checkGroupTerms(l *Loss, at string) {
 	}
 	if t := l.Terms[0]; !t.groups().MeansRows() || t.inBatch() != 0 {
 		c.require(t.Weight == 1, at+"[0].weight", "is %v, and %s is no term of a sum: a list of it alone has weight 1", t.Weight, t.Name)
-		t.term, t.dataset, t.Weight = false, l.dataset, 0
+		t.term, t.Weight = false, 0
 		*l = t
 	}
 }
@@ -201,10 +189,10 @@ func (l Loss) sum(o driving) loss.RowSplitter {
 }
 
 // guide is the run's, and where the recipe says it; nil: there is none.
-func (r *Recipe) guide() (key string, guide **Guide) {
+func (r Recipe) guide() (key string, guide *Guide) {
 	for key, t := range r.Loss.each("loss") {
 		if t.Guide != nil {
-			return key + ".guide", &t.Guide
+			return key + ".guide", t.Guide
 		}
 	}
 	return "", nil

@@ -94,6 +94,9 @@ func TestSums(t *testing.T) {
 	r.Data.Train = []Source{{Path: []string{"d.parquet"}, Query: "q", Positive: "p", Negatives: []string{"ns"}, Scores: []string{"ps", "ns"}}}
 	second := Loss{Name: "distill_kl", Weight: 2, Similarity: "dot", GatherAcrossDevices: true}
 	r.Loss = Loss{Terms: []Loss{defaultLoss(), second}}
+	if text, err := r.YAML(); err != nil || !strings.Contains(string(text), "weight: 2") {
+		t.Errorf("written as a program made it: %v\n%s", err, text)
+	}
 	s, err := r.Resolve()
 	want := of(t, loss.Term{Loss: mnrl, Factor: 1}, loss.Term{Loss: loss.DistillKL{Metric: loss.Dot}, Factor: 2})
 	if err != nil || !reflect.DeepEqual(s.objective(driving{}), want) {
@@ -131,11 +134,7 @@ func TestSumLabels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		check := r.Loss.checkLabel()
-		if check == nil {
-			t.Errorf("%s: takes all labels", text)
-			continue
-		}
+		check := asking(r.Loss, loss.CheckLabel)
 		if err := check(1); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
@@ -265,7 +264,7 @@ func TestSumGuide(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
-		if key, said := x.Recipe.guide(); said == nil || key != "loss[1].guide" || **said != guide {
+		if key, said := x.Recipe.guide(); said == nil || key != "loss[1].guide" || *said != guide {
 			t.Errorf("rank %d: %s is not %+v: %+v", x.ranks.Rank(), key, guide, x.Recipe.Loss)
 		}
 		text, err := x.Recipe.YAML()

@@ -20,8 +20,8 @@ import (
 	"contraflow/io/tensorboard"
 	"contraflow/pipeline"
 	"contraflow/stages"
+	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
-	"contraflow/stages/transformer"
 )
 
 // Summary is what a run came to.
@@ -77,15 +77,15 @@ func (x *Run) Graph() (*pipeline.Graph, error) {
 	if x.closed {
 		return nil, errClosed
 	}
-	g, enc, err := x.graph(nil)
+	g, enc, _, err := x.graph(nil)
 	if err != nil {
 		return nil, err
 	}
 	return g, enc.Close() // it does not run: what its steps would need is for whoever trains
 }
 
-// graph builds the training graph; without a log it does not run.
-func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
+// graph builds the training graph, and what evaluates in it; without a log it does not run.
+func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, *embedder.Engine, error) {
 	ingest := stages.Ingest
 	if log == nil {
 		ingest = func(g *pipeline.Graph, _ stages.Plan) pipeline.Port[*stages.Chunk] {
@@ -94,13 +94,13 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 			})
 		}
 	}
-	g, ports, err := x.steps(ingest)
+	g, ports, err := x.stepGraph(ingest)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	enc, results := ports.Encoder, ports.Results
-	x.engine = enc.Engine()
-	evaluated := x.evaluateStage(g, enc, results)
+	engine := enc.Engine()
+	evaluated := x.evaluateStage(g, enc, engine, results)
 	ports.Evaluations = evaluated
 	states := stages.Snapshot(g, results, enc, x.saved)
 	saved := x.saveStage(g, enc, results, states)
@@ -120,10 +120,10 @@ func (x *Run) graph(log *journal) (*pipeline.Graph, *stages.Encoder, error) {
 	x.checkpointStage(g, enc, states, recorded.Port)
 	if x.own.stages != nil {
 		if err := x.own.stages(g, ports); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("recipe.WithStages: %w", err), enc.Close())
+			return nil, nil, nil, errors.Join(fmt.Errorf("recipe.WithStages: %w", err), enc.Close())
 		}
 	}
-	return g, enc, nil
+	return g, enc, engine, nil
 }
 
 // Ports are where stages of one's own may begin in a recipe's graph, whose parameters belong to the compute lane of device 0.
@@ -137,7 +137,7 @@ type Ports struct {
 
 // trainingGraph is the graph without evaluation, saving and reports.
 func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
-	g, ports, err := x.steps(stages.Ingest)
+	g, ports, err := x.stepGraph(stages.Ingest)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -145,8 +145,8 @@ func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
 	return g, ports.Encoder, nil
 }
 
-// steps is the graph up to each step's result, of the rows that ingest's stage reads.
-func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (g *pipeline.Graph, ports Ports, err error) {
+// stepGraph is the graph up to each step's result, of the rows that ingest's stage reads.
+func (x *Run) stepGraph(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*stages.Chunk]) (g *pipeline.Graph, ports Ports, err error) {
 	r := x.Recipe
 	g = pipeline.New("train")
 	enc, err := stages.NewEncoder(g, x.model, 0, x.budget(x.Memory), r.Train.Seed, stages.With(x.ranks))
@@ -193,7 +193,7 @@ func (x *Run) steps(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[*sta
 func (x *Run) last(step int) bool { return step == x.Steps-1 }
 
 // evaluateStage measures the model every so often, and at the end.
-func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
+func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, engine *embedder.Engine, results pipeline.Port[stages.StepResult]) pipeline.Port[*Evaluation] {
 	e := x.Recipe.Eval
 	s := g.Stage("evaluate", pipeline.On(0, pipeline.Compute), pipeline.When(func(step int) bool {
 		return x.evaluates() && (x.due(e.Every, step+1) || x.last(step))
@@ -207,7 +207,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 			return nil
 		}
 		defer enc.For(t)()
-		ev, err := x.evaluateAfter(t.Context(), stages.Stream(t), in.Get(t).Step+1)
+		ev, err := x.evaluateAfter(t.Context(), engine, stages.Stream(t), in.Get(t).Step+1)
 		if err != nil {
 			return err
 		}
@@ -219,10 +219,10 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, results pipe
 
 // evaluateAfter measures the model as it is, after so many steps, and does what follows from that: the best one is kept, and the run told to end when
 // it gets no better. The evaluation is nil on ranks but the main one, and where it has no figure.
-func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (*Evaluation, error) {
-	x.engine.Stream = s
+func (x *Run) evaluateAfter(ctx context.Context, engine *embedder.Engine, s gpustage.Stream, steps int) (*Evaluation, error) {
+	engine.Stream = s
 	began := time.Now()
-	ev, err := x.evaluate(ctx, x.engine)
+	ev, err := x.evaluate(ctx, engine)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +233,7 @@ func (x *Run) evaluateAfter(ctx context.Context, s gpustage.Stream, steps int) (
 	ev.Step, ev.took = steps, time.Since(began)
 	p, stop := &x.saves.progress, x.Recipe.Eval.EarlyStopping
 	told := p.Enough // one more step may have been under way
-	better := p.measured(ev, stop)
+	better := p.weigh(ev, stop)
 	if better {
 		x.saves.best = ev
 	}
@@ -258,40 +258,30 @@ func (x *Run) putsOff(r stages.StepResult) bool {
 }
 
 // evaluateUnmeasured makes the evaluation that was put off when the run was stopped.
-func (x *Run) evaluateUnmeasured(ctx context.Context, log *journal) error {
+func (x *Run) evaluateUnmeasured(ctx context.Context, engine *embedder.Engine, log *journal) error {
 	x.saves.progress.Unmeasured = false
 	if !x.evaluates() {
 		return nil
 	}
-	ev, err := x.evaluateAfter(ctx, x.stream, x.saves.first)
+	ev, err := x.evaluateAfter(ctx, engine, x.stream, x.saves.first)
 	if err != nil {
 		return err
 	}
-	if ev != nil {
-		log.summary.Eval = ev
-		if err := log.evaluation(*ev); err != nil {
-			return err
-		}
-	}
-	log.last = time.Now()
-	return nil
+	log.summary.Eval = ev
+	return log.beside(ev)
 }
 
 // evaluateFirst measures the model as it is before the first step.
-func (x *Run) evaluateFirst(ctx context.Context, log *journal) error {
-	x.engine.Stream = x.stream
-	ev, err := x.evaluate(ctx, x.engine)
+func (x *Run) evaluateFirst(ctx context.Context, engine *embedder.Engine, log *journal) error {
+	engine.Stream = x.stream
+	ev, err := x.evaluate(ctx, engine)
 	if err != nil {
 		return fmt.Errorf("eval.at_start: %w", err)
 	}
 	if ev != nil {
 		log.summary.First, x.saves.progress.First = ev, &ev.Value
-		if err := log.evaluation(*ev); err != nil {
-			return err
-		}
 	}
-	log.last = time.Now() // the first step's time begins here
-	return nil
+	return log.beside(ev)
 }
 
 // saveStage writes the model folder after the last step. The state is copied before it: the best model then takes the place of the last
@@ -347,6 +337,8 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 		return nil, errors.New("this Run has trained already, and would go on from the weights that it has now: open the recipe anew")
 	case x.planned:
 		return nil, errors.New("this Run was opened to be planned: Open opens the recipe to train")
+	case x.Recipe.Save.Dir == "":
+		return nil, errors.New("save.dir: " + noDir)
 	}
 	x.own = o.own
 	if err := x.checkOwnHeldOut(ctx); err != nil {
@@ -354,21 +346,16 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	}
 	dir := x.Recipe.Save.Dir
 	x.saves = x.openCheckpoints(o.control)
-	if l := x.model.Layout; l.Frozen > 0 {
-		if x.frozen, err = x.hashParams(func(p transformer.Param) bool { return !l.Trains(p) }); err != nil {
-			return nil, err
-		}
-	}
 	if x.content, err = x.contents(); err != nil {
 		return nil, err
 	}
-	if x.saves.progress.BestBy, err = x.evaluation(); err != nil {
+	if x.saves.progress.BestBy, err = x.judge(); err != nil {
 		return nil, err
 	}
 	if x.Main() {
-		unlock, err := x.saves.store.Lock()
-		if err != nil {
-			return nil, fmt.Errorf("save.dir: %w", err)
+		unlock, failed := x.saves.store.Lock() // err is what the deferred function adds to
+		if failed != nil {
+			return nil, fmt.Errorf("save.dir: %w", failed)
 		}
 		defer func() { err = errors.Join(err, unlock()) }()
 	}
@@ -405,9 +392,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	defer func() { err = errors.Join(err, endLog()) }()
 	runOpts := []pipeline.RunOption{pipeline.WhenStalled(stalledAfter, func(report string) { x.obs.note("%s", report) })}
 	if o.trace {
-		tracer, endTrace, err := x.openTrace(dir)
-		if err != nil {
-			return nil, fmt.Errorf("save.dir: %w", err)
+		tracer, endTrace, failed := x.openTrace(dir)
+		if failed != nil {
+			return nil, fmt.Errorf("save.dir: %w", failed)
 		}
 		defer func() { err = errors.Join(err, endTrace()) }()
 		runOpts = append(runOpts, pipeline.WithTrace(tracer))
@@ -593,7 +580,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if from != nil {
 		defer func() { err = errors.Join(err, from.Close()) }()
 	}
-	g, enc, err := x.graph(log)
+	g, enc, engine, err := x.graph(log)
 	if err != nil {
 		return nil, err
 	}
@@ -605,12 +592,12 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 		}
 	}
 	if from != nil && x.saves.progress.Unmeasured {
-		if err := x.evaluateUnmeasured(ctx, log); err != nil {
+		if err := x.evaluateUnmeasured(ctx, engine, log); err != nil {
 			return nil, fmt.Errorf("the evaluation after step %d: %w", x.saves.first, err)
 		}
 	}
 	if from == nil && x.Recipe.Eval.AtStart {
-		if err := x.evaluateFirst(ctx, log); err != nil {
+		if err := x.evaluateFirst(ctx, engine, log); err != nil {
 			return nil, err
 		}
 	}

@@ -86,30 +86,6 @@ type VerifyRow struct {
 	Noise     bool // of what f32 rounds, whoever computes: what others are held against. Where it is not OK nothing can be said of them, which is Verify's error
 }
 
-// verifyLimit is how much a gradient in f32 may differ from the truth in f64: package stages' 1e-5, for the usual scale of 20.
-// Embeddings in f32 are some eps off, so a cosine is, and the loss multiplies cosines by its scale before it exponentiates them: a
-// probability is off in proportion to the scale, whoever computes it.
-//
-// Some models and losses amplify rounding more than that. The embeddings of a fresh model are nearly the same: where their rows' gradients cancel
-// (the last LayerNorm's bias sums them), what is left is small and carries the rounding of what was not; of a loss of distances between embeddings,
-// which all of them may move together, nothing is left. So a way that is beyond the limit is held against noise: what the plain way in f32 on ref,
-// which no optimization has touched, differs from the truth. A way may differ noiseFactor times as much: ref sums in double precision and rounds once,
-// the others round at every term, of which there are thousands. That is so up to noiseMost for all tensors, by the one with the most noise, and
-// beyond that, up to tensorMost, for each by its own: the faults that can be planted differ by 0.05 and more. A tensor whose noise alone is beyond
-// that is one of which nothing can be said. Of 50 fresh models of 3 layers of 64, 10 had a way beyond the limit, by up to 1.7, 1.2 to 4.1 times
-// their noise; fresh ones with cls pooling are up to 0.008 off, 1.5 times theirs; of 190 recipes of all kinds, of models whose matrices were four
-// times a fresh one's, 13 had a way that was up to 3.7 times the limit, and 0.2 to 13 times the noise.
-//
-// A ReLU's slope jumps where its input changes sign. Where rounding does that, a token's part of a gradient comes or goes, in one way and not in
-// another, which the noise does not tell of: tensorMost is then the limit of all tensors. A T5 of 3 layers of 48 was 0.01 off in one.
-func verifyLimit(scale float64) float64 { return 1e-5 * max(1, scale/20) }
-
-const (
-	noiseFactor = 30
-	noiseMost   = 10 // times verifyLimit
-	tensorMost  = 0.02
-)
-
 // verifyDropout acts where the model has none, so that masks are tested too.
 const verifyDropout = 0.1
 
@@ -186,7 +162,7 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) 
 	if !acts {
 		return false, fmt.Errorf("the gradient of these rows is the same with the fault %q, as where a guide leaves out the candidates that a mask does: it can't be planted", o.Plant)
 	}
-	return x.together(ctx, wrong, report)
+	return x.tellWrong(ctx, wrong, report)
 }
 
 // checkPlant refuses a fault that would change nothing, where that is known before anything is computed.
@@ -225,16 +201,15 @@ type verifier struct {
 	sources    []int           // each contrastive batch's dataset
 	chunks     []*stages.Chunk // one per contrastive batch
 	meshes     []collective.Mesh
-	precise    gpustage.Device         // computes in f64
-	sliced     map[int]stages.Captured // see truthFor
-	draws      map[uint64]uint64       // likewise: what a batch's loss draws from, by what it would be; nil: that
-	acts       bool                    // a fault that is planted in the loss changes the gradient
+	precise    gpustage.Device   // computes in f64
+	draws      map[uint64]uint64 // what a batch's loss draws from, by what it would be; nil: that. See truth.of
+	acts       bool              // a fault that is planted in the loss changes the gradient
 }
 
-// spread is up to n rows of a dataset that can be used, from all over it: files are often sorted by query, and of the rows of one query, whose documents are
+// fromAllOver is up to n rows of a dataset that can be used, from all over it: files are often sorted by query, and of the rows of one query, whose documents are
 // no negatives of each other, a contrastive loss has no gradient to verify.
-func (x *Run) spread(source, n int) []int64 {
-	usable := x.data[source].Rows() - int64(len(x.skips[source]))
+func (x *Run) fromAllOver(source, n int) []int64 {
+	usable := x.usable(source)
 	n = int(min(int64(n), usable))
 	rows := make([]int64, n)
 	for i := range rows {
@@ -267,7 +242,7 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 		if len(batches) == 0 {
 			continue
 		}
-		usable := x.spread(k, o.Rows*len(batches))
+		usable := x.fromAllOver(k, o.Rows*len(batches))
 		rows := len(usable) / len(batches)
 		if rows < 2 {
 			return nil, fmt.Errorf("data.train[%d]: %d rows are too few to verify with %d batches", k, len(usable), len(batches))
@@ -386,122 +361,12 @@ func (w way) dropping() string {
 	return fmt.Sprintf(", dropout %v", w.dropout)
 }
 
+// run makes all comparisons, at each rate of dropout.
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
-	prefix := v.String()
 	for _, p := range v.x.dropouts() {
-		truthWay := way{dtype: gpustage.F64, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: p}
-		truth, err := v.gradient(ctx, truthWay)
-		if err != nil {
+		t := &truth{verifier: v, way: way{dtype: gpustage.F64, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: p}, sliced: map[int]stages.Captured{}}
+		if err := t.run(ctx, report); err != nil {
 			return err
-		}
-		nothing := ""
-		if largest(truth.Gradient) <= noGradient {
-			if nothing = ", whose gradient is zero"; v.o.Plant != "" {
-				return fmt.Errorf("the gradient of these rows is zero: the fault %q can't be planted", v.o.Plant)
-			}
-			if p == v.x.dropoutRate() { // once
-				v.x.obs.note("%sthe gradient of the rows that are looked at is zero, so that nothing is proved by ways that agree on it: it may be that they share one query or one text", prefix)
-			}
-		}
-		base := 0.0
-		if v.x.own.loss != nil {
-			base = verifyLimit(0) // what it multiplies is not known: noise tells
-		}
-		for _, k := range v.sources {
-			for _, t := range v.terms(k) {
-				base = max(base, verifyLimit(v.x.amplified(t.Loss)))
-			}
-		}
-		if slices.Contains(lossFaults, v.o.Plant) {
-			spoiled := truthWay
-			spoiled.plant = v.o.Plant
-			got, err := v.gradient(ctx, spoiled)
-			if err != nil {
-				return err
-			}
-			off := deviations(v.x.model.Layout, got.Gradient, truth.Gradient)
-			v.acts = v.acts || !(off[worst(off, nil)] <= base)
-		}
-		if !v.meshOnly() {
-			smooth, gradient, lossValue := truthWay, truth.Gradient, truth.Loss
-			if smooth.without = v.stopped(); smooth.without != "" {
-				c, err := v.gradient(ctx, smooth)
-				if err != nil {
-					return err
-				}
-				gradient, lossValue = c.Gradient, c.Loss
-			}
-			derivative, limit, err := v.derivative(ctx, smooth, gradient, lossValue)
-			if err != nil {
-				return err
-			}
-			report(VerifyRow{Config: prefix + smooth.String() + nothing, Against: "finite difference", Error: derivative, Parameter: "a random direction", Limit: limit})
-		}
-		layout := v.x.model.Layout
-		// compare says how far each tensor is off.
-		compare := func(w way) (row VerifyRow, errors []float64, err error) {
-			compute := v.gradient
-			if w.mesh.Size() > 1 {
-				compute = v.onMesh
-			}
-			got, err := compute(ctx, w)
-			if err != nil {
-				return row, nil, err
-			}
-			want, err := v.truthFor(ctx, w, truthWay, truth)
-			if err != nil {
-				return row, nil, err
-			}
-			w.passes = got.Passes
-			row = VerifyRow{Config: prefix + w.String(), Against: "plain, f64"}
-			errors = deviations(layout, got.Gradient, want.Gradient)
-			if w.wire == gpustage.BF16 {
-				row.Config += fmt.Sprintf(" (%.1g from f64)", errors[worst(errors, nil)])
-				row.Against = "rounded before"
-				w.rounded, w.plant = true, ""
-				if want, err = v.onMesh(ctx, w); err != nil {
-					return row, nil, err
-				}
-				errors = deviations(layout, got.Gradient, want.Gradient)
-			}
-			return row, errors, nil
-		}
-		var limits []float64 // of tensors; nil: base
-		in := func(row VerifyRow, errors []float64) VerifyRow {
-			i := worst(errors, limits)
-			row.Parameter, row.Error, row.Limit = layout.Training()[i].Name, errors[i], base
-			if limits != nil {
-				row.Limit = limits[i]
-			}
-			return row
-		}
-		v.sliced = map[int]stages.Captured{}
-		for _, w := range v.ways(p) {
-			row, errors, err := compare(w)
-			if err != nil {
-				return err
-			}
-			if limits == nil && !(errors[worst(errors, nil)] <= base) {
-				noisy, noise, err := compare(way{dtype: gpustage.F32, budget: -1, tile: truthWay.tile, dropout: p, ref: true})
-				if err != nil {
-					return err
-				}
-				noisy = in(noisy, noise)
-				noisy.Noise, noisy.Limit = true, tensorMost
-				report(noisy)
-				if !(noisy.Error <= tensorMost) {
-					return fmt.Errorf("in f32, rounding alone makes the gradient of %s %.2g wrong, so that nothing can be said of it: where a model's embeddings are nearly all the same, a trained model tells, or one that drops (model.dropout)",
-						noisy.Parameter, noisy.Error)
-				}
-				all := max(base, min(noiseFactor*noisy.Error, noiseMost*base))
-				if v.x.model.Config.Activation == gpustage.ReLU {
-					all = tensorMost
-				}
-				for _, e := range noise {
-					limits = append(limits, max(all, min(noiseFactor*e, tensorMost)))
-				}
-			}
-			report(in(row, errors))
 		}
 	}
 	return nil
@@ -662,66 +527,4 @@ func contributions(g *pipeline.Graph, subs pipeline.Port[stages.SubBatch], grads
 		return nil
 	})
 	return out.Port
-}
-
-// noGradient is what all of a gradient is below that is zero but for rounding, as that of texts without tokens, or of normalized embeddings of one
-// number. Nothing can be in proportion to it: errors are then what they are.
-const noGradient = 1e-9
-
-func largest(x []float64) (most float64) {
-	for _, v := range x {
-		most = max(most, math.Abs(v))
-	}
-	return most
-}
-
-func rms(x []float64) float64 {
-	sum := 0.0
-	for _, v := range x {
-		sum += v * v
-	}
-	return math.Sqrt(sum / float64(len(x)))
-}
-
-// deviations are the errors of the tensors that train, by transformer.GradientError; where the whole gradient is zero, differences as they are. A bias's
-// gradient is a sum over all rows or tokens that may cancel by chance, or always, as a reranker's last one does, which moves all scores of a group
-// alike, or the last norm's where a loss is one of distances, which all embeddings may move together. So a bias is taken for one more column of its
-// weight.
-func deviations(l *transformer.Layout, got, want []float64) (out []float64) {
-	floor := 1.0
-	if top := largest(want); !(top <= noGradient) {
-		floor = transformer.GradientFloor * top
-	}
-	weights := map[string]transformer.Param{} // by the name of the bias beside them
-	for _, p := range l.Training() {
-		if layer, ok := strings.CutSuffix(p.Name, "weight"); ok {
-			weights[layer+"bias"] = p
-		}
-	}
-	for _, p := range l.Training() {
-		least := floor
-		if w, ok := weights[p.Name]; ok {
-			least = max(least, largest(want[l.At(w):][:w.Len()]))
-		}
-		at, end := l.At(p), l.At(p)+p.Len()
-		out = append(out, transformer.GradientError(got[at:end], want[at:end], least))
-	}
-	return out
-}
-
-// worst is the tensor that is farthest beyond its limit, or off where all have the same; one that is NaN before all others.
-func worst(errors, limits []float64) (at int) {
-	most := math.Inf(-1)
-	for i, e := range errors {
-		if math.IsNaN(e) {
-			return i
-		}
-		if limits != nil {
-			e /= limits[i]
-		}
-		if e >= most {
-			at, most = i, e
-		}
-	}
-	return at
 }

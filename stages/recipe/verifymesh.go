@@ -132,40 +132,8 @@ func (v *verifier) onMesh(ctx context.Context, w way) (out stages.Captured, err 
 	return out, err
 }
 
-// truthFor is what a way is compared with: the truth, or where ranks keep their negatives to themselves that of their slices, each a
-// contrastive batch of its own.
-func (v *verifier) truthFor(ctx context.Context, w, plain way, truth stages.Captured) (stages.Captured, error) {
-	size := w.mesh.Size()
-	if size <= 1 || v.x.reranker != nil || !v.x.exchanging().LocalNegatives {
-		return truth, nil
-	}
-	if t, ok := v.sliced[size]; ok {
-		return t, nil
-	}
-	alone := *v
-	alone.chunks, alone.draws = nil, map[uint64]uint64{}
-	draw := func(batch int) uint64 { return stages.Draw(v.x.Recipe.Train.Seed, 0, batch) }
-	for b, c := range v.chunks {
-		for rank := range size {
-			part := *c
-			lo, hi := stages.Slice(len(c.Examples), rank, size)
-			part.Examples, part.EndsStep = c.Examples[lo:hi], false
-			if lo < hi {
-				alone.draws[draw(len(alone.chunks))] = draw(b) // ranks draw what is the batch's
-				alone.chunks = append(alone.chunks, &part)
-			}
-		}
-	}
-	alone.chunks[len(alone.chunks)-1].EndsStep = true
-	t, err := alone.gradient(ctx, plain)
-	if err == nil {
-		v.sliced[size] = t
-	}
-	return t, err
-}
-
-// together tells rank 0 what other processes have found wrong, and all of them whether anything is.
-func (x *Run) together(ctx context.Context, wrong []VerifyRow, report func(VerifyRow)) (ok bool, err error) {
+// tellWrong tells rank 0 what other processes have found wrong, and all of them whether anything is.
+func (x *Run) tellWrong(ctx context.Context, wrong []VerifyRow, report func(VerifyRow)) (ok bool, err error) {
 	all, err := stages.Consult(collective.For(ctx, "comparing gradients"), x.ranks, wrong)
 	if err != nil {
 		return false, err

@@ -1,0 +1,274 @@
+package recipe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
+	"contraflow/stages/embedder"
+	"contraflow/stages/evaluate"
+	"contraflow/stages/scoring"
+)
+
+// task is something that a run's model is measured on. Its documents are ranked, by their embeddings or, what BM25 has found, by a reranker; or it has pairs of
+// texts, whose scores are compared with what is known of them. Eval.tasks says what the recipe names, and openTask reads it.
+type task struct {
+	key     string   // eval.retrieval, or of several eval.retrieval[1]
+	name    string   // tells it from others; "": it is the only one
+	of      string   // of NanoBEIR: the name of those that count as one, by their mean; "": it counts alone
+	from    string   // its files, for the model card
+	files   []string // what it is read from
+	prompts *Prompts // of this task alone
+
+	load   func(context.Context) (*dataset.Retrieval, error) // documents to rank; nil: kind and source say which pairs it has
+	rerank *Rerank                                           // which of them a reranker ranks; nil: an embedder ranks all
+	kind   *scoring.Kind
+	source scoring.Source
+
+	// Of a task that is open.
+	data      *dataset.Retrieval
+	retrieval *embedder.Task // of data
+	first     evaluate.Run   // what is reranked; nil: all documents are ranked by their embeddings
+	scored    *scoring.Task
+}
+
+// at is where the recipe names it, and of NanoBEIR's which it is.
+func (t *task) at() string {
+	if t.of != "" {
+		return t.key + ", " + t.name
+	}
+	return t.key
+}
+
+// defaultTop is how many of BM25's documents are reranked.
+const defaultTop = 100
+
+// taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending.
+func taskName(name, path string) string {
+	if name != "" || path == "" {
+		return name
+	}
+	return dataset.TaskName(path)
+}
+
+func taskKey(kind string, i, n int) string {
+	if n == 1 {
+		return "eval." + kind
+	}
+	return fmt.Sprintf("eval.%s[%d]", kind, i)
+}
+
+// tasks are all of them, in the order in which they are measured.
+func (e Eval) tasks() (all []task) {
+	ranked := func(kind string, i, n int, name, queries, corpus, qrels string) task {
+		return task{
+			key: taskKey(kind, i, n), name: taskName(name, queries), from: shortTask(queries), files: []string{queries, corpus, qrels},
+			load: func(ctx context.Context) (*dataset.Retrieval, error) {
+				return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
+			},
+		}
+	}
+	scored := func(kind *scoring.Kind, i, n int, name string, s scoring.Source) {
+		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s}
+		if name != "" {
+			t.from = name + ": " + t.from
+		}
+		t.source.Instead = func(role string) string {
+			return fmt.Sprintf("it takes another file (%s.path) or column (%[1]s.%s), or no eval.%s", t.key, role, kind.Key)
+		}
+		all = append(all, t)
+	}
+	for i, r := range e.Retrieval {
+		all = append(all, ranked("retrieval", i, len(e.Retrieval), r.Name, r.Queries, r.Corpus, r.Qrels))
+	}
+	nano := e.nano()
+	if len(nano) > 0 && nano[0].kind == nil {
+		all, nano = append(all, nano...), nil
+	}
+	for i, r := range e.Rerank {
+		t := ranked("rerank", i, len(e.Rerank), r.Name, r.Queries, r.Corpus, r.Qrels)
+		t.from, t.rerank = t.from+", BM25's candidates", &r
+		all = append(all, t)
+	}
+	for i, s := range e.STS {
+		scored(scoring.STS, i, len(e.STS), s.Name, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
+	}
+	for i, p := range e.PairClassification {
+		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
+	}
+	for i, t := range e.Triplets {
+		scored(scoring.Triplets, i, len(e.Triplets), t.Name, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
+	}
+	for i, c := range e.Candidates {
+		scored(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{
+			Path: c.Path, Columns: []string{c.Query, c.Positive, c.Negative}, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures(),
+		})
+	}
+	return append(all, nano...) // a reranker's are candidates
+}
+
+// candidateMeasures are those of candidates, eval.metric first, where it is one.
+func (e Eval) candidateMeasures() []evaluate.Measure {
+	m, err := evaluate.ParseMeasure(e.ranks())
+	if err != nil {
+		return evaluate.CandidateMeasures() // another task's, or the recipe was refused
+	}
+	return evaluate.CandidateMeasures(m)
+}
+
+// checkTasks checks what a model is measured on.
+func (c *checker) checkTasks(e Eval) {
+	names := map[string]string{}
+	for _, t := range e.nano() {
+		_, twice := names[t.name]
+		c.require(!twice, t.key, "names %s twice: it would count twice in the mean", t.name)
+		names[t.name] = t.key
+	}
+	for _, t := range e.nano() {
+		names[t.of] = t.key // their mean
+	}
+	var own []string // figures that tasks go by, whatever eval.metric says
+	ranks := false
+	for _, t := range e.tasks() {
+		if t.kind != nil && t.kind.Metric != "" {
+			own = append(own, t.kind.Metric)
+		} else {
+			ranks = true
+		}
+		if t.of != "" {
+			continue // checkNano did
+		}
+		if other, ok := names[t.name]; ok {
+			c.fail(t.key+".name", "%q is that of %s too: several tasks are told apart by their names", t.name, other)
+		}
+		if t.name != "" {
+			names[t.name] = t.key
+		}
+		c.checkTask(e, t)
+	}
+	own = slices.Compact(own)
+	if e.Metric == lossMetric {
+		c.require(len(e.Loss) > 0, "eval.metric", "loss needs eval.loss: the rows that it is measured on")
+	} else if _, err := evaluate.ParseMeasure(e.Metric); err != nil && (ranks || !slices.Contains(own, e.Metric)) {
+		also := ""
+		if own != nil {
+			also = fmt.Sprintf("; it is of retrieval, rerank, candidates and nanobeir, and what else is measured here goes by %s", strings.Join(own, " and "))
+		}
+		c.fail("eval.metric", "%v%s; or loss, of the rows of eval.loss", err, also)
+	}
+}
+
+// checkTask checks one that is none of NanoBEIR.
+func (c *checker) checkTask(e Eval, t task) {
+	switch f, s := t.files, t.source; t.kind {
+	case nil:
+		c.require(f[0] != "" && (f[1] == "") == (f[2] == ""), t.key, "needs queries, corpus and qrels, or as queries a folder that has all three in BEIR's or MTEB's layout")
+		c.require(t.rerank == nil || t.rerank.Top >= 0, t.key+".top", "is negative")
+	case scoring.Candidates:
+		query, positive, negative := s.Columns[0], s.Columns[1], s.Columns[2]
+		c.require(s.Path != "" && query != "" && positive != "" && (negative == "") != (s.Documents == ""), t.key, "needs path and the columns query, positive and one of negative and documents")
+		c.require(!s.Found || s.Documents != "", t.key+".found", "is of documents: which of them are positives; with negative all positives are ranked")
+		c.checkCandidateMeasure(e)
+	default:
+		last := len(t.kind.Roles) - 1
+		c.require(s.Path != "" && !slices.Contains(s.Columns, ""), t.key, "needs path and the columns %s and %s", strings.Join(t.kind.Roles[:last], ", "), t.kind.Roles[last])
+		c.require(s.Margin >= 0, t.key+".margin", "is %v, want a number of at least 0", s.Margin)
+	}
+}
+
+// checkCandidateMeasure refuses an eval.metric that ranks documents otherwise than candidates can be.
+func (c *checker) checkCandidateMeasure(e Eval) {
+	if m, err := evaluate.ParseMeasure(e.ranks()); err == nil {
+		if err := evaluate.CheckCandidateMeasure(m); err != nil {
+			c.fail("eval.metric", "%v", err)
+		}
+	}
+}
+
+// openTasks opens those that are here.
+func (x *Run) openTasks(ctx context.Context) error {
+	ctx = hfmodel.ListOnce(ctx) // of NanoBEIR's 13 tasks 4 tables each, of one dataset
+	for _, t := range x.Recipe.Eval.tasks() {
+		if x.passedOver(t.key, t.files...) {
+			continue
+		}
+		if err := x.openTask(ctx, &t); err != nil {
+			return fmt.Errorf("%s: %w", t.at(), err)
+		}
+		x.tasks = append(x.tasks, t)
+	}
+	return nil
+}
+
+func (x *Run) openTask(ctx context.Context, t *task) (err error) {
+	noting := x.noting(ctx, t.at())
+	if t.kind != nil {
+		t.scored, err = t.kind.Load(noting, t.source)
+		return err
+	}
+	if t.data, err = t.load(noting); err != nil {
+		return err
+	}
+	if note := t.data.Note(); note != "" {
+		x.obs.note("%s: %s", t.at(), note)
+	}
+	text := x.evalText()
+	if t.prompts != nil {
+		text.QueryPrompt, text.DocumentPrompt = t.prompts.Query, t.prompts.Document
+	}
+	if t.rerank != nil { // which reads pairs
+		text = embedder.Text{}
+	}
+	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err != nil || t.rerank == nil {
+		return err
+	}
+	if t.first = (evaluate.Run{}); !x.planned {
+		t.first, err = t.retrieval.RankBM25(ctx, cmp.Or(t.rerank.Top, defaultTop))
+	}
+	return err
+}
+
+// noting has what is to be known of a key's files become notes of the run.
+func (x *Run) noting(ctx context.Context, key string) context.Context {
+	if !x.Main() {
+		return dataset.WithNote(ctx, nil)
+	}
+	return dataset.WithNote(ctx, func(message string) { x.obs.note("%s: %s", key, message) })
+}
+
+// passedOver tells of files that a plan does without, for they are elsewhere: what is measured changes none of its figures but the memory of ranking.
+func (x *Run) passedOver(key string, paths ...string) bool {
+	if !x.planned || !slices.ContainsFunc(paths, dataset.Remote) {
+		return false
+	}
+	if !slices.Contains(x.unread, key) { // NanoBEIR's tasks have one
+		x.obs.note("%s is not downloaded for a plan: what measuring takes of memory, besides a pass, is not in it", key)
+		x.unread = append(x.unread, key)
+	}
+	return true
+}
+
+// identity names what a task measures, and its content; fusion is what each part of an m3 counts.
+func (t *task) identity(metric string, fusion map[string]float64) (name string, content any) {
+	name, content = metric, t.data
+	switch {
+	case t.scored != nil:
+		name, content = t.scored.Counts(), t.scored.Content
+	case t.first != nil:
+		name = fmt.Sprintf("%s of %d", metric, t.rerank.Top)
+	}
+	if fusion != nil {
+		name = fmt.Sprint(name, fusion)
+	}
+	if t.of != "" {
+		name += " in " + t.of
+	}
+	if t.prompts != nil {
+		content = []any{content, *t.prompts}
+	}
+	return name, content
+}

@@ -1,0 +1,276 @@
+package recipe
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"contraflow/gpustage"
+	"contraflow/stages"
+	"contraflow/stages/transformer"
+)
+
+// verifyLimit is how much a gradient in f32 may differ from the truth in f64: package stages' 1e-5, for the usual scale of 20.
+// Embeddings in f32 are some eps off, so a cosine is, and the loss multiplies cosines by its scale before it exponentiates them: a
+// probability is off in proportion to the scale, whoever computes it.
+//
+// Some models and losses amplify rounding more than that. The embeddings of a fresh model are nearly the same: where their rows' gradients cancel
+// (the last LayerNorm's bias sums them), what is left is small and carries the rounding of what was not; of a loss of distances between embeddings,
+// which all of them may move together, nothing is left. So a way that is beyond the limit is held against noise: what the plain way in f32 on ref,
+// which no optimization has touched, differs from the truth. A way may differ noiseFactor times as much: ref sums in double precision and rounds once,
+// the others round at every term, of which there are thousands. That is so up to noiseMost for all tensors, by the one with the most noise, and
+// beyond that, up to tensorMost, for each by its own: the faults that can be planted differ by 0.05 and more. A tensor whose noise alone is beyond
+// that is one of which nothing can be said. Of 50 fresh models of 3 layers of 64, 10 had a way beyond the limit, by up to 1.7, 1.2 to 4.1 times
+// their noise; fresh ones with cls pooling are up to 0.008 off, 1.5 times theirs; of 190 recipes of all kinds, of models whose matrices were four
+// times a fresh one's, 13 had a way that was up to 3.7 times the limit, and 0.2 to 13 times the noise.
+//
+// A ReLU's slope jumps where its input changes sign. Where rounding does that, a token's part of a gradient comes or goes, in one way and not in
+// another, which the noise does not tell of: tensorMost is then the limit of all tensors. A T5 of 3 layers of 48 was 0.01 off in one.
+func verifyLimit(scale float64) float64 { return 1e-5 * max(1, scale/20) }
+
+const (
+	noiseFactor = 30
+	noiseMost   = 10 // times verifyLimit
+	tensorMost  = 0.02
+)
+
+// truth is what ways to compute a step are compared with.
+type truth struct {
+	*verifier
+	way    way // plain, in f64
+	is     stages.Captured
+	sliced map[int]stages.Captured // where ranks keep their negatives to themselves, by how many there are
+	base   float64                 // how far a gradient may be off
+	limits []float64               // of each tensor, where rounding alone is further off; nil: base
+}
+
+func (t *truth) run(ctx context.Context, report func(VerifyRow)) (err error) {
+	if t.is, err = t.gradient(ctx, t.way); err != nil {
+		return err
+	}
+	nothing := ""
+	if largest(t.is.Gradient) <= noGradient {
+		if nothing = ", whose gradient is zero"; t.o.Plant != "" {
+			return fmt.Errorf("the gradient of these rows is zero: the fault %q can't be planted", t.o.Plant)
+		}
+		if t.way.dropout == t.x.dropoutRate() { // once
+			t.x.obs.note("%sthe gradient of the rows that are looked at is zero, so that nothing is proved by ways that agree on it: it may be that they share one query or one text", t.verifier)
+		}
+	}
+	t.base = t.usualLimit()
+	if slices.Contains(lossFaults, t.o.Plant) {
+		spoiled := t.way
+		spoiled.plant = t.o.Plant
+		got, err := t.gradient(ctx, spoiled)
+		if err != nil {
+			return err
+		}
+		off := deviations(t.x.model.Layout, got.Gradient, t.is.Gradient)
+		t.acts = t.acts || !(off[worst(off, nil)] <= t.base)
+	}
+	if !t.meshOnly() {
+		row, err := t.slope(ctx)
+		if err != nil {
+			return err
+		}
+		row.Config += nothing
+		report(row)
+	}
+	for _, w := range t.ways(t.way.dropout) {
+		row, errors, err := t.compare(ctx, w)
+		if err != nil {
+			return err
+		}
+		if t.limits == nil && !(errors[worst(errors, nil)] <= t.base) {
+			if err := t.allow(ctx, report); err != nil {
+				return err
+			}
+		}
+		report(t.judge(row, errors))
+	}
+	return nil
+}
+
+// usualLimit is how far a gradient may be off where rounding is not amplified more than by the losses' scales.
+func (t *truth) usualLimit() (limit float64) {
+	if t.x.own.loss != nil {
+		limit = verifyLimit(0) // what it multiplies is not known: noise tells
+	}
+	for _, k := range t.sources {
+		for _, l := range t.terms(k) {
+			limit = max(limit, verifyLimit(t.x.amplified(l.Loss)))
+		}
+	}
+	return limit
+}
+
+// slope holds the truth against a finite difference.
+func (t *truth) slope(ctx context.Context) (row VerifyRow, err error) {
+	smooth, is := t.way, t.is
+	if smooth.without = t.stopped(); smooth.without != "" {
+		if is, err = t.gradient(ctx, smooth); err != nil {
+			return row, err
+		}
+	}
+	row = VerifyRow{Config: t.String() + smooth.String(), Against: "finite difference", Parameter: "a random direction"}
+	row.Error, row.Limit, err = t.derivative(ctx, smooth, is.Gradient, is.Loss)
+	return row, err
+}
+
+// compare says how far each tensor is off, computed in a way.
+func (t *truth) compare(ctx context.Context, w way) (row VerifyRow, errors []float64, err error) {
+	compute := t.gradient
+	if w.mesh.Size() > 1 {
+		compute = t.onMesh
+	}
+	got, err := compute(ctx, w)
+	if err != nil {
+		return row, nil, err
+	}
+	want, err := t.of(ctx, w)
+	if err != nil {
+		return row, nil, err
+	}
+	w.passes = got.Passes
+	row = VerifyRow{Config: t.String() + w.String(), Against: "plain, f64"}
+	layout := t.x.model.Layout
+	errors = deviations(layout, got.Gradient, want.Gradient)
+	if w.wire == gpustage.BF16 {
+		row.Config += fmt.Sprintf(" (%.1g from f64)", errors[worst(errors, nil)])
+		row.Against = "rounded before"
+		w.rounded, w.plant = true, ""
+		if want, err = t.onMesh(ctx, w); err != nil {
+			return row, nil, err
+		}
+		errors = deviations(layout, got.Gradient, want.Gradient)
+	}
+	return row, errors, nil
+}
+
+// of is what a way is compared with: the truth, or where ranks keep their negatives to themselves that of their slices, each a contrastive batch of its own.
+func (t *truth) of(ctx context.Context, w way) (stages.Captured, error) {
+	size := w.mesh.Size()
+	if size <= 1 || t.x.reranker != nil || !t.x.exchanging().LocalNegatives {
+		return t.is, nil
+	}
+	if is, ok := t.sliced[size]; ok {
+		return is, nil
+	}
+	alone := *t.verifier
+	alone.chunks, alone.draws = nil, map[uint64]uint64{}
+	draw := func(batch int) uint64 { return stages.Draw(t.x.Recipe.Train.Seed, 0, batch) }
+	for b, c := range t.chunks {
+		for rank := range size {
+			part := *c
+			lo, hi := stages.Slice(len(c.Examples), rank, size)
+			part.Examples, part.EndsStep = c.Examples[lo:hi], false
+			if lo < hi {
+				alone.draws[draw(len(alone.chunks))] = draw(b) // ranks draw what is the batch's
+				alone.chunks = append(alone.chunks, &part)
+			}
+		}
+	}
+	alone.chunks[len(alone.chunks)-1].EndsStep = true
+	is, err := alone.gradient(ctx, t.way)
+	if err == nil {
+		t.sliced[size] = is
+	}
+	return is, err
+}
+
+// allow sets limits by what rounding in f32 makes wrong.
+func (t *truth) allow(ctx context.Context, report func(VerifyRow)) error {
+	row, noise, err := t.compare(ctx, way{dtype: gpustage.F32, budget: -1, tile: t.way.tile, dropout: t.way.dropout, ref: true})
+	if err != nil {
+		return err
+	}
+	row = t.judge(row, noise)
+	row.Noise, row.Limit = true, tensorMost
+	report(row)
+	if !(row.Error <= tensorMost) {
+		return fmt.Errorf("in f32, rounding alone makes the gradient of %s %.2g wrong, so that nothing can be said of it: where a model's embeddings are nearly all the same, a trained model tells, or one that drops (model.dropout)",
+			row.Parameter, row.Error)
+	}
+	all := max(t.base, min(noiseFactor*row.Error, noiseMost*t.base))
+	if t.x.model.Config.Activation == gpustage.ReLU {
+		all = tensorMost
+	}
+	for _, e := range noise {
+		t.limits = append(t.limits, max(all, min(noiseFactor*e, tensorMost)))
+	}
+	return nil
+}
+
+// judge completes a row by the tensor that is farthest beyond its limit.
+func (t *truth) judge(row VerifyRow, errors []float64) VerifyRow {
+	i := worst(errors, t.limits)
+	row.Parameter, row.Error, row.Limit = t.x.model.Layout.Training()[i].Name, errors[i], t.base
+	if t.limits != nil {
+		row.Limit = t.limits[i]
+	}
+	return row
+}
+
+// noGradient is what all of a gradient is below that is zero but for rounding, as that of texts without tokens, or of normalized embeddings of one
+// number. Nothing can be in proportion to it: errors are then what they are.
+const noGradient = 1e-9
+
+func largest(x []float64) (most float64) {
+	for _, v := range x {
+		most = max(most, math.Abs(v))
+	}
+	return most
+}
+
+func rms(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v * v
+	}
+	return math.Sqrt(sum / float64(len(x)))
+}
+
+// deviations are the errors of the tensors that train, by transformer.GradientError; where the whole gradient is zero, differences as they are. A bias's
+// gradient is a sum over all rows or tokens that may cancel by chance, or always, as a reranker's last one does, which moves all scores of a group
+// alike, or the last norm's where a loss is one of distances, which all embeddings may move together. So a bias is taken for one more column of its
+// weight.
+func deviations(l *transformer.Layout, got, want []float64) (out []float64) {
+	floor := 1.0
+	if top := largest(want); !(top <= noGradient) {
+		floor = transformer.GradientFloor * top
+	}
+	weights := map[string]transformer.Param{} // by the name of the bias beside them
+	for _, p := range l.Training() {
+		if layer, ok := strings.CutSuffix(p.Name, "weight"); ok {
+			weights[layer+"bias"] = p
+		}
+	}
+	for _, p := range l.Training() {
+		least := floor
+		if w, ok := weights[p.Name]; ok {
+			least = max(least, largest(want[l.At(w):][:w.Len()]))
+		}
+		at, end := l.At(p), l.At(p)+p.Len()
+		out = append(out, transformer.GradientError(got[at:end], want[at:end], least))
+	}
+	return out
+}
+
+// worst is the tensor that is farthest beyond its limit, or off where all have the same; one that is NaN before all others.
+func worst(errors, limits []float64) (at int) {
+	most := math.Inf(-1)
+	for i, e := range errors {
+		if math.IsNaN(e) {
+			return i
+		}
+		if limits != nil {
+			e /= limits[i]
+		}
+		if e >= most {
+			at, most = i, e
+		}
+	}
+	return at
+}
