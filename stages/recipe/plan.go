@@ -203,7 +203,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, x.orSkip(err)
 	}
-	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: dry.Free, Budget: y.budget(y.Memory), Kept: y.kept(), Sharding: y.describeSharding(), predicted: y.describeMemory()}
+	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: dry.Free, Budget: y.budget(y.Memory), Kept: y.kept(), predicted: y.describeMemory()}
 	if y.Memory.check(dry.Free, 0) != nil {
 		f.Fits = y.fits(dry.Free)
 	}
@@ -220,6 +220,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			f.Tokens += peer.Tokens
 		}
 	}
+	f.Sharding = y.describeSharding("about", passesOf(globals))
 	f.First = enc.PeakBytes()
 	comm := map[string]time.Duration{}
 	tasks := map[string]int{}
@@ -308,6 +309,18 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work), stages.StepStages).StepTime))
 	}
 	return f, nil
+}
+
+// passesOf are those of the batches of a step.
+func passesOf(step []*stages.Global) (p passes) {
+	for _, b := range step {
+		p.n += float64(b.Subs())
+		for u := range b.Subs() {
+			p.tokens += float64(b.SubTokens(u))
+		}
+	}
+	p.tokens /= max(1, p.n)
+	return p
 }
 
 // String is the forecast for people.
