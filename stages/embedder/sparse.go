@@ -107,7 +107,7 @@ func maskedNames(m *transformer.Model) func(string) string {
 func noMLMHead(f *hfmodel.Folder, m *transformer.Model, missing error) error {
 	var names []string
 	for _, p := range m.Layout.Params {
-		if p.Head {
+		if p.Head && p.Name != transformer.QueryWeight {
 			names = append(names, p.Name)
 		}
 	}
