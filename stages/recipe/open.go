@@ -510,6 +510,9 @@ func (x *Run) noteOddities() {
 	if d := o.LayerDecay; x.folder.Static() && d > 0 && d < 1 {
 		x.obs.note("optimizer.layer_decay: %v changes nothing: static embeddings have no layers", d)
 	}
+	if t := x.Recipe.Train; t.MaxSteps > x.Steps {
+		x.obs.note("train.max_steps is %d, and the run has %s: with train.epochs: %v its rows end before; larger train.epochs let it go on", t.MaxSteps, spelling.Count(x.Steps, "step", "steps"), t.Epochs)
+	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Factor(x.Steps-1)
 		x.obs.note("all of the run, %s, is warm-up (%s): the learning rate comes to %.3g, not to optimizer.lr: %.3g; lower optimizer.warmup_ratio or optimizer.warmup_steps", spelling.Count(x.Steps, "step", "steps"), spelling.Count(u.WarmupSteps, "step", "steps"), highest, o.LR)
