@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"sort"
 	"strings"
 	"sync"
@@ -364,11 +365,31 @@ func (f *Forecast) String() string {
 	} else {
 		line("time", "%v of communication per step", round(f.Comm))
 	}
-	sort.SliceStable(f.Stages, func(i, j int) bool { return f.Stages[i].Time > f.Stages[j].Time })
-	for _, s := range f.Stages {
+	all := layersTogether(f.Stages)
+	sort.SliceStable(all, func(i, j int) bool { return all[i].Time > all[j].Time })
+	for _, s := range all {
 		fmt.Fprintf(&b, "  %-22s %3d collectives  %10s  %v\n", s.Stage, s.Collectives, Size(s.Sent), round(s.Time))
 	}
 	return strings.TrimRight(b.String(), "\n")
+}
+
+var layerNumber = regexp.MustCompile(`\b\d+\.`)
+
+// layersTogether has one line for buckets that are the same of each layer, of which a large model has hundreds.
+func layersTogether(stages []Traffic) (out []Traffic) {
+	at := map[string]int{}
+	for _, s := range stages {
+		alike := layerNumber.ReplaceAllString(s.Stage, "*.")
+		i, ok := at[alike]
+		if !ok {
+			at[alike] = len(out)
+			out = append(out, s)
+			continue
+		}
+		t := &out[i]
+		t.Stage, t.Collectives, t.Sent, t.Time = alike, t.Collectives+s.Collectives, t.Sent+s.Sent, t.Time+s.Time
+	}
+	return out
 }
 
 // fit says whether it fits, and what activations may be kept.
