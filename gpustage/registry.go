@@ -23,7 +23,8 @@ type kindOf struct {
 	open func(Share) (Device, error)
 }
 
-// Register adds a kind of device under its name. Of several kinds that open, "auto" takes the one with the highest rank.
+// Register adds a kind of device under its name. Of several kinds that open, "auto" takes the one with the highest rank, and none
+// of rank 0 or below, such as ref: a program that has forgotten to import a device would be slow without a word.
 func Register(kind string, rank int, open func(Share) (Device, error)) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -43,6 +44,12 @@ func Kinds() []string {
 	}
 	sort.Slice(names, func(i, j int) bool { return registry.kinds[names[i]].rank > registry.kinds[names[j]].rank })
 	return names
+}
+
+func rank(kind string) int {
+	registry.Lock()
+	defer registry.Unlock()
+	return registry.kinds[kind].rank
 }
 
 // Share says which of several ranks in one process, or on one machine, a device is for: processors divide their threads among them,
@@ -84,6 +91,9 @@ func Open(kind string) (Device, error) { return OpenShare(kind, Share{}) }
 func OpenAuto(share Share) (kind string, d Device, passed, err error) {
 	kinds := Kinds()
 	for _, k := range kinds {
+		if rank(k) <= 0 {
+			break
+		}
 		d, err := openKind(k, share)
 		switch {
 		case errors.Is(err, ErrUntried), errors.Is(err, ErrUnfit):

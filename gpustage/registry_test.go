@@ -82,6 +82,15 @@ func TestOpenAuto(t *testing.T) {
 	if _, d, _, err := OpenAuto(Share{}); d != nil || !errors.Is(err, broken) {
 		t.Errorf("%v, %v", d, err)
 	}
+	delete(registry.kinds, "worse")
+	Register("slow", 0, func(Share) (Device, error) { return good{}, nil })
+	defer delete(registry.kinds, "slow")
+	if _, d, _, err := OpenAuto(Share{}); d != nil || err == nil || !strings.Contains(err.Error(), "(import contraflow/gpustage/cpu for the processor)") {
+		t.Errorf("what is for tests: %v, %v", d, err)
+	}
+	if d, err := Open("slow"); d != (good{}) || err != nil {
+		t.Errorf("by its name: %v, %v", d, err)
+	}
 }
 
 // Who asks for a GPU in a program that was built without is told how to build one with.

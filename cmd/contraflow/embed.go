@@ -546,11 +546,11 @@ func (p *embedding) add(c *dataset.Chunk, read int) {
 
 func (p *embedding) end(e *embedder.Embedder, prompt string, in *embedInput) {
 	length := e.MaxLength()
+	if prompt == "query" && (e.VectorsAlone() || e.WeighsQueries()) { // of other models' texts nobody says which are queries
+		length = e.QueryLength()
+	}
 	if e.VectorsAlone() {
 		p.printf("vectors of the tokens of %s, of %s each, written to %s\n", spelling.Count(p.done, "text", "texts"), spelling.Count(e.Size(), "dimension", "dimensions"), in.to())
-		if prompt == "query" {
-			length = e.QueryLength()
-		}
 	} else {
 		p.printf("%s of %s written to %s\n", spelling.Count(p.done, "embedding", "embeddings"), spelling.Count(e.Size(), "dimension", "dimensions"), in.to())
 	}

@@ -84,8 +84,9 @@ func TestPlanOfPage(t *testing.T) {
 	text := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(page)[1]
 	dir := t.TempDir()
 	var rows strings.Builder
+	long := strings.Repeat(" a", 512)
 	for i := range 2048 {
-		fmt.Fprintf(&rows, "{\"query\": \"q %d\", \"pos\": \"p %d\", \"neg\": [\"n %d\"]}\n", i, i, i)
+		fmt.Fprintf(&rows, "{\"query\": \"q %d%s\", \"pos\": \"p %d%s\", \"neg\": [\"n %d%s\"]}\n", i, long, i, long, i, long)
 	}
 	data, config := filepath.Join(dir, "rows.jsonl"), filepath.Join(dir, "recipe.yaml")
 	text = strings.NewReplacer("intfloat/e5-mistral-7b-instruct", settingsOf7B(t), "data/*.jsonl", data).Replace(text)

@@ -61,7 +61,11 @@ func (p *promptFlags) settle(cmd *cobra.Command, f *modelFlags, e *embedder.Embe
 		}
 		if role && !e.VectorsAlone() && e.Prompt(p.name) == "" {
 			if _, ok := e.Prompts()[p.name]; !ok {
-				notes(cmd)(fmt.Sprintf("%s has no prompt %q: texts are embedded as they are; --prompt-text puts a text before them", f.path, p.name))
+				as := "embedded as they are"
+				if e.WeighsQueries() {
+					as = fmt.Sprintf("read as %s, as they are", map[string]string{"query": "queries", "document": "documents"}[p.name])
+				}
+				notes(cmd)(fmt.Sprintf("%s has no prompt %q: texts are %s; --prompt-text puts a text before them", f.path, p.name, as))
 			}
 		}
 		return p.name, nil

@@ -125,7 +125,8 @@ train: {max_steps: 1, device: cpu, precision: f32}
 eval: {every: 0, retrieval: {queries: %q, corpus: %q, qrels: %q}, sts: {path: %q, a: sentence1, b: sentence2, score: score}, triplets: {path: %q, query: query, positive: positive, negative: negative}}
 save: {dir: %q}
 `, goldens.Path(t, "splade/encoder"), at("data.jsonl"), at("queries.parquet"), at("corpus.parquet"), at("qrels.tsv"), at("data.jsonl"), at("train.parquet"), at("run"))
-	for name, text := range map[string]string{"data.jsonl": data, "r.yaml": recipe} {
+	long := fmt.Sprintf("{\"text\": %q}\n", strings.Repeat("the cat ", 50))
+	for name, text := range map[string]string{"data.jsonl": data, "long.jsonl": long, "r.yaml": recipe} {
 		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -170,5 +171,15 @@ save: {dir: %q}
 	}
 	if d := embed("--prompt-text", "the ", "--text", "cat"); d != document {
 		t.Errorf("the document is %s behind a text, and %s with it in front", d, document)
+	}
+	settings := filepath.Join(model, "config_sentence_transformers.json")
+	if err := os.WriteFile(settings, []byte(strings.Replace(mustRead(t, settings), `"prompts"`, `"none"`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for prompt, want := range map[string][2]string{"query": {"read as queries, as they are", "longer than 2 tokens"}, "document": {"read as documents, as they are", "longer than 40 tokens"}} {
+		said := succeed(t, "embed", "--model", model, "--input", at("long.jsonl"), "--prompt", prompt, "--output", at(prompt+".parquet")).stderr
+		if !strings.Contains(said, want[0]) || !strings.Contains(said, want[1]) {
+			t.Errorf("--prompt %s says %q, want %q", prompt, said, want)
+		}
 	}
 }

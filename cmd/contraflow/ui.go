@@ -106,6 +106,9 @@ func outcome(s *recipe.Summary) []zap.Field {
 		fields = append(fields, loss, zap.Float64("seconds", s.Seconds), zap.Float64("pairs_per_s", pairs), zap.Float64("tokens_per_s", tokens), zap.Int64("peak_mem_bytes", s.PeakBytes),
 			zap.Int("truncated", s.Truncated), zap.Int64("dropped", s.Dropped), zap.Int("skipped", s.Skipped), zap.Int("not_finite", s.NotFinite), zap.Bool("stopped", s.Stopped), zap.Bool("early", s.Early))
 	}
+	if s.Evaluating > 0 {
+		fields = append(fields, zap.Float64("evaluation_seconds", s.Evaluating))
+	}
 	if s.Fewer > 0 { // of a reranker's mnrl
 		fields = append(fields, zap.Int("fewer_negatives", s.Fewer), zap.Int("no_negatives", s.Bare))
 	}

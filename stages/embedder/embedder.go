@@ -430,6 +430,9 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		return nil, err
 	}
 	adapter, err := adapted(f, m)
+	if err == nil {
+		err = CheckMLMHead(f, m)
+	}
 	goesOn := f.Adapter != nil && o.Tuning.LoRA != nil
 	if err == nil && goesOn {
 		err = adapter.trains(m)
@@ -447,9 +450,6 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		if p.Head && (c.Scorer.New || c.Tokens.New) && errors.Is(err, safetensors.ErrNoTensor) {
 			m.InitParam(p, dst, c.Scorer.Seed+c.Tokens.Seed)
 			return nil
-		}
-		if p.Head && !c.MLMHead.None() && errors.Is(err, safetensors.ErrNoTensor) {
-			return noMLMHead(f, m, err)
 		}
 		if err != nil {
 			return err

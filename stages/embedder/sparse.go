@@ -3,11 +3,13 @@ package embedder
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
 )
@@ -103,13 +105,24 @@ func maskedNames(m *transformer.Model) func(string) string {
 	}
 }
 
-// noMLMHead is the error for a folder without the head that sparse embeddings are made by.
-func noMLMHead(f *hfmodel.Folder, m *transformer.Model, missing error) error {
+// CheckMLMHead is the error for a folder without the head that sparse embeddings are made by, if the model makes such.
+func CheckMLMHead(f *hfmodel.Folder, m *transformer.Model) error {
+	if m.Config.MLMHead.None() {
+		return nil
+	}
 	var names []string
+	var missing error
 	for _, p := range m.Layout.Params {
-		if p.Head {
-			names = append(names, p.Name)
+		if !p.Head || p.Name == transformer.QueryWeight {
+			continue
 		}
+		names = append(names, p.Name)
+		if _, err := f.Tensor(p.Name, m.Config.Prefixes()...); errors.Is(err, safetensors.ErrNoTensor) {
+			missing = cmp.Or(missing, err)
+		}
+	}
+	if missing == nil {
+		return nil
 	}
 	return fmt.Errorf("%w: sparse embeddings are made by the head for masked language modelling (%s), which %s does not have; begin with a model as it was pretrained, such as distilbert/distilbert-base-uncased, or with a SparseEncoder",
 		missing, strings.Join(names, ", "), f.Dir)

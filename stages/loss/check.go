@@ -13,8 +13,8 @@ import (
 type GradientCheck struct {
 	// Limit is how far a difference quotient q and the gradient may be apart, as a share of |q| and of the Result's Weight together. 0: 1e-6.
 	Limit float64
-	// Step is how far an embedding's number is moved, up and down. 0: 2^-17, for losses that compute in float64. A loss that sums up float32s, as a [Host] may,
-	// has a value that is known to seven digits, and needs a large step, such as 1/64, with a Limit of 1e-3.
+	// Step is how far an embedding's number is moved, up and down. 0: 2^-17, for losses that sum up float64s, as a [Host] may. One that sums
+	// up float32s has a value that is known to seven digits, and needs a large step, such as 1/64, with a Limit of 1e-3.
 	Step float64
 	// Elements is about how many numbers of each matrix are looked at, evenly spread over it. 0: all.
 	Elements int
@@ -207,17 +207,32 @@ func (c *gradientCheck) differences(whole Result) error {
 			if was == 0 {
 				continue
 			}
-			x[k] = was + c.o.Step
-			up, err := c.alone()
-			x[k] = was - c.o.Step
-			down, err2 := c.alone()
-			x[k] = was
-			if err := errors.Join(err, err2); err != nil {
-				return fmt.Errorf("with %s %v more and less: %w", m.at(k), c.o.Step, err)
+			quotient := func(step float64) (float64, error) {
+				x[k] = was + step
+				up, err := c.alone()
+				x[k] = was - step
+				down, err2 := c.alone()
+				x[k] = was
+				if err := errors.Join(err, err2); err != nil {
+					return 0, fmt.Errorf("with %s %v more and less: %w", m.at(k), step, err)
+				}
+				return (up.Sum - down.Sum) / (2 * step), nil
 			}
-			e := element{m.at(k), (up.Sum - down.Sum) / (2 * c.o.Step), m.want[k]}
+			q, err := quotient(c.o.Step)
+			if err != nil {
+				return err
+			}
+			e := element{m.at(k), q, m.want[k]}
+			apart := func() float64 { return math.Abs(e.quotient-e.g) / (whole.Weight + math.Abs(e.quotient)) }
 			looked++
-			if d := math.Abs(e.quotient-e.g) / (whole.Weight + math.Abs(e.quotient)); !(d <= c.o.Limit) {
+			if !(apart() <= c.o.Limit) { // or the loss bends within the step: half of it tells (Richardson's extrapolation)
+				half, err := quotient(c.o.Step / 2)
+				if err != nil {
+					return err
+				}
+				e.quotient = (4*half - q) / 3
+			}
+			if d := apart(); !(d <= c.o.Limit) {
 				if off++; off == 1 || !(d <= far) {
 					worst, far = e, d
 				}

@@ -310,9 +310,11 @@ func TestWatch(t *testing.T) {
 		case step == 40:
 			m.Loss = 5
 		case step >= 50:
-			m.PeakMemBytes = 5 << 29
+			m.PeakMemBytes = 7 << 30
+		case step >= 30: // an evaluation's, once and for all: it is a peak
+			m.PeakMemBytes = 3 << 30
 		}
-		j.watch(m)
+		j.watch(m, step == 30)
 	}
 	if len(notes) != 2 || !strings.Contains(notes[0], "the loss of step 40 is 5") || !strings.Contains(notes[1], "at step 50") {
 		t.Errorf("notes: %q", notes)
@@ -338,7 +340,7 @@ func TestWatchDatasets(t *testing.T) {
 		case 2521:
 			m.Losses[0] = 4
 		}
-		j.watch(m)
+		j.watch(m, false)
 	}
 	if len(notes) != 2 || !strings.Contains(notes[0], "the loss of step 1860, on data.train[1], is 12, after a mean of 9") || !strings.Contains(notes[1], "the loss of step 2521, on data.train[0], is 4, after a mean of 1.998") {
 		t.Errorf("notes: %q", notes)
@@ -418,6 +420,10 @@ func TestAskedByTime(t *testing.T) {
 func TestSummaryOfResumed(t *testing.T) {
 	s := Summary{Steps: 14, from: 6, Counts: Counts{Pairs: 140, Tokens: 1400}, before: Counts{Pairs: 60, Tokens: 600}, Seconds: 2}
 	if text := s.String(); !strings.HasPrefix(text, "14 steps, the last 8 of them in 2.0 s: loss 0.0000, 40 pairs/s, 400 tokens/s") {
+		t.Error(text)
+	}
+	s.Evaluating = 1.5
+	if text := s.String(); !strings.HasPrefix(text, "14 steps, the last 8 of them in 2.0 s, 1.5 s of them evaluations: loss 0.0000, 160 pairs/s, 1600 tokens/s") {
 		t.Error(text)
 	}
 }

@@ -40,7 +40,7 @@ func (x *Run) Describe() string {
 	fmt.Fprintf(&b, "device  %s, %s: %s\n", x.deviceName(), r.Train.computesIn(), x.device.Info().Description)
 	if x.ranks != nil {
 		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)
-		if text := x.describeSharding(); text != "" {
+		if text := x.describeSharding("at most", x.mostPasses()); text != "" {
 			fmt.Fprintf(&b, "shards  %s\n", text)
 		}
 	}
@@ -135,12 +135,13 @@ func (x *Run) Facts() Facts {
 	return f
 }
 
-// Rates are pairs and tokens per second of the steps that were made since the run began, or was resumed; 0 of a run that made none.
+// Rates are pairs and tokens per second of the steps that were made since the run began, or was resumed, without its evaluations; 0 of a run that made none.
 func (s *Summary) Rates() (pairs, tokens float64) {
-	if s.Seconds == 0 {
+	seconds := s.Seconds - s.Evaluating
+	if seconds <= 0 {
 		return 0, 0
 	}
-	return float64(s.Pairs-s.before.Pairs) / s.Seconds, float64(s.Tokens-s.before.Tokens) / s.Seconds
+	return float64(s.Pairs-s.before.Pairs) / seconds, float64(s.Tokens-s.before.Tokens) / seconds
 }
 
 // String sums a run up.
@@ -157,8 +158,12 @@ func (s *Summary) String() string {
 	if s.from > 0 {
 		made += fmt.Sprintf(", the last %d of them", s.Steps-s.from)
 	}
+	evaluating := ""
+	if s.Evaluating > 0 {
+		evaluating = fmt.Sprintf(", %.1f s of them evaluations", s.Evaluating)
+	}
 	pairs, tokens := s.Rates()
-	fmt.Fprintf(&b, "%s in %.1f s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s%s\n", made, s.Seconds, s.Loss, pairs, tokens, s.peakOf, Size(s.PeakBytes))
+	fmt.Fprintf(&b, "%s in %.1f s%s: loss %.4f, %.0f pairs/s, %.0f tokens/s, peak memory %s%s\n", made, s.Seconds, evaluating, s.Loss, pairs, tokens, s.peakOf, Size(s.PeakBytes))
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %.1f s, %.0f %% of it hidden behind computation, %s sent by this rank\n", c.Total.Seconds(), 100*c.HiddenShare(), Size(int64(c.Bytes)))
 	}

@@ -16,6 +16,17 @@ import (
 	"contraflow/testdata/harness"
 )
 
+// A large model's buckets are a line for each part of a layer.
+func TestForecastOfManyLayers(t *testing.T) {
+	f := recipe.Forecast{Mesh: collective.Mesh{Replicate: 2, Shard: 1}, Stages: []recipe.Traffic{
+		{"reduce table", 1, 5 << 20, time.Millisecond}, {"reduce 1.up", 1, 2 << 20, 2 * time.Millisecond}, {"reduce 0.up", 2, 2 << 20, 2 * time.Millisecond}, {"reduce 0.out to 0.qkv", 1, 1 << 20, time.Millisecond},
+	}}
+	want := "  reduce *.up              3 collectives       4 MiB  4ms\n  reduce table             1 collectives       5 MiB  1ms\n  reduce 0.out to 0.qkv    1 collectives       1 MiB  1ms"
+	if got := f.String(); !strings.HasSuffix(got, "\n"+want) {
+		t.Errorf("%s\nwant at its end\n%s", got, want)
+	}
+}
+
 // What is forecast of a step's communication is what the trace of one says: the collectives and bytes of each stage, and no less time than
 // the link gives them.
 func TestForecastIsCounted(t *testing.T) {

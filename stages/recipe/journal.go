@@ -139,8 +139,8 @@ type watchedLoss struct {
 	mean, variance float64 // exponentially weighted
 }
 
-// watch tells of losses and of memory that are not what they were.
-func (j *journal) watch(m Metrics) {
+// watch tells of losses and of memory that are not what they were. What an evaluation behind the step has taken was planned for.
+func (j *journal) watch(m Metrics, evaluated bool) {
 	w := &j.watched
 	if m.Skipped {
 		j.obs.note("step %d is not finite and changes nothing", m.Step)
@@ -173,7 +173,7 @@ func (j *journal) watch(m Metrics) {
 		}
 	}
 	w.steps++
-	if w.steps == watchFrom {
+	if w.steps == watchFrom || evaluated {
 		w.memory = m.PeakMemBytes
 	} else if w.steps > watchFrom && m.PeakMemBytes > 2*w.memory {
 		j.obs.note("the process has taken %s at step %d, %s at first: a longer text, a larger batch, or a leak", Size(m.PeakMemBytes), m.Step, Size(w.memory))
@@ -205,7 +205,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 		m.Datasets, m.Losses = r.Sources, byDataset(r)
 	}
 	m.sparsity(r.Sparsity)
-	j.watch(m)
+	j.watch(m, ev != nil)
 	j.watchSparse(m)
 	if c := j.communicated(r.Step); c.Total > 0 {
 		share := c.HiddenShare()
@@ -239,6 +239,7 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 
 // evaluation writes an evaluation's line.
 func (j *journal) evaluation(ev Evaluation) error {
+	j.summary.Evaluating += ev.took.Seconds()
 	if err := j.enc.Encode(ev); err != nil {
 		return fmt.Errorf("writing metrics: %w", err)
 	}

@@ -69,7 +69,7 @@ func (x *Run) noteModel() {
 // tokens are in few batches.
 const leastStaticRate = 1e-3
 
-// noteRates tells of learning rates by which little or nothing trains.
+// noteRates tells of learning rates by which little or nothing trains, and of steps that the epochs have no rows for.
 func (x *Run) noteRates() {
 	o := x.Recipe.Optimizer
 	if word := x.model.Layout.Word(); x.folder.Static() && x.model.Layout.Trains(word) && o.Name == "adamw" {
@@ -85,6 +85,9 @@ func (x *Run) noteRates() {
 	}
 	if d := o.LayerDecay; x.folder.Static() && d > 0 && d < 1 {
 		x.obs.note("optimizer.layer_decay: %v changes nothing: static embeddings have no layers", d)
+	}
+	if t := x.Recipe.Train; t.MaxSteps > x.Steps {
+		x.obs.note("train.max_steps is %d, and the run has %s: with train.epochs: %v its rows end before; larger train.epochs let it go on", t.MaxSteps, spelling.Count(x.Steps, "step", "steps"), t.Epochs)
 	}
 	if u := x.Recipe.update(x.Steps); u.WarmupSteps >= x.Steps {
 		highest := u.LR * u.Factor(x.Steps-1)

@@ -139,10 +139,10 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.openGuide(ctx); err != nil {
 		return err
 	}
-	if err := x.openData(ctx); err != nil {
+	if err := r.update(0).Check(x.model.Layout); err != nil {
 		return err
 	}
-	if err := r.update(0).Check(x.model.Layout); err != nil {
+	if err := x.openData(ctx); err != nil {
 		return err
 	}
 	if err := x.chooseSharding(ctx); err != nil {
@@ -233,6 +233,11 @@ func (x *Run) openModel(ctx context.Context) error {
 			return fmt.Errorf("model.%w", err)
 		}
 		return fmt.Errorf("model: %w", err)
+	}
+	if !x.paper {
+		if err := embedder.CheckMLMHead(x.folder, x.model); err != nil { // before the data is read, and the weights
+			return fmt.Errorf("model.path: %w", err)
+		}
 	}
 	if err := x.checkPooling(); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"sort"
 	"strings"
 	"sync"
@@ -183,7 +184,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, x.orSkip(err)
 	}
-	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: room, Budget: y.budget(y.Memory), Kept: y.kept(), Sharding: y.describeSharding(), predicted: y.describeMemory()}
+	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: room, Budget: y.budget(y.Memory), Kept: y.kept(), predicted: y.describeMemory()}
 	if y.Memory.check(room, 0) != nil {
 		f.Fits = y.fits(room)
 	}
@@ -201,6 +202,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			f.Tokens += peer.Tokens
 		}
 	}
+	f.Sharding = y.describeSharding("about", passesOf(c.batches))
 	f.First = enc.PeakBytes()
 	f.send(enc.Calls(c.batches))
 	c.communicates(f.Stages)
@@ -349,6 +351,18 @@ func (c *clock) predict(p *pipeline.Plan, enc *stages.Encoder) *pipeline.TraceSu
 	}), stages.StepStages)
 }
 
+// passesOf are those of the batches of a step.
+func passesOf(step []*stages.Global) (p passes) {
+	for _, b := range step {
+		p.n += float64(b.Subs())
+		for u := range b.Subs() {
+			p.tokens += float64(b.SubTokens(u))
+		}
+	}
+	p.tokens /= max(1, p.n)
+	return p
+}
+
 // String is the forecast for people.
 func (f *Forecast) String() string {
 	var b strings.Builder
@@ -390,11 +404,31 @@ func (f *Forecast) String() string {
 	} else {
 		line("time", "%v of communication per step", round(f.Comm))
 	}
-	sort.SliceStable(f.Stages, func(i, j int) bool { return f.Stages[i].Time > f.Stages[j].Time })
-	for _, s := range f.Stages {
+	all := layersTogether(f.Stages)
+	sort.SliceStable(all, func(i, j int) bool { return all[i].Time > all[j].Time })
+	for _, s := range all {
 		fmt.Fprintf(&b, "  %-22s %3d collectives  %10s  %v\n", s.Stage, s.Collectives, Size(s.Sent), round(s.Time))
 	}
 	return strings.TrimRight(b.String(), "\n")
+}
+
+var layerNumber = regexp.MustCompile(`\b\d+\.`)
+
+// layersTogether has one line for buckets that are the same of each layer, of which a large model has hundreds.
+func layersTogether(stages []Traffic) (out []Traffic) {
+	at := map[string]int{}
+	for _, s := range stages {
+		alike := layerNumber.ReplaceAllString(s.Stage, "*.")
+		i, ok := at[alike]
+		if !ok {
+			at[alike] = len(out)
+			out = append(out, s)
+			continue
+		}
+		t := &out[i]
+		t.Stage, t.Collectives, t.Sent, t.Time = alike, t.Collectives+s.Collectives, t.Sent+s.Sent, t.Time+s.Time
+	}
+	return out
 }
 
 // fit says whether it fits, and what activations may be kept.

@@ -203,6 +203,7 @@ func TestSparseModels(t *testing.T) {
 	for want, sets := range map[string][]string{
 		"is a sparse encoder: model.kind: sparse": {"model.path=" + goldens.Path(t, "splade/encoder"), "loss.flops=null"},
 		"head for masked language modelling":      {"model.kind=sparse"},
+		"predictions.bias), which ":               {"model.kind=sparse", "model.queries=ones", "data.train.0.path=none.jsonl"}, // what the model lacks, without the queries' weights and before data is looked for
 		"the model was trained with another":      sparseSets(t, "model.activation_function=log1p_relu"),
 		"mesh.parameters: streamed":               sparseSets(t, "mesh.replicate=1", "mesh.shard=2", "mesh.parameters=streamed"),
 		"mesh.gradients: early":                   sparseSets(t, "mesh.replicate=1", "mesh.shard=2", "mesh.gradients=early"),

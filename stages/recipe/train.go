@@ -29,19 +29,20 @@ type Summary struct {
 	Steps int
 	Loss  float64 // of the last step
 	Counts
-	Dropped   int64
-	DroppedBy string // why, by the recipe's keys
-	Skipped   int    // rows that can't be used: skipped.jsonl
-	Seconds   float64
-	PeakBytes int64       // of the process, or on a GPU of its memory
-	First     *Evaluation // before the first step (eval.at_start)
-	Eval      *Evaluation // the last
-	Best      float64     // with save.best: the value, and step, of the model that is saved, or of a stopped run kept in best/
-	BestStep  int
-	Model     string // folder; "" of a run that was stopped
-	Over      bool   // when it was resumed: no step was made
-	Early     bool   // it ended before its last step: evaluations got no better (eval.early_stopping)
-	Stopped   bool   // before the last step, because it was asked to: a checkpoint has the rest
+	Dropped    int64
+	DroppedBy  string // why, by the recipe's keys
+	Skipped    int    // rows that can't be used: skipped.jsonl
+	Seconds    float64
+	Evaluating float64     // seconds of them
+	PeakBytes  int64       // of the process, or on a GPU of its memory
+	First      *Evaluation // before the first step (eval.at_start)
+	Eval       *Evaluation // the last
+	Best       float64     // with save.best: the value, and step, of the model that is saved, or of a stopped run kept in best/
+	BestStep   int
+	Model      string // folder; "" of a run that was stopped
+	Over       bool   // when it was resumed: no step was made
+	Early      bool   // it ended before its last step: evaluations got no better (eval.early_stopping)
+	Stopped    bool   // before the last step, because it was asked to: a checkpoint has the rest
 
 	Communication pipeline.Communication // of this rank
 
@@ -274,11 +275,13 @@ func (x *Run) evaluateUnmeasured(ctx context.Context, engine *embedder.Engine, l
 // evaluateFirst measures the model as it is before the first step.
 func (x *Run) evaluateFirst(ctx context.Context, engine *embedder.Engine, log *journal) error {
 	engine.Stream = x.stream
+	began := time.Now()
 	ev, err := x.evaluate(ctx, engine)
 	if err != nil {
 		return fmt.Errorf("eval.at_start: %w", err)
 	}
 	if ev != nil {
+		ev.took = time.Since(began)
 		log.summary.First, x.saves.progress.First = ev, &ev.Value
 	}
 	return log.beside(ev)

@@ -363,7 +363,7 @@ func TestSizes(t *testing.T) {
 
 // The folder that a run leaves says what the recipe said, and settings that are hardly meant are noted.
 func TestSavedFolder(t *testing.T) {
-	r := freshRecipe(t, 1, "train.max_steps=1", "loss.similarity=dot", "batch.accumulate=99", "data.train[0].prompts={query: \"q: \", document: \"d: \"}", "model.pooling=cls", "model.normalize=false",
+	r := freshRecipe(t, 1, "train.max_steps=2", "loss.similarity=dot", "batch.accumulate=99", "data.train[0].prompts={query: \"q: \", document: \"d: \"}", "model.pooling=cls", "model.normalize=false",
 		"loss.hardness_mode=hard_negatives", "loss.hardness_strength=2", "data.train[0].negatives=[]")
 	var notes []string
 	x, err := recipe.Open(t.Context(), r, recipe.Observer{Note: func(n string) { notes = append(notes, n) }})
@@ -372,7 +372,7 @@ func TestSavedFolder(t *testing.T) {
 	}
 	defer x.Close()
 	all := strings.Join(notes, "\n")
-	for _, want := range []string{"all of the run, 1 step, is warm-up (1 step): the learning rate comes to 0, not to optimizer.lr: 2e-05", "batch.accumulate is 99, but an epoch has 3 batches", "loss.hardness_mode: hard_negatives is of rows' own negatives, and there are none"} {
+	for _, want := range []string{"train.max_steps is 2, and the run has 1 step: with train.epochs: 1 its", "all of the run, 1 step, is warm-up (1 step): the learning rate comes to 0, not to optimizer.lr: 2e-05", "batch.accumulate is 99, but an epoch has 3 batches", "loss.hardness_mode: hard_negatives is of rows' own negatives, and there are none"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no note that %q in\n%s", want, all)
 		}
