@@ -143,6 +143,10 @@ type watchedLoss struct {
 // watch tells of losses and of memory that are not what they were. What an evaluation behind the step has taken besides was planned for: it is no leak.
 func (j *journal) watch(m Metrics, evaluated bool) {
 	w := &j.watched
+	if evaluated {
+		w.memory += m.PeakMemBytes - w.peak
+	}
+	w.peak = m.PeakMemBytes
 	if m.Skipped {
 		j.obs.note("step %d is not finite and changes nothing", m.Step)
 		return
@@ -174,10 +178,6 @@ func (j *journal) watch(m Metrics, evaluated bool) {
 		}
 	}
 	w.steps++
-	if evaluated {
-		w.memory += m.PeakMemBytes - w.peak
-	}
-	w.peak = m.PeakMemBytes
 	if w.steps == watchFrom {
 		w.memory = m.PeakMemBytes
 	} else if w.steps > watchFrom && m.PeakMemBytes > 2*w.memory {

@@ -167,6 +167,20 @@ type Traffic struct {
 	Time        time.Duration
 }
 
+// shardedGraph is trainingGraph of a run that becomes one of a rank on paper, with that sharding.
+func (x *Run) shardedGraph(dry gpustage.Dry, mesh collective.Mesh, s sharding) (*pipeline.Graph, *stages.Encoder, error) {
+	x.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
+	x.setSharding(s)
+	o := x.model.Options
+	o.Own = x.ranks.Own()
+	var err error
+	if x.model, err = transformer.New(dry, x.model.Config, x.model.Head, o); err != nil {
+		return nil, nil, err
+	}
+	x.Memory = x.predict(s)
+	return x.trainingGraph()
+}
+
 // Forecast plans the recipe for a mesh whose ranks are connected by a link.
 func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link, r Rates) (*Forecast, error) {
 	if !x.paper { // there it was said
@@ -183,16 +197,35 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if y.guide, err = x.guide.onPaper(x.device, dry); err != nil {
 		return nil, err
 	}
-	y.setSharding(y.fitting())
-	o := x.model.Options
-	o.Own = y.ranks.Own()
-	m, err := transformer.New(dry, x.model.Config, x.model.Head, o)
+	chosen := y.fitting()
+	step, err := stages.Preview(ctx, x.plan, x.text, x.size(), mesh.Size())
 	if err != nil {
-		return nil, err
+		return nil, x.orSkip(err)
 	}
-	y.model = m
-	y.Memory = y.predict(y.sharding)
-	g, enc, err := y.trainingGraph()
+	var globals []*stages.Global
+	for _, batch := range step {
+		globals = append(globals, batch.Global)
+	}
+	sent := map[sharding]int64{} // by a rank in the step
+	for _, s := range y.shardings(y.Recipe.Mesh) {
+		if s == chosen {
+			continue
+		}
+		z := y // what it would be
+		_, enc, err := z.shardedGraph(dry, mesh, s)
+		if err != nil {
+			return nil, err
+		}
+		for _, batch := range step {
+			if _, err := enc.Plan(batch); err != nil {
+				return nil, err
+			}
+		}
+		for _, c := range enc.Calls(globals) {
+			sent[s] += c.Sent()
+		}
+	}
+	g, enc, err := y.shardedGraph(dry, mesh, chosen)
 	if err != nil {
 		return nil, err
 	}
@@ -200,19 +233,13 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if err != nil {
 		return nil, err
 	}
-	step, err := stages.Preview(ctx, x.plan, x.text, x.size(), mesh.Size())
-	if err != nil {
-		return nil, x.orSkip(err)
-	}
 	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: dry.Free, Budget: y.budget(y.Memory), Kept: y.kept(), predicted: y.describeMemory()}
 	if y.Memory.check(dry.Free, 0) != nil {
 		f.Fits = y.fits(dry.Free)
 	}
 	f.Run = append([][2]string{{"run", spelling.Count(x.Steps, "step", "steps")}}, x.when()...)
-	var globals []*stages.Global
 	again := make([][]float64, len(step))
 	for b, batch := range step {
-		globals = append(globals, batch.Global)
 		if again[b], err = enc.Plan(batch); err != nil {
 			return nil, err
 		}
@@ -221,7 +248,6 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			f.Tokens += peer.Tokens
 		}
 	}
-	f.Sharding = y.describeSharding("about", passesOf(globals))
 	f.First = enc.PeakBytes()
 	comm := map[string]time.Duration{}
 	tasks := map[string]int{}
@@ -243,9 +269,11 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		t := link.Time(c.Call)
 		st := &f.Stages[i]
 		st.Collectives, st.Sent, st.Time = st.Collectives+1, st.Sent+c.Sent(), st.Time+t
-		f.Sent += c.Sent()
+		sent[chosen] += c.Sent()
 		comm[c.Stage] += t
 	}
+	f.Sent = sent[chosen]
+	f.Sharding = y.describeSharding("", func(s sharding) int64 { return sent[s] })
 	serial := y.ranks != nil && y.ranks.NoOverlap
 	beside := func(computing time.Duration, others ...time.Duration) time.Duration { // a task's time, with what communicates meanwhile
 		for _, t := range others {
@@ -269,7 +297,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		}
 		switch {
 		case stage == stages.ReduceEarly: // it ends a layer later
-			return backward() + each(stage)/time.Duration(m.Config.Layers+1)
+			return backward() + each(stage)/time.Duration(y.model.Config.Layers+1)
 		case stage == "embed":
 			return embed()
 		case stage == "backward":
@@ -279,7 +307,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		case stage == "loss":
 			return durationOf(r.Score * globals[b].ScoreCount(x.Recipe.Loss.GatherAcrossDevices))
 		case stage == "update":
-			return durationOf(r.Update * float64(m.Layout.Trained()) / float64(mesh.Shard))
+			return durationOf(r.Update * float64(y.model.Layout.Trained()) / float64(mesh.Shard))
 		}
 		return r.Others[stage]
 	}
@@ -310,18 +338,6 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 		f.Exposed = min(f.Comm, max(0, f.StepTime-pipeline.Summary(p.Predict(work), stages.StepStages).StepTime))
 	}
 	return f, nil
-}
-
-// passesOf are those of the batches of a step.
-func passesOf(step []*stages.Global) (p passes) {
-	for _, b := range step {
-		p.n += float64(b.Subs())
-		for u := range b.Subs() {
-			p.tokens += float64(b.SubTokens(u))
-		}
-	}
-	p.tokens /= max(1, p.n)
-	return p
 }
 
 // String is the forecast for people.
