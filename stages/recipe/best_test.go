@@ -491,6 +491,8 @@ func TestEvalAtStart(t *testing.T) {
 			}
 			if f := o.summary.First; f == nil || f.Step != 0 || math.Abs(f.Value-want.Spearman) > 1e-9 {
 				t.Fatalf("measured %+v before the first step, want %v", f, want.Spearman)
+			} else if e := o.summary.Evaluating; f.took <= 0 || e < f.took.Seconds() || e >= o.summary.Seconds {
+				t.Errorf("%v s of %v went into evaluations, of which the first took %v", e, o.summary.Seconds, f.took)
 			}
 			for step, loss := range o.losses {
 				if mesh == nil && loss != without.losses[step] {
