@@ -13,8 +13,9 @@ import (
 type GradientCheck struct {
 	// Limit is how far a difference quotient q and the gradient may be apart, as a share of |q| and of the Result's Weight together. 0: 1e-6.
 	Limit float64
-	// Step is how far an embedding's number is moved, up and down. 0: 2^-17, for losses that sum up float64s, as a [Host] may. One that sums
-	// up float32s has a value that is known to seven digits, and needs a large step, such as 1/64, with a Limit of 1e-3.
+	// Step is how far an embedding's number is moved, up and down, and where that is too far also half of it. 0: 2^-17, for losses that sum up
+	// float64s, as a [Host] may. One that sums up float32s has a value that is known to seven digits, and needs a large step, such as 1/64, with a
+	// Limit of 1e-3.
 	Step float64
 	// Elements is about how many numbers of each matrix are looked at, evenly spread over it. 0: all.
 	Elements int
@@ -194,7 +195,7 @@ func (c *gradientCheck) differences(whole Result) error {
 		quotient, g float64
 	}
 	var worst element
-	off, looked, far := 0, 0, 0.0
+	off, looked, far, most := 0, 0, 0.0, 0.0
 	for i := range c.of {
 		m := &c.of[i]
 		x := gpustage.Slice[float64](m.x)
@@ -232,6 +233,7 @@ func (c *gradientCheck) differences(whole Result) error {
 				}
 				e.quotient = (4*half - q) / 3
 			}
+			most = max(most, math.Abs(e.quotient))
 			if d := apart(); !(d <= c.o.Limit) {
 				if off++; off == 1 || !(d <= far) {
 					worst, far = e, d
@@ -243,7 +245,9 @@ func (c *gradientCheck) differences(whole Result) error {
 	case looked == 0:
 		return errors.New("all embeddings are 0: there is nothing to compare")
 	case off > 0:
-		return fmt.Errorf("the gradient of %s is %v, and the difference quotient of Result.Sum %v (step %v): %d of %d numbers are further apart than %v", worst.at, worst.g, worst.quotient, c.o.Step, off, looked, c.o.Limit)
+		return fmt.Errorf("the gradient of %s is %v, and the difference quotient of Result.Sum %v (steps %v and %v): %d of %d numbers are further apart than %v", worst.at, worst.g, worst.quotient, c.o.Step, c.o.Step/2, off, looked, c.o.Limit)
+	case most/(whole.Weight+most) <= c.o.Limit:
+		return fmt.Errorf("no gradient at all would be near enough: the largest difference quotient of Result.Sum is %v, the weight %v and the limit %v; take larger embeddings, a batch that has a loss or a smaller GradientCheck.Limit", most, whole.Weight, c.o.Limit)
 	}
 	return nil
 }

@@ -89,6 +89,13 @@ func TestCheckGradient(t *testing.T) {
 	if err := CheckGradient(s, faulty{}, zero, GradientCheck{}); err == nil || !strings.Contains(err.Error(), "all embeddings are 0") {
 		t.Error(err)
 	}
+	small := randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(1, 1)), 3, 6, 4)
+	for i, x := 0, gpustage.Slice[float64](small.Embeddings); i < len(x); i++ {
+		x[i] /= 1 << 8
+	}
+	if err := CheckGradient(s, faulty{func(f faultyCall) error { clear(f.dx); return nil }}, small, GradientCheck{}); err == nil || !strings.Contains(err.Error(), "no gradient at all would be near enough") {
+		t.Error(err)
+	}
 	few := randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(1, 1)), 3, 6, 4)
 	if err := CheckGradient(s, faulty{func(f faultyCall) error { f.r.Sum *= 2; return nil }}, few, GradientCheck{Elements: 12}); err == nil || !strings.Contains(err.Error(), "of 12 numbers") {
 		t.Error(err)

@@ -306,17 +306,18 @@ func TestWatch(t *testing.T) {
 	j := &journal{obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
 	for step := 1; step <= 60; step++ {
 		m := Metrics{Step: step, Loss: 2 + 0.1*math.Sin(float64(step)), PeakMemBytes: 1 << 30}
-		switch {
-		case step == 40:
+		if step == 40 {
 			m.Loss = 5
-		case step >= 50:
-			m.PeakMemBytes = 7 << 30
-		case step >= 30: // an evaluation's, once and for all: it is a peak
+		}
+		if step >= 30 { // an evaluation's, once and for all: it is a peak
 			m.PeakMemBytes = 3 << 30
 		}
-		j.watch(m, step == 30)
+		if step > 50 { // a leak, which evaluations don't hide
+			m.PeakMemBytes += int64(step-50) << 29
+		}
+		j.watch(m, step%5 == 0)
 	}
-	if len(notes) != 2 || !strings.Contains(notes[0], "the loss of step 40 is 5") || !strings.Contains(notes[1], "at step 50") {
+	if len(notes) != 2 || !strings.Contains(notes[0], "the loss of step 40 is 5") || !strings.Contains(notes[1], "at step 59") {
 		t.Errorf("notes: %q", notes)
 	}
 }
@@ -490,6 +491,8 @@ func TestEvalAtStart(t *testing.T) {
 			}
 			if f := o.summary.First; f == nil || f.Step != 0 || math.Abs(f.Value-want.Spearman) > 1e-9 {
 				t.Fatalf("measured %+v before the first step, want %v", f, want.Spearman)
+			} else if e := o.summary.Evaluating; f.took <= 0 || e < f.took.Seconds() || e >= o.summary.Seconds {
+				t.Errorf("%v s of %v went into evaluations, of which the first took %v", e, o.summary.Seconds, f.took)
 			}
 			for step, loss := range o.losses {
 				if mesh == nil && loss != without.losses[step] {

@@ -101,7 +101,8 @@ type journal struct {
 
 	watched struct {
 		steps  int
-		memory int64
+		memory int64                // at first, and what evaluations have added
+		peak   int64                // of the step before
 		losses map[int]*watchedLoss // by dataset
 		zero   bool                 // it was said that all embeddings are 0
 	}
@@ -139,9 +140,13 @@ type watchedLoss struct {
 	mean, variance float64 // exponentially weighted
 }
 
-// watch tells of losses and of memory that are not what they were. What an evaluation behind the step has taken was planned for.
+// watch tells of losses and of memory that are not what they were. What an evaluation behind the step has taken besides was planned for: it is no leak.
 func (j *journal) watch(m Metrics, evaluated bool) {
 	w := &j.watched
+	if evaluated {
+		w.memory += m.PeakMemBytes - w.peak
+	}
+	w.peak = m.PeakMemBytes
 	if m.Skipped {
 		j.obs.note("step %d is not finite and changes nothing", m.Step)
 		return
@@ -173,7 +178,7 @@ func (j *journal) watch(m Metrics, evaluated bool) {
 		}
 	}
 	w.steps++
-	if w.steps == watchFrom || evaluated {
+	if w.steps == watchFrom {
 		w.memory = m.PeakMemBytes
 	} else if w.steps > watchFrom && m.PeakMemBytes > 2*w.memory {
 		j.obs.note("the process has taken %s at step %d, %s at first: a longer text, a larger batch, or a leak", Size(m.PeakMemBytes), m.Step, Size(w.memory))

@@ -168,9 +168,21 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if !x.paper { // there it was said
 		x.noteIdle(mesh.Size())
 	}
+	step, err := stages.Preview(ctx, x.plan, x.text, x.size(), mesh.Size())
+	if err != nil {
+		return nil, x.orSkip(err)
+	}
 	y, room, err := x.on(mesh)
 	if err != nil {
 		return nil, err
+	}
+	sent := map[sharding]int64{}
+	for _, s := range y.shardings(y.Recipe.Mesh) {
+		if s != y.sharding {
+			if sent[s], err = y.sends(mesh, s, step); err != nil {
+				return nil, err
+			}
+		}
 	}
 	g, enc, err := y.trainingGraph()
 	if err != nil {
@@ -179,10 +191,6 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	p, err := g.Build(y.devices(y.device))
 	if err != nil {
 		return nil, err
-	}
-	step, err := stages.Preview(ctx, x.plan, x.text, x.size(), mesh.Size())
-	if err != nil {
-		return nil, x.orSkip(err)
 	}
 	f := &Forecast{Mesh: mesh, Link: link, Rates: r, Memory: y.Memory, Room: room, Budget: y.budget(y.Memory), Kept: y.kept(), predicted: y.describeMemory()}
 	if y.Memory.check(room, 0) != nil {
@@ -202,9 +210,10 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			f.Tokens += peer.Tokens
 		}
 	}
-	f.Sharding = y.describeSharding("about", passesOf(c.batches))
 	f.First = enc.PeakBytes()
 	f.send(enc.Calls(c.batches))
+	sent[y.sharding] = f.Sent
+	f.Sharding = y.describeSharding("", func(s sharding) int64 { return sent[s] })
 	c.communicates(f.Stages)
 	f.time(c, p, enc)
 	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
@@ -215,7 +224,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	return f, nil
 }
 
-// on is the run on a mesh of devices like its own that is there on paper alone, and the room that each has.
+// on is the run on a mesh of devices like its own that is there on paper alone, with the first sharding that fits, and the room that each has.
 func (x *Run) on(mesh collective.Mesh) (_ *Run, room int64, err error) {
 	y := *x
 	dry := gpustage.Dry{Like: x.device, Free: x.freeMemory()}
@@ -227,14 +236,45 @@ func (x *Run) on(mesh collective.Mesh) (_ *Run, room int64, err error) {
 	if y.guide, err = x.guide.onPaper(x.device, dry); err != nil {
 		return nil, 0, err
 	}
-	y.setSharding(y.fitting())
+	z, err := y.sharded(mesh, y.fitting())
+	return z, dry.Free, err
+}
+
+// sharded is a run on paper with that sharding.
+func (x *Run) sharded(mesh collective.Mesh, s sharding) (_ *Run, err error) {
+	y := *x
+	y.ranks = stages.OnPaper(mesh, x.Recipe.exchanging())
+	y.setSharding(s)
 	o := x.model.Options
 	o.Own = y.ranks.Own()
-	if y.model, err = transformer.New(dry, x.model.Config, x.model.Head, o); err != nil {
-		return nil, 0, err
+	if y.model, err = transformer.New(y.device, x.model.Config, x.model.Head, o); err != nil {
+		return nil, err
 	}
-	y.Memory = y.predict(y.sharding)
-	return &y, dry.Free, nil
+	y.Memory = y.predict(s)
+	return &y, nil
+}
+
+// sends is what a rank of a run on paper would send in a step with that sharding, in bytes.
+func (x *Run) sends(mesh collective.Mesh, s sharding, step []*stages.Batch) (bytes int64, err error) {
+	y, err := x.sharded(mesh, s)
+	if err != nil {
+		return 0, err
+	}
+	_, enc, err := y.trainingGraph()
+	if err != nil {
+		return 0, err
+	}
+	var batches []*stages.Global
+	for _, batch := range step {
+		if _, err := enc.Plan(batch); err != nil {
+			return 0, err
+		}
+		batches = append(batches, batch.Global)
+	}
+	for _, c := range enc.Calls(batches) {
+		bytes += c.Sent()
+	}
+	return bytes, nil
 }
 
 // send sums up what each stage sends in a step.
@@ -349,18 +389,6 @@ func (c *clock) predict(p *pipeline.Plan, enc *stages.Encoder) *pipeline.TraceSu
 			return durationOf(float64(tokens) * (c.again[item.Batch][item.Sub]*c.rates.Forward + enc.Done(output)*c.rates.Backward))
 		},
 	}), stages.StepStages)
-}
-
-// passesOf are those of the batches of a step.
-func passesOf(step []*stages.Global) (p passes) {
-	for _, b := range step {
-		p.n += float64(b.Subs())
-		for u := range b.Subs() {
-			p.tokens += float64(b.SubTokens(u))
-		}
-	}
-	p.tokens /= max(1, p.n)
-	return p
 }
 
 // String is the forecast for people.

@@ -529,7 +529,7 @@ func TestKnownBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, sets := range map[string][]string{
-		"optimizer.groups[0]: of what trains":         {"optimizer.groups=[{params: [lora_B], lr: 1}]"},
+		"optimizer.groups[0]: of what trains":         {"optimizer.groups=[{params: [lora_B], lr: 1}]", "data.train.0.path=none.jsonl"}, // before data is looked for
 		"save.best: not yet with streamed parameters": {j.sts(t), "save.best=true", "mesh.shard=2", "mesh.parameters=streamed"},
 	} {
 		if _, err := j.run(t, "run", nil, 0, false, sets...); err == nil || !strings.Contains(err.Error(), want) {

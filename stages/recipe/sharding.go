@@ -95,29 +95,22 @@ func (x *Run) setSharding(s sharding) {
 	}
 }
 
-// passes are the sub-batches of a step, and the tokens of one of them.
-type passes struct{ n, tokens float64 }
-
-// mostPasses are a step's where every text is as long as it may be.
-func (x *Run) mostPasses() passes {
-	return passes{float64(x.predictedSubs()) * float64(x.Recipe.Batch.Accumulate), float64(x.subTokens())}
-}
-
-// traffic is about what a rank sends in a step for parameters and gradients, in bytes.
-func (x *Run) traffic(s sharding, p passes) int64 {
+// mostTraffic is what a rank sends at most, in bytes: in a step where every text is as long as it may be, and no two have a token in common.
+func (x *Run) mostTraffic(s sharding) int64 {
 	r, l := x.Recipe, x.model.Layout
 	wire, trained := float64(x.model.DType.Size()), float64(l.Trained())
 	shard := float64(r.Mesh.Shard)
 	replicate := float64(x.ranks.Size()) / shard
 	per := (shard - 1) / shard * wire
-	rows := min(float64(l.Word().Len()), p.tokens*float64(x.model.Config.WordDim())*shard)
+	n := float64(x.predictedSubs()) * float64(r.Batch.Accumulate)
+	rows := min(float64(l.Word().Len()), float64(x.subTokens()*x.model.Config.WordDim())*shard)
 	trainedRows, table := 0.0, 0.0
 	if l.Trains(l.Word()) {
 		trainedRows, table = rows, float64(l.Word().Len())
 	}
-	bytes := 2 * (replicate - 1) / replicate * trained / shard * wire
+	bytes := float64(x.predict(s).Embeddings)*float64(r.Batch.Accumulate) + 2*(replicate-1)/replicate*trained/shard*wire
 	if s.early {
-		bytes += p.n * (trained - table + trainedRows) * per
+		bytes += n * (trained - table + trainedRows) * per
 	} else {
 		bytes += (trained + trainedRows) * per
 	}
@@ -128,15 +121,15 @@ func (x *Run) traffic(s sharding, p passes) int64 {
 				fetched += l.Part(layer).Len
 			}
 		}
-		bytes += (p.n*(float64(fetched)+2*rows) + float64(l.Part(transformer.Outside).Trained())) * per
+		bytes += (n*(float64(fetched)+2*rows) + float64(l.Part(transformer.Outside).Trained())) * per
 	} else {
 		bytes += trained * per
 	}
 	return int64(bytes)
 }
 
-// describeSharding says what ranks hold and send in such a step, of which much is "about" or "at most": the choice that holds, and the others.
-func (x *Run) describeSharding(much string, p passes) string {
+// describeSharding says what ranks hold and send in a step, with a word such as "at most " before what they send: the choice that holds, and the others.
+func (x *Run) describeSharding(word string, sent func(sharding) int64) string {
 	if x.Recipe.Mesh.Shard == 1 {
 		return ""
 	}
@@ -147,7 +140,7 @@ func (x *Run) describeSharding(much string, p passes) string {
 			verb = "are"
 		}
 		m := x.predict(s)
-		text += fmt.Sprintf("\n        %s: %s %s of model and optimizer on each rank and %s %s sent per step", s, verb, Size(m.State()), much, Size(x.traffic(s, p)))
+		text += fmt.Sprintf("\n        %s: %s %s of model and optimizer on each rank and %s%s sent per step", s, verb, Size(m.State()), word, Size(sent(s)))
 	}
 	return text
 }
