@@ -69,6 +69,18 @@ func IsAdapter(dir string) bool {
 	return has(adapterConfigFile) && !has(weightsFile) && !has(indexFile)
 }
 
+// adaptedInPlace refuses a folder that has an adapter beside a whole model: transformers adds it to that model where PEFT is installed, and leaves it out elsewhere.
+func adaptedInPlace(dir string) error {
+	weights := weightsIn(dir)
+	for _, name := range []string{"config.json", adapterConfigFile, AdapterWeights} {
+		if weights == "" || !there(filepath.Join(dir, name)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has the LoRA adapter %s beside the model %s, and transformers adds it to that only where PEFT is installed: put it into a folder of its own, or remove it and %s if the model has it already",
+		dir, AdapterWeights, weights, adapterConfigFile)
+}
+
 // loraKeys are the keys of adapter_config.json which this package reads, or which do not change what an adapter's tensors mean: how they
 // were chosen (their names and shapes say it) and how they began. Any other key, a later PEFT's too, must be empty: it may stand for
 // another function than LoRA's.
@@ -268,6 +280,10 @@ func (f *Folder) adapt(base string, bare bool) (err error) {
 		f.TokenizerDir = b.TokenizerDir
 	}
 	if f.Modules == nil { // as PEFT saves it
+		if b.Queries != nil {
+			return errRouted(f.Dir)
+		}
+		f.Splade, f.MaxActive = b.Splade, b.MaxActive
 		f.Modules, f.Pooling, f.Dense, f.Normalize, f.MaxSeqLength, f.LengthGiven, f.LowerCase = b.Modules, b.Pooling, b.Dense, b.Normalize, b.MaxSeqLength, b.LengthGiven, b.LowerCase
 		f.MultiVector, f.Reranker = b.MultiVector, b.Reranker
 		f.Prompts, f.DefaultPromptName, f.Similarity, f.TruncateDim = b.Prompts, b.DefaultPromptName, b.Similarity, b.TruncateDim
@@ -303,6 +319,10 @@ func (a *Adapter) resolve(ctx context.Context, o Options) (string, error) {
 			"contraflow merge --model MODEL --adapter DIR --out DIR", err, nor, adapterConfigFile)
 	}
 	return dir, nil
+}
+
+func errRouted(dir string) error {
+	return fmt.Errorf("%s: a LoRA adapter behind a Router is not supported: merge it", dir)
 }
 
 func errBase(dir string) error {

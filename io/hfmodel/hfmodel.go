@@ -85,6 +85,7 @@ type Folder struct {
 	DefaultPromptName string            // the prompt to use when none is named; "": none
 	Similarity        string            // "cosine", "dot", "euclidean", "manhattan"; "": not given
 	TruncateDim       int               // embeddings are cut to so many dimensions; 0: not at all
+	MaxActive         int               // sparse embeddings have no more than so many features, those with the largest weights; 0: all
 
 	table *safetensors.Tensor // static embeddings; nil for other models
 
@@ -148,6 +149,9 @@ func openOn(dir, base string, bare bool) (_ *Folder, err error) {
 			return nil, err
 		}
 		return f, f.readModelJSON()
+	}
+	if err := adaptedInPlace(f.TransformerDir); err != nil {
+		return nil, err
 	}
 	if IsAdapter(f.TransformerDir) {
 		plain := f.Modules == nil
@@ -458,6 +462,9 @@ func (f *Folder) readTransformerJSON() error {
 		case task != "" && task != "feature-extraction":
 			return fmt.Errorf("%s: transformer_task %q is not supported yet; feature-extraction, sequence-classification and text-generation are", file, task)
 		}
+		if err := f.asRead(o, task); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
 		break
 	}
 	if f.LengthGiven = f.MaxSeqLength > 0; f.LengthGiven {
@@ -512,7 +519,7 @@ func (f *Folder) readModelJSON() error {
 	var prompts map[string]*string
 	err = o.getAll(map[string]any{
 		"prompts": &prompts, "default_prompt_name": &f.DefaultPromptName, "similarity_fn_name": &f.Similarity,
-		"truncate_dim": &f.TruncateDim,
+		"truncate_dim": &f.TruncateDim, "max_active_dims": &f.MaxActive,
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
@@ -531,6 +538,9 @@ func (f *Folder) readModelJSON() error {
 	}
 	if f.TruncateDim < 0 {
 		return fmt.Errorf("%s: truncate_dim %d is negative", file, f.TruncateDim)
+	}
+	if f.MaxActive < 0 {
+		return fmt.Errorf("%s: max_active_dims %d is negative", file, f.MaxActive)
 	}
 	return nil
 }

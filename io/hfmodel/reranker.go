@@ -30,6 +30,8 @@ type Reranker struct {
 	False string `json:"false_token,omitempty"`
 
 	TrueID, FalseID *int32 `json:"-"`
+
+	Chat bool `json:"-"` // CrossEncoder puts pairs into the tokenizer's chat template
 }
 
 const rerankerFile = "reranker.json"
@@ -64,6 +66,9 @@ func (f *Folder) readReranker() error {
 	file := filepath.Join(f.Dir, rerankerFile)
 	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
+		if r := f.Reranker; r != nil && !r.Chat { // to which it would be a message of the system
+			r.QueryPrompt = f.Prompts[f.DefaultPromptName] // which CrossEncoder puts before the first text of each pair
+		}
 		return nil
 	}
 	if err != nil {
@@ -228,6 +233,10 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	o.set("activation_fn", "torch.nn.modules.activation.Sigmoid")
 	o.set("prompts", map[string]string{})
 	o.set("default_prompt_name", nil)
+	if r := s.Reranker; r.QueryPrompt != "" && r.DocumentPrompt == "" && r.Template == nil { // it puts one before the first text; of templates it is a part
+		o.set("prompts", map[string]string{"query": r.QueryPrompt})
+		o.set("default_prompt_name", "query")
+	}
 	files["config_sentence_transformers.json"] = o.bytes()
 	if err := s.rerankerFiles(dir, files); err != nil {
 		return nil, err
@@ -243,13 +252,19 @@ func chatTemplate(r Reranker) string {
 		data, _ := json.Marshal(s) // a string can't fail
 		return "{{ " + string(data) + " }}"
 	}
+	prompt := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return quote(s)
+	}
 	for _, s := range r.Template {
 		rest := strings.ReplaceAll(s.Text, "{instruction}", r.Instruction)
 		for rest != "" {
 			at, key, code := len(rest), "", ""
 			for k, c := range map[string]string{
-				"{query}":    `{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}`,
-				"{document}": `{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}`,
+				"{query}":    prompt(r.QueryPrompt) + `{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}`,
+				"{document}": prompt(r.DocumentPrompt) + `{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}`,
 				"{bos}":      `{{ bos_token or "" }}`,
 			} {
 				if i := strings.Index(rest, k); i >= 0 && i < at {

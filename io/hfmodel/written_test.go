@@ -243,7 +243,8 @@ func TestSavedReranker(t *testing.T) {
 		holds(t, dir, "config.json", labels)
 		holds(t, dir, "sentence_bert_config.json", map[string]any{"transformer_task": task, "module_output_name": out, "max_seq_length": 9, "modality_config/text/method": "forward"})
 		holds(t, dir, modelFile, map[string]any{
-			"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid", "similarity_fn_name": nil, "truncate_dim": nil, "other": 1, "prompts": map[string]any{},
+			"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid", "similarity_fn_name": nil, "truncate_dim": nil, "other": 1,
+			"prompts": map[string]any{"query": "ask: "}, "default_prompt_name": "query",
 		})
 		if tokens {
 			holds(t, dir, "1_LogitScore/config.json", map[string]any{"true_token_id": 5, "false_token_id": 7, "module_input_name": "causal_logits"})
@@ -251,6 +252,12 @@ func TestSavedReranker(t *testing.T) {
 		g := open(t, dir)
 		if r := g.Reranker; r == nil || r.QueryPrompt != "ask: " || (r.TrueID != nil) != tokens || tokens && (*r.TrueID != 5 || *r.FalseID != 7) {
 			t.Errorf("read as %+v", g.Reranker)
+		}
+		if err := os.Remove(filepath.Join(dir, rerankerFile)); err != nil {
+			t.Fatal(err)
+		}
+		if r := open(t, dir).Reranker; r == nil || r.QueryPrompt != "ask: " { // CrossEncoder's default prompt
+			t.Errorf("without %s read as %+v", rerankerFile, r)
 		}
 		if got := slices.Sorted(slices.Values(g.Names())); !slices.Equal(got, []string{"bert.encoder.x", "bert.pooler.dense.weight", "classifier.weight"}) {
 			t.Errorf("tensors %q", got)
@@ -440,8 +447,8 @@ func TestRewriteEach(t *testing.T) {
 
 // A template is a chat template of two messages, in which what is meant is put in and all else stands as it is.
 func TestChatTemplate(t *testing.T) {
-	r := Reranker{Instruction: "Judge \"it\" {{ now }}", Template: tokenize.Template{{Text: "{bos}<I>{instruction}</I>{query}"}, {Text: " & {document}!", Cut: true}}}
-	want := `{{ bos_token or "" }}{{ "\u003cI\u003eJudge \"it\" {{ now }}\u003c/I\u003e" }}{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}` +
+	r := Reranker{QueryPrompt: "Q ", Instruction: "Judge \"it\" {{ now }}", Template: tokenize.Template{{Text: "{bos}<I>{instruction}</I>{query}"}, {Text: " & {document}!", Cut: true}}}
+	want := `{{ bos_token or "" }}{{ "\u003cI\u003eJudge \"it\" {{ now }}\u003c/I\u003e" }}{{ "Q " }}{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}` +
 		`{{ " \u0026 " }}{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "!" }}`
 	if got := chatTemplate(r); got != want {
 		t.Errorf("\n%s, want\n%s", got, want)

@@ -53,6 +53,7 @@ type options struct {
 	maxLength int
 	queries   int
 	cut       int
+	active    int
 	pooling   string
 	tokens    int
 	bf16      bool
@@ -74,6 +75,9 @@ func QueryMaxLength(n int) Option { return func(o *options) { o.queries = n } }
 // Dimensions cuts embeddings to their first n dimensions, instead of what the folder says, as models trained with matryoshka allow. They are
 // not normalized again, as sentence-transformers' truncate_dim has it; cosines don't mind.
 func Dimensions(n int) Option { return func(o *options) { o.cut = n } }
+
+// MaxActive leaves of sparse embeddings no more than the n features with the largest weights, instead of as many as the folder says.
+func MaxActive(n int) Option { return func(o *options) { o.active = n } }
 
 // PassTokens bounds the tokens that go through the model at once, and with them memory; 0: what the device likes.
 func PassTokens(n int) Option { return func(o *options) { o.tokens = n } }
@@ -195,6 +199,9 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 		return fmt.Errorf("%s: sparse embeddings, whose features are tokens, are not cut to the first %d", f.Dir, cut)
 	case cut < all: // sentence-transformers passes over a truncate_dim that is more
 		e.engine.Cut = cut
+	}
+	if e.Sparse() {
+		e.engine.Active = cmp.Or(o.active, f.MaxActive)
 	}
 	return nil
 }
@@ -358,10 +365,13 @@ var PoolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
 }
 
 // TrainableHead is HeadOf where a model is made of the folder's. It refuses one whose embeddings are cut after the model (truncate_dim): that
-// would be lost.
+// would be lost. So would the features that a sparse encoder leaves out (max_active_dims).
 func TrainableHead(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
 	if f.TruncateDim > 0 {
 		return transformer.Head{}, fmt.Errorf("%s: its embeddings are cut to %d dimensions, which only embedding does: remove truncate_dim from config_sentence_transformers.json, and cut what comes of it again", f.Dir, f.TruncateDim)
+	}
+	if f.Splade != nil && f.MaxActive > 0 {
+		return transformer.Head{}, fmt.Errorf("%s: its embeddings are cut to %d active features, which only embedding does: remove max_active_dims from config_sentence_transformers.json, and leave features of what comes of it out again (embed --max-active)", f.Dir, f.MaxActive)
 	}
 	return HeadOf(f, pooling, normalize)
 }

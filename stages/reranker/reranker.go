@@ -183,6 +183,10 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	if f.LayerWise() && o.Template == "" && r.Template == nil {
 		o.Template = "bge" // which FlagEmbedding puts around every pair
 	}
+	if r.Chat && r.Template == nil && o.Template == "" {
+		return nil, fmt.Errorf("%s: CrossEncoder puts pairs into the tokenizer's chat template (message in modality_config), a program that is not read here; name the template: %s",
+			f.Dir, strings.Join(tokenize.TemplateNames(), " or "))
+	}
 	if o.CutoffLayer != 0 && !f.LayerWise() {
 		return nil, fmt.Errorf("%s scores by its last layer: a cutoff layer is for layer-wise rerankers", f.Dir)
 	}
