@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"contraflow/io/safetensors"
+	"contraflow/io/torchfile"
 )
 
 // denseFolderOf adds two Dense modules to a copy of a golden folder, as sentence-transformers saves them: from 16 to 3 features and from 3
@@ -80,6 +81,37 @@ func TestDense(t *testing.T) {
 		}
 	}
 	check(f, 7)
+
+	// As versions before safetensors wrote them.
+	old := denseFolderOf(t)
+	for _, name := range []string{"2_Dense", "3_Dense"} {
+		tensors, err := f.Dense[name[0]-'2'].tensors()
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := torchfile.Encode("archive", tensors)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, old, name+"/"+torchWeightsFile, string(data))
+		if err := os.Remove(filepath.Join(old, name, weightsFile)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(open(t, old), 7)
+	if err := complete(old, false); err != nil {
+		t.Error(err)
+	}
+	if files, err := f.neededFiles([]string{"config.json", "model.safetensors", "2_Dense/pytorch_model.bin", "3_Dense/pytorch_model.bin", "3_Dense/model.safetensors"}, false); err != nil ||
+		!slices.Contains(files, "2_Dense/pytorch_model.bin") || !slices.Contains(files, "3_Dense/model.safetensors") || slices.Contains(files, "3_Dense/pytorch_model.bin") {
+		t.Errorf("%q: %v", files, err)
+	}
+	if err := os.Remove(filepath.Join(old, "3_Dense", torchWeightsFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := complete(old, false); err == nil || !strings.Contains(err.Error(), "3_Dense has neither") {
+		t.Errorf("without weights: %v", err)
+	}
 
 	// Without tensors those of the folder are saved, else those given.
 	s := specOf(t, f)

@@ -2,6 +2,8 @@ package hfmodel
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -52,6 +54,23 @@ func TestFirstModule(t *testing.T) {
 	})
 	if f := open(t, dir); f.Reranker == nil || !f.Reranker.Chat || f.Reranker.QueryPrompt != "" || f.Prompts[f.DefaultPromptName] == "" {
 		t.Errorf("%+v", f.Reranker)
+	}
+}
+
+// Without modules.json neither the first module's file nor config_sentence_transformers.json counts; what that calls a CrossEncoder is no embedder, whatever its
+// modules are.
+func TestUnlisted(t *testing.T) {
+	dir := copyGolden(t, "st6")
+	edit(t, dir, "sentence_bert_config.json", map[string]any{"max_seq_length": 7})
+	edit(t, dir, modelFile, map[string]any{"model_type": "CrossEncoder", "truncate_dim": 3})
+	if f := open(t, dir); f.MaxSeqLength != 7 || f.TruncateDim != 3 || f.Prompts == nil || f.Reranker == nil {
+		t.Errorf("%+v", f)
+	}
+	if err := os.Remove(filepath.Join(dir, "modules.json")); err != nil {
+		t.Fatal(err)
+	}
+	if f := open(t, dir); f.MaxSeqLength == 7 || f.TruncateDim != 0 || f.Prompts != nil || f.DefaultPromptName != "" || f.Reranker != nil {
+		t.Errorf("without modules.json: %+v", f)
 	}
 }
 

@@ -426,6 +426,9 @@ var transformerFiles = []string{
 // readTransformerJSON finds MaxSeqLength and LowerCase.
 func (f *Folder) readTransformerJSON() error {
 	for _, name := range transformerFiles {
+		if f.Modules == nil {
+			break // sentence-transformers reads none without modules.json
+		}
 		file := filepath.Join(f.TransformerDir, name)
 		o, err := readObject(file)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -507,7 +510,10 @@ func modelMaxLength(dir string) (int, error) {
 
 // readModelJSON reads config_sentence_transformers.json, if there is one.
 func (f *Folder) readModelJSON() error {
-	file := filepath.Join(f.Dir, "config_sentence_transformers.json")
+	if f.Modules == nil {
+		return nil // sentence-transformers reads it beside a modules.json alone
+	}
+	file := filepath.Join(f.Dir, modelFile)
 	o, err := readObject(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -517,12 +523,16 @@ func (f *Folder) readModelJSON() error {
 	}
 	f.modelJSON = o
 	var prompts map[string]*string
+	var kind string
 	err = o.getAll(map[string]any{
 		"prompts": &prompts, "default_prompt_name": &f.DefaultPromptName, "similarity_fn_name": &f.Similarity,
-		"truncate_dim": &f.TruncateDim, "max_active_dims": &f.MaxActive,
+		"truncate_dim": &f.TruncateDim, "model_type": &kind, "max_active_dims": &f.MaxActive,
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
+	}
+	if kind == "CrossEncoder" { // whatever its modules are
+		f.reranks()
 	}
 	for name, text := range prompts {
 		if text == nil {
@@ -588,7 +598,7 @@ func (f *Folder) Settings() map[string]string {
 		if dir := filepath.Join(f.Dir, filepath.FromSlash(m.Path)); m.Path != "" && dir != f.TransformerDir {
 			add(dir, "config.json")
 			if m.Kind() == "Dense" {
-				add(dir, weightsFile)
+				add(dir, weightsFile, torchWeightsFile)
 			}
 		}
 	}

@@ -290,7 +290,7 @@ func TestBadFolders(t *testing.T) {
 		"no dense file": {modules(dense), []string{"2_Dense", "config.json"}},
 		"dense pickled": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`), write("2_Dense/pytorch_model.bin", "x")),
 			[]string{"2_Dense", "pytorch_model.bin", "pickle", "python -c", "save_pretrained"}},
-		"no dense weights": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`)), []string{"2_Dense has no model.safetensors"}},
+		"no dense weights": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`)), []string{"2_Dense has neither model.safetensors nor pytorch_model.bin"}},
 		"dense residual": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "use_residual": true}`)),
 			[]string{"2_Dense", "use_residual is not supported"}},
 		"dense activation": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "activation_function": "torch.nn.modules.activation.Mish"}`)),

@@ -299,11 +299,14 @@ func complete(snapshot string, bare bool) error {
 		return err
 	}
 	for _, m := range f.Modules {
-		needs := map[string][]string{"Pooling": {"config.json"}, "Dense": {"config.json", weightsFile}, "MultiVectorMask": {"config.json"}}[m.Kind()]
+		needs := map[string][]string{"Pooling": {"config.json"}, "Dense": {"config.json"}, "MultiVectorMask": {"config.json"}}[m.Kind()]
 		for _, name := range needs {
 			if _, err := os.Stat(filepath.Join(snapshot, filepath.FromSlash(m.Path), name)); err != nil {
 				return err
 			}
+		}
+		if dir := filepath.Join(snapshot, filepath.FromSlash(m.Path)); m.Kind() == "Dense" && !there(filepath.Join(dir, weightsFile)) && !there(filepath.Join(dir, torchWeightsFile)) {
+			return fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, torchWeightsFile)
 		}
 	}
 	if IsAdapter(f.TransformerDir) {

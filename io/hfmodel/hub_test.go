@@ -407,7 +407,7 @@ func TestFreeSpace(t *testing.T) {
 func TestMissingParts(t *testing.T) {
 	noEnvironment(t)
 	for want, change := range map[string]func(h *fakeHub){
-		"the repository has no 2_Dense/model.safetensors, the weights of a Dense module": func(h *fakeHub) {
+		"the repository has neither 2_Dense/model.safetensors nor pytorch_model.bin, the weights of a Dense module": func(h *fakeHub) {
 			h.files["modules.json"] = `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
 				{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]`
 			h.files["2_Dense/config.json"] = "{}"

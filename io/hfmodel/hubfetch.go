@@ -153,8 +153,8 @@ func (f *Folder) needed(has func(name string) bool, bare bool) (files []string, 
 			continue
 		}
 		add(m.Path, "config.json")
-		if m.Kind() == "Dense" && add(m.Path, weightsFile) == 0 {
-			return nil, fmt.Errorf("the repository has no %s, the weights of a Dense module", path.Join(m.Path, weightsFile))
+		if m.Kind() == "Dense" && add(m.Path, weightsFile) == 0 && add(m.Path, torchWeightsFile) == 0 {
+			return nil, fmt.Errorf("the repository has neither %s nor %s, the weights of a Dense module", path.Join(m.Path, weightsFile), torchWeightsFile)
 		}
 	}
 	if q := f.Queries; q != nil {

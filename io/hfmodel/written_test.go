@@ -315,7 +315,7 @@ func TestSettings(t *testing.T) {
 	}
 	want := at(append([]string{
 		"modules.json", "config_sentence_transformers.json", "reranker.json", "config.json", "adapter_config.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",
-		"3_Dense/config.json", "3_Dense/model.safetensors", "4_Normalize/config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+		"2_Dense/pytorch_model.bin", "3_Dense/config.json", "3_Dense/model.safetensors", "3_Dense/pytorch_model.bin", "4_Normalize/config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
 		"vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 	}, transformerFiles...)...)
 	if got := f.Settings(); !maps.Equal(got, want) {
