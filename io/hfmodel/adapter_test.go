@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -89,6 +90,23 @@ func TestAdapter(t *testing.T) {
 		if err := f.Close(); err != nil {
 			t.Errorf("closed again: %v", err)
 		}
+	}
+}
+
+// The base is pinned by its revision where it is the hub's; target_modules may be one regular expression; and an adapter is no base of another.
+func TestAdapterSays(t *testing.T) {
+	here := goldens.Path(t, "bert/minilm-tiny")
+	for want, a := range map[string]Adapter{"org/name@v2": {Base: "org/name", Revision: "v2"}, "org/name": {Base: "org/name"}, here: {Base: here, Revision: "v2"}} {
+		if got := a.BaseID(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["target_modules"] = ".*query" })
+	if got := open(t, dir).Adapter.Targets; !slices.Equal(got, []string{".*query"}) {
+		t.Errorf("targets %q", got)
+	}
+	if _, err := OpenOn(dir, dir); err == nil || !strings.Contains(err.Error(), "is an adapter itself") {
+		t.Errorf("on an adapter: %v", err)
 	}
 }
 

@@ -146,7 +146,25 @@ func TestDense(t *testing.T) {
 	check(open(t, dir), 70)
 }
 
+// Activations are torch.nn's, by their classes.
+func TestDenseActivations(t *testing.T) {
+	dir := denseFolderOf(t)
+	for class, want := range map[string]string{
+		"linear.Identity": "identity", "activation.Tanh": "tanh", "activation.ReLU": "relu", "activation.GELU": "gelu", "activation.SiLU": "silu",
+	} {
+		edit(t, dir, "2_Dense/config.json", map[string]any{"activation_function": "torch.nn.modules." + class})
+		if got := open(t, dir).Dense[0].Activation; got != want {
+			t.Errorf("%s is %q", class, got)
+		}
+	}
+}
+
 func TestDenseErrors(t *testing.T) {
+	first := denseFolderOf(t)
+	edit(t, first, "2_Dense/config.json", map[string]any{"in_features": 15})
+	if _, err := Open(first); err == nil || !strings.Contains(err.Error(), "2_Dense/config.json: in_features 15, but what comes before it gives 16") {
+		t.Errorf("of another pooling: %v", err)
+	}
 	dir := denseFolderOf(t)
 	edit(t, dir, "3_Dense/config.json", map[string]any{"in_features": 4})
 	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "in_features 4, but what comes before it gives 3") {

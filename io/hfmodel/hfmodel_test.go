@@ -223,6 +223,16 @@ func TestMaxSeqLength(t *testing.T) {
 			t.Errorf("%+v: got %d", c, got)
 		}
 	}
+	for _, name := range []string{"bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"} { // what the first versions named after the model
+		dir := copyGolden(t, "st6")
+		if err := os.Remove(filepath.Join(dir, "sentence_bert_config.json")); err != nil {
+			t.Fatal(err)
+		}
+		put(t, dir, "sentence_"+name+"_config.json", `{"max_seq_length": 11}`)
+		if got := open(t, dir).MaxSeqLength; got != 11 {
+			t.Errorf("of %s: %d", name, got)
+		}
+	}
 	f := open(t, golden+"st2")
 	if !f.LowerCase || f.TransformerDir != filepath.Join(golden+"st2", "0_Transformer") {
 		t.Errorf("lower case %v, folder %s", f.LowerCase, f.TransformerDir)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -326,6 +327,23 @@ func TestRedirects(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || asked > 10 {
 			t.Errorf("%s: %v after %d requests", to, err, asked)
 		}
+	}
+}
+
+// From an encrypted connection no redirect leads to one that is not.
+func TestDowngrade(t *testing.T) {
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	s := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
+	defer s.Close()
+	endpoint, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(endpoint, "")
+	c.http.Transport = s.Client().Transport
+	if _, err := c.send(t.Context(), http.MethodGet, s.URL, nil, nil); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), `scheme "http"`) {
+		t.Error(err)
 	}
 }
 

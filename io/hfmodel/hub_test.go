@@ -73,6 +73,9 @@ func newFakeHub(t *testing.T) *fakeHub {
 func (h *fakeHub) log(r *http.Request, name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if r.Header.Get("Accept-Encoding") != "identity" {
+		name += " compressed"
+	}
 	h.requests = append(h.requests, strings.TrimSpace(r.Method+" "+name+" "+r.Header.Get("Range")))
 }
 

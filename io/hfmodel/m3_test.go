@@ -164,6 +164,25 @@ func TestM3(t *testing.T) {
 		t.Error(err)
 	}
 
+	for _, c := range []struct {
+		name, want string
+		tensors    []safetensors.Tensor
+	}{
+		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 3}, 1, 2, 3, 4, 5, 6)}},
+		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 1}, 1, 2), floatsOf(t, "bias", []int{1}, 3)}},
+		{"sparse_linear", "gives 2 numbers a token", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 1}, 1, 2), floatsOf(t, "bias", []int{2}, 3, 4)}},
+	} {
+		data, err := torchfile.Encode(c.name, c.tensors)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spoilt := m3Folder(t)
+		put(t, spoilt, c.name+".pt", string(data))
+		if _, err := Open(spoilt); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s %v: %v, want %q", c.name, c.tensors, err, c.want)
+		}
+	}
+
 	file := filepath.Join(dir, "sparse_linear.pt")
 	good, err := os.ReadFile(file)
 	if err != nil {

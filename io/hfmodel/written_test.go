@@ -273,6 +273,35 @@ func TestSavedReranker(t *testing.T) {
 	}
 }
 
+// A reranker with a template is saved with a chat template, through which CrossEncoder has pairs go, and without the prompt that is in it.
+func TestSavedTemplate(t *testing.T) {
+	f := open(t, golden+"st6")
+	weight := floatsOf(t, "classifier.weight", []int{1}, 2)
+	s := RerankerSpec{Config: []byte(`{"model_type": "bert"}`), Tensors: []safetensors.Tensor{weight}, Prefix: "bert.", Head: []string{"classifier"}, MaxSeqLength: 9, Tokenizer: f.CopyTokenizer}
+	s.Reranker = Reranker{QueryPrompt: "ask: ", Template: tokenize.Template{{Text: "{query}"}, {Text: "{document}", Cut: true}}}
+	dir := filepath.Join(t.TempDir(), "reranker")
+	if err := SaveReranker(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	template, err := os.ReadFile(filepath.Join(dir, "chat_template.jinja"))
+	if err != nil || string(template) != chatTemplate(s.Reranker) {
+		t.Errorf("%s, %v", template, err)
+	}
+	for _, kind := range []string{"text", "message"} {
+		holds(t, dir, "sentence_bert_config.json", map[string]any{"modality_config/" + kind + "/method": "forward", "modality_config/" + kind + "/method_output_name": "logits"})
+	}
+	o, err := readObject(filepath.Join(dir, modelFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := sortedKeys(o.values); !slices.Equal(got, []string{"activation_fn", "default_prompt_name", "model_type", "prompts"}) || string(o.values["prompts"]) != "{}" {
+		t.Errorf("%s has %q, prompts %s", modelFile, got, o.values["prompts"])
+	}
+	if r := open(t, dir).Reranker; r == nil || !r.Chat || len(r.Template) != 2 || r.QueryPrompt != "ask: " {
+		t.Errorf("read as %+v", r)
+	}
+}
+
 // All that a tokenizer may need is copied, under its name, and nothing else.
 func TestCopyTokenizer(t *testing.T) {
 	want := []string{
