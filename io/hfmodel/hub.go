@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
@@ -411,7 +412,7 @@ func (h *hub) explain(err error) error {
 }
 
 // writeRef remembers the commit of a branch or tag, for the next time without network.
-func (h *hub) writeRef(commit string) error {
+func (h *hub) writeRef(ctx context.Context, commit string) error {
 	if h.revision == commit {
 		return nil
 	}
@@ -425,5 +426,13 @@ func (h *hub) writeRef(commit string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(file, []byte(commit))
+	for {
+		err := atomicfile.WriteFile(file, []byte(commit))
+		if !errors.Is(err, atomicfile.ErrBusy) { // with another process, as of several ranks that need the model
+			return err
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }

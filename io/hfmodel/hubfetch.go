@@ -101,7 +101,7 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 	if err := complete(d.snapshot, h.opts.NoWeights); err != nil {
 		return "", wrap(err)
 	}
-	if err := h.writeRef(repo.commit); err != nil {
+	if err := h.writeRef(ctx, repo.commit); err != nil {
 		return "", wrap(err)
 	}
 	return d.snapshot, nil

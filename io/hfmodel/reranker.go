@@ -233,8 +233,8 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	o.set("activation_fn", "torch.nn.modules.activation.Sigmoid")
 	o.set("prompts", map[string]string{})
 	o.set("default_prompt_name", nil)
-	if r := s.Reranker; r.QueryPrompt != "" && r.DocumentPrompt == "" && r.Template == nil { // it puts one before the first text; of templates it is a part
-		o.set("prompts", map[string]string{"query": r.QueryPrompt})
+	if s.promptsQueries() {
+		o.set("prompts", map[string]string{"query": s.Reranker.QueryPrompt})
 		o.set("default_prompt_name", "query")
 	}
 	files["config_sentence_transformers.json"] = o.bytes()
@@ -243,6 +243,13 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	}
 	files["modules.json"], err = moduleFile(modules)
 	return files, err
+}
+
+// promptsQueries tells whether CrossEncoder's default prompt, which it puts before the first text of each pair and no other, is the reranker's. With a
+// template prompts are a part of that.
+func (s RerankerSpec) promptsQueries() bool {
+	r := s.Reranker
+	return r.QueryPrompt != "" && r.DocumentPrompt == "" && r.Template == nil
 }
 
 // chatTemplate is a template as CrossEncoder wants it: the pair is two messages, of the roles query and document.
@@ -314,7 +321,11 @@ func (s RerankerSpec) card(name string) []byte {
 		line("print(model.compute_score([(\"how are gradients accumulated?\", \"a first text\")], cutoff_layers=[%d]))\n```", s.Layers)
 	} else {
 		line("\n## Usage\n\n```python\nfrom sentence_transformers import CrossEncoder\n\nmodel = CrossEncoder(%s)", yamlString(name))
-		line("print(model.predict([(\"how are gradients accumulated?\", \"a first text\")]))\n```")
+		query, document := "how are gradients accumulated?", "a first text"
+		if !s.promptsQueries() && s.Reranker.Template == nil {
+			query, document = s.Reranker.QueryPrompt+query, s.Reranker.DocumentPrompt+document
+		}
+		line("print(model.predict([(%s, %s)]))\n```", yamlString(query), yamlString(document))
 	}
 	line("\nor without Python, with contraflow's binary and this folder:\n\n```sh\ncontraflow rerank --model . --input pairs.parquet --output scores.parquet\n```")
 	s.Card.rest(line)

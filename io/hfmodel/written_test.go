@@ -265,6 +265,12 @@ func TestSavedReranker(t *testing.T) {
 		if card, err := os.ReadFile(filepath.Join(dir, "README.md")); err != nil || !strings.Contains(string(card), "\n# reranker\n\n") || !strings.Contains(string(card), "By hand.") || !strings.Contains(string(card), "\nmodel: {path: org/base}\n") || !strings.Contains(string(card), "\nbase_model: \"org/base\"\n") || !strings.Contains(string(card), "Put before each query") || strings.Contains(string(card), "Put before each document") {
 			t.Errorf("%v, the card is %s", err, card)
 		}
+		for prompts, want := range map[[2]string]string{{"ask: ", ""}: `[("how `, {"ask: ", "text: "}: `[("ask: how are gradients accumulated?", "text: a first text")]`} { // of a document's CrossEncoder has no place
+			s.Reranker.QueryPrompt, s.Reranker.DocumentPrompt = prompts[0], prompts[1]
+			if card := string(s.card("x")); !strings.Contains(card, want) {
+				t.Errorf("with %q the card lacks %q: %s", prompts, want, card)
+			}
+		}
 		for _, m := range g.Modules {
 			if info, err := fs.Stat(os.DirFS(dir), cmp.Or(m.Path, ".")); err != nil || !info.IsDir() {
 				t.Errorf("module %+v has no folder: %v", m, err)

@@ -356,6 +356,9 @@ func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
 	if assumed == nil {
 		return ""
 	}
+	if chat, _ := f.ChatTemplate(); chat { // a broken file is the tokenizer's error
+		assumed = append([]string{"texts as they are, not in the tokenizer's chat template"}, assumed...)
+	}
 	return fmt.Sprintf("%s has no modules.json, which would say how embeddings are made: %s", f.Dir, strings.Join(assumed, ", "))
 }
 

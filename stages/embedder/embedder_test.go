@@ -281,6 +281,13 @@ func TestHeadNote(t *testing.T) {
 	if note := HeadNote(f, "mean", &yes); note != "" {
 		t.Error(note)
 	}
+	f.TokenizerDir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(f.TokenizerDir, "chat_template.jinja"), []byte("{{ x }}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if note := HeadNote(f, "mean", nil); !strings.HasSuffix(note, "texts as they are, not in the tokenizer's chat template, not normalized") {
+		t.Error(note)
+	}
 }
 
 // Who computes on the processor beside a GPU that nobody has tried is told why.

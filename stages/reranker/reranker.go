@@ -132,6 +132,12 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	if err := embedder.CheckVocabulary(tok, r.model.Config); err != nil {
 		return nil, err
 	}
+	if chat, err := f.ChatTemplate(); err != nil {
+		return nil, err
+	} else if chat && f.Modules == nil && spec.Folder.Template == nil && o.warn != nil {
+		o.warn(fmt.Sprintf("%s: pairs are read as they are, not in the tokenizer's chat template, a program into which CrossEncoder puts them; there are the templates %s",
+			f.Dir, strings.Join(tokenize.TemplateNames(), " and ")))
+	}
 	if note := embedder.VocabularyNote(f, tok, r.model.Config); note != "" && o.warn != nil {
 		o.warn(note)
 	}
