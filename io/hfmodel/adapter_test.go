@@ -101,7 +101,7 @@ func TestAdapterSays(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["target_modules"] = ".*query" })
+	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["target_modules"], c["revision"] = ".*query", "v2" })
 	if got := open(t, dir).Adapter.Targets; !slices.Equal(got, []string{".*query"}) {
 		t.Errorf("targets %q", got)
 	}

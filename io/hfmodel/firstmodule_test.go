@@ -41,6 +41,9 @@ func TestFirstModule(t *testing.T) {
 		edit(t, dir, "sentence_bert_config.json", keys)
 		f, err := Open(dir)
 		if err == nil {
+			if f.Reranker != nil {
+				t.Errorf("%s: it is a reranker", c.settings)
+			}
 			f.Close()
 		}
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), "sentence_bert_config.json: ") || !strings.Contains(err.Error(), c.want)) {

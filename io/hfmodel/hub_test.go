@@ -486,6 +486,21 @@ func TestLocalFirst(t *testing.T) {
 	}
 }
 
+// The cache is where huggingface_hub has it.
+func TestCacheDir(t *testing.T) {
+	noEnvironment(t)
+	root := t.TempDir()
+	t.Setenv("SOME_ROOT", root)
+	for _, c := range []struct{ key, value, want string }{ // each before those above it
+		{"XDG_CACHE_HOME", "$SOME_ROOT/xdg", "xdg/huggingface/hub"}, {"HF_HOME", "$SOME_ROOT/home", "home/hub"}, {"HUGGINGFACE_HUB_CACHE", "${SOME_ROOT}/old", "old"}, {"HF_HUB_CACHE", root + "/new", "new"},
+	} {
+		t.Setenv(c.key, c.value)
+		if dir, _, _, err := Cache(); err != nil || dir != filepath.Join(root, filepath.FromSlash(c.want)) {
+			t.Errorf("%s=%s: %s, %v", c.key, c.value, dir, err)
+		}
+	}
+}
+
 // TestToken: it comes from the environment or its file, goes to the endpoint, and nowhere else.
 func TestToken(t *testing.T) {
 	noEnvironment(t)

@@ -3,6 +3,7 @@ package hfmodel
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -164,6 +165,12 @@ func TestM3(t *testing.T) {
 		t.Error(err)
 	}
 
+	pooled := m3Folder(t) // modules count before what FlagEmbedding leaves out
+	put(t, pooled, "modules.json", `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]`)
+	put(t, pooled, "1_Pooling/config.json", fmt.Sprintf(`{"word_embedding_dimension": %d, "pooling_mode": "mean"}`, f.configInt("hidden_size")))
+	if p := open(t, pooled); p.M3 == nil || p.Pooling.Mode != Mean || p.Normalize {
+		t.Errorf("with modules: %+v, %v", p.Pooling, p.Normalize)
+	}
 	for _, c := range []struct {
 		name, want string
 		tensors    []safetensors.Tensor
