@@ -48,6 +48,7 @@ type Adapter struct {
 	Save        []string // modules_to_save
 	Factors     []Factor
 	Whole       []safetensors.Tensor // what replaces the base's tensors, under their names
+	alphas      []ownAlpha
 	file        *safetensors.File
 	wholeByName map[string]safetensors.Tensor
 	tried       []string // where else the base was looked for
@@ -58,6 +59,12 @@ type Factor struct {
 	Module string             // "encoder.layer.0.attention.self.query"
 	A, B   safetensors.Tensor // [r, in], [out, r]
 	Scale  float64
+}
+
+// ownAlpha is an alpha in the place of Adapter.Alpha for the modules of a name.
+type ownAlpha struct {
+	modules *regexp.Regexp
+	alpha   float64
 }
 
 // IsAdapter tells whether a folder holds an adapter in a model's place.
@@ -87,7 +94,7 @@ func adaptedInPlace(dir string) error {
 var loraKeys = []string{
 	"peft_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "modules_to_save", "bias",
 	"init_lora_weights", "auto_mapping", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
-	"megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "task_type",
+	"megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "alpha_pattern", "task_type",
 }
 
 // plainStarts are the values of init_lora_weights, but for those that stand for none, with which PEFT leaves the base's weights alone. With others (pissa, olora, loftq and
@@ -127,10 +134,11 @@ func readAdapter(dir string) (*Adapter, error) {
 func (a *Adapter) readConfig(o *object) error {
 	a.Alpha = 8 // PEFT's, where the file does not say
 	var kind, bias string
-	var targets json.RawMessage
+	var targets, alphas json.RawMessage
 	err := o.getAll(map[string]any{
 		"peft_type": &kind, "base_model_name_or_path": &a.Base, "revision": &a.Revision, "r": &a.Rank, "lora_alpha": &a.Alpha,
 		"lora_dropout": &a.Dropout, "use_rslora": &a.RSLoRA, "target_modules": &targets, "modules_to_save": &a.Save, "bias": &bias,
+		"alpha_pattern": &alphas,
 	})
 	if err != nil {
 		return err
@@ -153,7 +161,40 @@ func (a *Adapter) readConfig(o *object) error {
 		}
 		a.Targets = []string{one}
 	}
+	if alphas != nil {
+		return a.readAlphas(alphas)
+	}
 	return nil
+}
+
+// readAlphas reads alpha_pattern: alphas by the ends of modules' names, which may be regular expressions. As in PEFT (get_pattern_key) the first one that
+// fits a name counts.
+func (a *Adapter) readAlphas(raw json.RawMessage) error {
+	o, err := parseObject(raw)
+	if err != nil {
+		return fmt.Errorf("alpha_pattern: %w", err)
+	}
+	for _, name := range o.keys {
+		own := ownAlpha{}
+		if own.modules, err = regexp.Compile(`^(.*\.)?(` + name + `)$`); err != nil {
+			return fmt.Errorf("alpha_pattern: %q is not supported: %w; %s", name, err, mergeInPEFT)
+		}
+		if _, err := o.get(name, &own.alpha); err != nil {
+			return fmt.Errorf("alpha_pattern: %w", err)
+		}
+		a.alphas = append(a.alphas, own)
+	}
+	return nil
+}
+
+// alpha is that of a module.
+func (a *Adapter) alpha(module string) float64 {
+	for _, own := range a.alphas {
+		if own.modules.MatchString(module) {
+			return own.alpha
+		}
+	}
+	return a.Alpha
 }
 
 // findBase looks for a base that is not where the configuration says: from the adapter's folder.
@@ -238,8 +279,8 @@ func (a *Adapter) readTensors() error {
 			return fmt.Errorf("%s: lora_A has shape %v, lora_B %v: their ranks differ", module, f.A.Shape, f.B.Shape)
 		}
 		r := float64(f.A.Shape[0])
-		if f.Scale = a.Alpha / r; a.RSLoRA {
-			f.Scale = a.Alpha / math.Sqrt(r)
+		if f.Scale = a.alpha(module) / r; a.RSLoRA {
+			f.Scale = a.alpha(module) / math.Sqrt(r)
 		}
 		a.Factors = append(a.Factors, f)
 	}
