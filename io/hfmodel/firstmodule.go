@@ -11,7 +11,7 @@ import (
 var passedOn = map[string][]string{
 	"model_kwargs": {"attn_implementation", "torch_dtype", "dtype", "device_map", "low_cpu_mem_usage", "use_safetensors", "add_pooling_layer", "trust_remote_code"},
 	"config_kwargs": {
-		"attn_implementation", "torch_dtype", "dtype", "use_cache", "use_memory_efficient_attention", "unpad_inputs", "output_hidden_states", "output_attentions", "trust_remote_code",
+		"attn_implementation", "torch_dtype", "dtype", "use_cache", "use_memory_efficient_attention", "unpad_inputs", "output_hidden_states", "output_attentions", "reference_compile", "trust_remote_code",
 	},
 	"processor_kwargs": {"use_fast", "padding_side", "trust_remote_code"},
 }

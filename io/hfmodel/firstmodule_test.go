@@ -18,7 +18,7 @@ func TestFirstModule(t *testing.T) {
 		{`{"tokenizer_args": {"do_lower_case": true}}`, "tokenizer_args: do_lower_case true is not supported"},
 		{`{"config_kwargs": {"num_hidden_layers": 1}}`, "config_kwargs: num_hidden_layers 1"},
 		{`{"model_args": {"variant": "fp16"}}`, `model_args: variant "fp16"`},
-		{`{"model_kwargs": {"attn_implementation": "sdpa", "torch_dtype": "bfloat16"}, "config_args": {"unpad_inputs": false}, "tokenizer_args": {}, "model_args": null}`, ""},
+		{`{"model_kwargs": {"attn_implementation": "sdpa", "torch_dtype": "bfloat16"}, "config_args": {"unpad_inputs": false, "reference_compile": false}, "tokenizer_args": {}, "model_args": null}`, ""},
 		{`{"processing_kwargs": {"text": {"max_length": 5}}}`, "processing_kwargs: max_length of text, 5, is not supported"},
 		{`{"processing_kwargs": {"common": {"add_special_tokens": false}}}`, "add_special_tokens of common"},
 		{`{"processing_kwargs": {"text": {"truncation": "only_second"}}}`, "truncation of text"},

@@ -362,6 +362,22 @@ func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
 	return fmt.Sprintf("%s has no modules.json, which would say how embeddings are made: %s", f.Dir, strings.Join(assumed, ", "))
 }
 
+// lowerCases refuses a folder whose texts are to be lower-cased (do_lower_case of sentence_bert_config.json), if its tokenizer does not do that itself.
+func lowerCases(f *hfmodel.Folder) error {
+	if !f.LowerCase {
+		return nil
+	}
+	tok, err := tokenize.Load(f.TokenizerDir)
+	if err != nil {
+		return err
+	}
+	const letters = "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z"
+	if !slices.Equal(tok.Encode(letters, 0), tok.Encode(strings.ToLower(letters), 0)) {
+		return fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is only supported with a tokenizer that lower-cases", f.Dir)
+	}
+	return nil
+}
+
 // PoolingModes are the names that folders have for ways of pooling.
 var PoolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
 	gpustage.MeanPooling: hfmodel.Mean, gpustage.CLSPooling: hfmodel.CLS, gpustage.LastPooling: hfmodel.Last,
@@ -431,8 +447,8 @@ var denseActivations = map[string]gpustage.Activation{
 // LoadModel makes the model of a folder on a device. An adapter is merged into its base model's weights: embedding then costs what it
 // costs without. With o.Tuning.LoRA its factors are those that train, if they are as many and as large (CheckAdapter). change, if not nil, may alter the configuration first (dropout).
 func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
-	if f.LowerCase {
-		return nil, fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is not supported; a tokenizer that lower-cases is", f.Dir)
+	if err := lowerCases(f); err != nil {
+		return nil, err
 	}
 	c, err := ConfigOf(f, change)
 	if err != nil {
