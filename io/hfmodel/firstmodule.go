@@ -45,6 +45,12 @@ func (f *Folder) asRead(o *object, task string) error {
 	if err := f.roleSettings(o); err != nil {
 		return err
 	}
+	var tokenizer string
+	if ok, err := o.get("tokenizer_name_or_path", &tokenizer); err != nil {
+		return err
+	} else if ok {
+		return fmt.Errorf("tokenizer_name_or_path %q is not supported: put that tokenizer's files beside config.json, and remove it", tokenizer)
+	}
 	var calls map[string]map[string]json.RawMessage
 	if _, err := o.get("processing_kwargs", &calls); err != nil {
 		return err

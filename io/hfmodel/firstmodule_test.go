@@ -26,6 +26,7 @@ func TestFirstModule(t *testing.T) {
 		{`{"query_length": 5}`, "query_length 5 is only supported of a MultiVectorEncoder"},
 		{`{"document_length": 5}`, "document_length 5 is only"},
 		{`{"query_expansion": {"strategy": "fixed"}}`, "query_expansion {"},
+		{`{"tokenizer_name_or_path": "org/name"}`, `tokenizer_name_or_path "org/name" is not supported`},
 		{`{"query_length": null, "document_length": null, "query_expansion": null}`, ""},
 		{`{"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}`, `modality_config: of texts "pooler_output" of the method "forward" is not supported; last_hidden_state of forward is`},
 		{`{"modality_config": {"text": {"method": "get_text_features", "method_output_name": "last_hidden_state"}}}`, `"get_text_features" is not supported`},
