@@ -78,11 +78,16 @@ func TestUnlisted(t *testing.T) {
 	}
 }
 
-// An adapter of a sparse encoder, as PEFT saves it, is one too.
+// An adapter of a sparse encoder, as PEFT saves it, is one too, and its embeddings have as many features.
 func TestSparseAdapter(t *testing.T) {
-	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["base_model_name_or_path"] = goldens.Path(t, "splade/encoder") })
+	base := t.TempDir()
+	if err := os.CopyFS(base, os.DirFS(goldens.Path(t, "splade/encoder"))); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, base, modelFile, map[string]any{"max_active_dims": 3})
+	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["base_model_name_or_path"] = base })
 	f := open(t, dir)
-	if f.Splade == nil || f.Splade != f.Base.Splade || f.Adapter == nil {
+	if f.Splade == nil || f.Splade != f.Base.Splade || f.MaxActive != 3 || f.Adapter == nil {
 		t.Errorf("%+v", f)
 	}
 }
