@@ -94,7 +94,7 @@ func TestAdapter(t *testing.T) {
 	}
 }
 
-// The base is pinned by its revision where it is the hub's; target_modules may be one regular expression; and an adapter is no base of another.
+// The base is pinned by its revision where it is the hub's; target_modules may be one regular expression; an adapter is no base of another; and a model beside which its configuration was left is none.
 func TestAdapterSays(t *testing.T) {
 	here := goldens.Path(t, "bert/minilm-tiny")
 	for want, a := range map[string]Adapter{"org/name@v2": {Base: "org/name", Revision: "v2"}, "org/name": {Base: "org/name"}, here: {Base: here, Revision: "v2"}} {
@@ -108,6 +108,11 @@ func TestAdapterSays(t *testing.T) {
 	}
 	if _, err := OpenOn(dir, dir); err == nil || !strings.Contains(err.Error(), "is an adapter itself") {
 		t.Errorf("on an adapter: %v", err)
+	}
+	merged := copyGolden(t, "st6")
+	put(t, merged, adapterConfigFile, "{}") // without the adapter
+	if f := open(t, merged); f.Adapter != nil {
+		t.Errorf("merged: %+v", f.Adapter)
 	}
 }
 

@@ -270,11 +270,12 @@ func TestBadFolders(t *testing.T) {
 		spoil func(*testing.T, string)
 		want  []string
 	}{
-		"no config":         {remove("config.json"), []string{"not a model folder", "no config.json"}},
-		"a run":             {all(remove("config.json"), write("model/config.json", "{}")), []string{"no config.json: the model is in", "model, give that"}},
-		"a static run":      {all(remove("config.json"), write("model/modules.json", "[]")), []string{"no config.json: the model is in", "model, give that"}},
-		"adapter only":      {all(remove("config.json"), remove("model.safetensors"), write("adapter_config.json", "{}")), []string{"adapter_config.json: peft_type \"\" is not supported; LORA is"}},
-		"model and adapter": {all(write("adapter_config.json", "{}"), write("adapter_model.safetensors", "x")), []string{"adapter_model.safetensors beside the model model.safetensors", "a folder of its own"}},
+		"no config":           {remove("config.json"), []string{"not a model folder", "no config.json"}},
+		"a run":               {all(remove("config.json"), write("model/config.json", "{}")), []string{"no config.json: the model is in", "model, give that"}},
+		"a static run":        {all(remove("config.json"), write("model/modules.json", "[]")), []string{"no config.json: the model is in", "model, give that"}},
+		"adapter only":        {all(remove("config.json"), remove("model.safetensors"), write("adapter_config.json", "{}")), []string{"adapter_config.json: peft_type \"\" is not supported; LORA is"}},
+		"model and adapter":   {all(write("adapter_config.json", "{}"), write("adapter_model.safetensors", "x")), []string{"adapter_model.safetensors beside the model model.safetensors", "a folder of its own"}},
+		"adapter and weights": {all(remove("config.json"), write("adapter_config.json", "{}"), write("adapter_model.safetensors", "x")), []string{"not a model folder", "no config.json"}},
 		"broken config": {write("config.json", "{\n\"model_type\":\n oops}"),
 			[]string{"config.json: line 3: not valid JSON"}},
 		"config a list":       {write("config.json", "[1]"), []string{"config.json: line 1: got a JSON array, want an object"}},
