@@ -1,6 +1,7 @@
 package hfmodel
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"contraflow/io/safetensors"
 	"contraflow/io/torchfile"
+	"contraflow/testdata/goldens"
 )
 
 // denseFolderOf adds two Dense modules to a copy of a golden folder, as sentence-transformers saves them: from 16 to 3 features and from 3
@@ -105,6 +107,14 @@ func TestDense(t *testing.T) {
 	if files, err := f.neededFiles([]string{"config.json", "model.safetensors", "2_Dense/pytorch_model.bin", "3_Dense/pytorch_model.bin", "3_Dense/model.safetensors"}, false); err != nil ||
 		!slices.Contains(files, "2_Dense/pytorch_model.bin") || !slices.Contains(files, "3_Dense/model.safetensors") || slices.Contains(files, "3_Dense/pytorch_model.bin") {
 		t.Errorf("%q: %v", files, err)
+	}
+	evil, err := os.ReadFile(filepath.Join(goldens.Path(t, "m3/files"), "module.pt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, old, "3_Dense/"+torchWeightsFile, string(evil)) // which no command is given for that would run it
+	if _, err := Open(old); !errors.Is(err, torchfile.ErrUnsafe) || strings.Contains(err.Error(), "python") {
+		t.Errorf("of a pickle that runs code: %v", err)
 	}
 	if err := os.Remove(filepath.Join(old, "3_Dense", torchWeightsFile)); err != nil {
 		t.Fatal(err)
