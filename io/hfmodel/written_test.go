@@ -482,9 +482,9 @@ func TestRewriteEach(t *testing.T) {
 
 // A template is a chat template of two messages, in which what is meant is put in and all else stands as it is.
 func TestChatTemplate(t *testing.T) {
-	r := Reranker{QueryPrompt: "Q ", Instruction: "Judge \"it\" {{ now }}", Template: tokenize.Template{{Text: "{bos}<I>{instruction}</I>{query}"}, {Text: " & {document}!", Cut: true}}}
+	r := Reranker{QueryPrompt: "Q ", DocumentPrompt: "D ", Instruction: "Judge \"it\" {{ now }}", Template: tokenize.Template{{Text: "{bos}<I>{instruction}</I>{query}"}, {Text: " & {document}!", Cut: true}}}
 	want := `{{ bos_token or "" }}{{ "\u003cI\u003eJudge \"it\" {{ now }}\u003c/I\u003e" }}{{ "Q " }}{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}` +
-		`{{ " \u0026 " }}{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "!" }}`
+		`{{ " \u0026 " }}{{ "D " }}{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "!" }}`
 	if got := chatTemplate(r); got != want {
 		t.Errorf("\n%s, want\n%s", got, want)
 	}

@@ -492,6 +492,10 @@ func TestErrors(t *testing.T) {
 			t.Errorf("in a chat template, named %q: %v", name, err)
 		}
 	}
+	f.Reranker.Template = tokenize.Templates["bge"].Template // as Save writes it besides
+	if _, err := Describe(f, tok, c, TextOptions{}); err != nil {
+		t.Errorf("with a template of its own: %v", err)
+	}
 	chatty := t.TempDir()
 	if err := os.CopyFS(chatty, os.DirFS(f.Dir)); err != nil {
 		t.Fatal(err)
