@@ -201,7 +201,7 @@ weights.`,
 			if prompts.role() == embedder.Query {
 				f.queries = f.maxLength
 			}
-			f.options = append(prompts.options(cmd), embedder.Progress(in.within))
+			f.options = append(prompts.options(cmd), embedder.Progress(in.within), embedder.MaxActive(most))
 			e, err := f.load(cmd)
 			if err != nil {
 				return err
@@ -233,7 +233,7 @@ weights.`,
 				lines := embeddingLines(cmd.Context(), e, prompt)
 				switch {
 				case e.Sparse():
-					lines = sparseLines(cmd.Context(), e, prompts.role(), prompt, most)
+					lines = sparseLines(cmd.Context(), e, prompts.role(), prompt)
 				case parts:
 					lines = partLines(cmd.Context(), e, prompt)
 				}
@@ -243,7 +243,7 @@ weights.`,
 				return embedLines(cmd, e, prompt, &in, lines)
 			}
 			if e.Sparse() {
-				return embedSparse(cmd, e, prompts.role(), prompt, &in, most)
+				return embedSparse(cmd, e, prompts.role(), prompt, &in)
 			}
 			if npy {
 				return embedNPY(cmd, e, prompt, &in)
@@ -264,7 +264,7 @@ weights.`,
 	in.bad.add(cmd, "; of an .npy, whose rows are the input's, it makes them NaN")
 	prompts.add(cmd)
 	cmd.Flags().BoolVar(&parts, "parts", false, "of a model of kind m3: lexical_ids with lexical_weights, and token_vectors besides; of a multi_vector token_vectors alone")
-	cmd.Flags().IntVar(&most, "max-active", 0, "of a sparse encoder: no more than so many features of a text, those with the largest weights (default: all)")
+	cmd.Flags().IntVar(&most, "max-active", 0, "of a sparse encoder: no more than so many features of a text, those with the largest weights (default: what the model's folder says, or all)")
 	f.add(cmd, "texts")
 	f.addCut(cmd)
 	return cmd

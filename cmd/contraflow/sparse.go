@@ -11,26 +11,23 @@ import (
 // sparseRows is how many numbers of sparse embeddings are in memory at a time before lists are made of them: 128 MiB.
 const sparseRows = 32 << 20
 
-// listsOf are the active features of embeddings, [n, size] one after the other, at most so many of each; 0: all.
-func listsOf(vecs []float32, size, most int) (ids [][]int32, weights [][]float32) {
+// listsOf are the active features of embeddings, [n, size] one after the other.
+func listsOf(vecs []float32, size int) (ids [][]int32, weights [][]float32) {
 	for ; len(vecs) > 0; vecs = vecs[size:] {
 		i, w := embedder.Active(vecs[:size])
-		if most > 0 {
-			i, w = embedder.Strongest(most, i, w)
-		}
 		ids, weights = append(ids, i), append(weights, w)
 	}
 	return ids, weights
 }
 
 // sparseLines are an object a text, with the names of the parquet file's columns.
-func sparseLines(ctx context.Context, e *embedder.Embedder, role embedder.Role, prompt string, most int) lineValues {
+func sparseLines(ctx context.Context, e *embedder.Embedder, role embedder.Role, prompt string) lineValues {
 	return lineValues{sparseAtOnce(e), func(texts []string) (values []any, cut int, err error) {
 		x := make([]float32, len(texts)*e.Size())
 		if cut, err = e.EmbedAs(ctx, role, prompt, texts, x); err != nil {
 			return nil, 0, err
 		}
-		ids, weights := listsOf(x, e.Size(), most)
+		ids, weights := listsOf(x, e.Size())
 		for i := range ids {
 			values = append(values, struct {
 				IDs     []int32   `json:"lexical_ids"`
@@ -45,7 +42,7 @@ func sparseLines(ctx context.Context, e *embedder.Embedder, role embedder.Role, 
 func sparseAtOnce(e *embedder.Embedder) int { return min(embedRows, max(1, sparseRows/e.Size())) }
 
 // embedSparse writes lists besides the input's columns.
-func embedSparse(cmd *cobra.Command, e *embedder.Embedder, role embedder.Role, prompt string, in *embedInput, most int) error {
+func embedSparse(cmd *cobra.Command, e *embedder.Embedder, role embedder.Role, prompt string, in *embedInput) error {
 	rows := sparseAtOnce(e)
 	vecs, active := make([]float32, rows*e.Size()), 0
 	done, err := embedTable(cmd, e, prompt, in, embedded{lexical, rows, func(texts []string) ([]any, int, error) {
@@ -54,7 +51,7 @@ func embedSparse(cmd *cobra.Command, e *embedder.Embedder, role embedder.Role, p
 		if err != nil {
 			return nil, 0, err
 		}
-		ids, weights := listsOf(out, e.Size(), most)
+		ids, weights := listsOf(out, e.Size())
 		for _, list := range ids {
 			active += len(list)
 		}

@@ -48,6 +48,7 @@ type Adapter struct {
 	Save        []string // modules_to_save
 	Factors     []Factor
 	Whole       []safetensors.Tensor // what replaces the base's tensors, under their names
+	alphas      []ownAlpha
 	file        *safetensors.File
 	wholeByName map[string]safetensors.Tensor
 	tried       []string // where else the base was looked for
@@ -60,6 +61,12 @@ type Factor struct {
 	Scale  float64
 }
 
+// ownAlpha is an alpha in the place of Adapter.Alpha for the modules of a name.
+type ownAlpha struct {
+	modules *regexp.Regexp
+	alpha   float64
+}
+
 // IsAdapter tells whether a folder holds an adapter in a model's place.
 func IsAdapter(dir string) bool {
 	has := func(name string) bool {
@@ -69,13 +76,25 @@ func IsAdapter(dir string) bool {
 	return has(adapterConfigFile) && !has(weightsFile) && !has(indexFile)
 }
 
+// adaptedInPlace refuses a folder that has an adapter beside a whole model: transformers adds it to that model where PEFT is installed, and leaves it out elsewhere.
+func adaptedInPlace(dir string) error {
+	weights := weightsIn(dir)
+	for _, name := range []string{"config.json", adapterConfigFile, AdapterWeights} {
+		if weights == "" || !there(filepath.Join(dir, name)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has the LoRA adapter %s beside the model %s, and transformers adds it to that only where PEFT is installed: put it into a folder of its own, or remove it and %s if the model has it already",
+		dir, AdapterWeights, weights, adapterConfigFile)
+}
+
 // loraKeys are the keys of adapter_config.json which this package reads, or which do not change what an adapter's tensors mean: how they
 // were chosen (their names and shapes say it) and how they began. Any other key, a later PEFT's too, must be empty: it may stand for
 // another function than LoRA's.
 var loraKeys = []string{
 	"peft_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "modules_to_save", "bias",
 	"init_lora_weights", "auto_mapping", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
-	"megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "task_type",
+	"megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "alpha_pattern", "task_type",
 }
 
 // plainStarts are the values of init_lora_weights, but for those that stand for none, with which PEFT leaves the base's weights alone. With others (pissa, olora, loftq and
@@ -115,10 +134,11 @@ func readAdapter(dir string) (*Adapter, error) {
 func (a *Adapter) readConfig(o *object) error {
 	a.Alpha = 8 // PEFT's, where the file does not say
 	var kind, bias string
-	var targets json.RawMessage
+	var targets, alphas json.RawMessage
 	err := o.getAll(map[string]any{
 		"peft_type": &kind, "base_model_name_or_path": &a.Base, "revision": &a.Revision, "r": &a.Rank, "lora_alpha": &a.Alpha,
 		"lora_dropout": &a.Dropout, "use_rslora": &a.RSLoRA, "target_modules": &targets, "modules_to_save": &a.Save, "bias": &bias,
+		"alpha_pattern": &alphas,
 	})
 	if err != nil {
 		return err
@@ -141,7 +161,40 @@ func (a *Adapter) readConfig(o *object) error {
 		}
 		a.Targets = []string{one}
 	}
+	if alphas != nil {
+		return a.readAlphas(alphas)
+	}
 	return nil
+}
+
+// readAlphas reads alpha_pattern: alphas by the ends of modules' names, which may be regular expressions. As in PEFT (get_pattern_key) the first one that
+// fits a name counts.
+func (a *Adapter) readAlphas(raw json.RawMessage) error {
+	o, err := parseObject(raw)
+	if err != nil {
+		return fmt.Errorf("alpha_pattern: %w", err)
+	}
+	for _, name := range o.keys {
+		own := ownAlpha{}
+		if own.modules, err = regexp.Compile(`^(.*\.)?(` + name + `)$`); err != nil {
+			return fmt.Errorf("alpha_pattern: %q is not supported: %w; %s", name, err, mergeInPEFT)
+		}
+		if _, err := o.get(name, &own.alpha); err != nil {
+			return fmt.Errorf("alpha_pattern: %w", err)
+		}
+		a.alphas = append(a.alphas, own)
+	}
+	return nil
+}
+
+// alpha is that of a module.
+func (a *Adapter) alpha(module string) float64 {
+	for _, own := range a.alphas {
+		if own.modules.MatchString(module) {
+			return own.alpha
+		}
+	}
+	return a.Alpha
 }
 
 // findBase looks for a base that is not where the configuration says: from the adapter's folder.
@@ -226,8 +279,8 @@ func (a *Adapter) readTensors() error {
 			return fmt.Errorf("%s: lora_A has shape %v, lora_B %v: their ranks differ", module, f.A.Shape, f.B.Shape)
 		}
 		r := float64(f.A.Shape[0])
-		if f.Scale = a.Alpha / r; a.RSLoRA {
-			f.Scale = a.Alpha / math.Sqrt(r)
+		if f.Scale = a.alpha(module) / r; a.RSLoRA {
+			f.Scale = a.alpha(module) / math.Sqrt(r)
 		}
 		a.Factors = append(a.Factors, f)
 	}
@@ -268,6 +321,10 @@ func (f *Folder) adapt(base string, bare bool) (err error) {
 		f.TokenizerDir = b.TokenizerDir
 	}
 	if f.Modules == nil { // as PEFT saves it
+		if b.Queries != nil {
+			return errRouted(f.Dir)
+		}
+		f.Splade, f.MaxActive = b.Splade, b.MaxActive
 		f.Modules, f.Pooling, f.Dense, f.Normalize, f.MaxSeqLength, f.LengthGiven, f.LowerCase = b.Modules, b.Pooling, b.Dense, b.Normalize, b.MaxSeqLength, b.LengthGiven, b.LowerCase
 		f.MultiVector, f.Reranker = b.MultiVector, b.Reranker
 		f.Prompts, f.DefaultPromptName, f.Similarity, f.TruncateDim = b.Prompts, b.DefaultPromptName, b.Similarity, b.TruncateDim
@@ -303,6 +360,10 @@ func (a *Adapter) resolve(ctx context.Context, o Options) (string, error) {
 			"contraflow merge --model MODEL --adapter DIR --out DIR", err, nor, adapterConfigFile)
 	}
 	return dir, nil
+}
+
+func errRouted(dir string) error {
+	return fmt.Errorf("%s: a LoRA adapter behind a Router is not supported: merge it", dir)
 }
 
 func errBase(dir string) error {

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -92,6 +94,56 @@ func TestAdapter(t *testing.T) {
 	}
 }
 
+// The base is pinned by its revision where it is the hub's; target_modules may be one regular expression; an adapter is no base of another; and a model beside which its configuration was left is none.
+func TestAdapterSays(t *testing.T) {
+	here := goldens.Path(t, "bert/minilm-tiny")
+	for want, a := range map[string]Adapter{"org/name@v2": {Base: "org/name", Revision: "v2"}, "org/name": {Base: "org/name"}, here: {Base: here, Revision: "v2"}} {
+		if got := a.BaseID(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["target_modules"], c["revision"] = ".*query", "v2" })
+	if got := open(t, dir).Adapter.Targets; !slices.Equal(got, []string{".*query"}) {
+		t.Errorf("targets %q", got)
+	}
+	if _, err := OpenOn(dir, dir); err == nil || !strings.Contains(err.Error(), "is an adapter itself") {
+		t.Errorf("on an adapter: %v", err)
+	}
+	merged := copyGolden(t, "st6")
+	put(t, merged, adapterConfigFile, "{}") // without the adapter
+	if f := open(t, merged); f.Adapter != nil {
+		t.Errorf("merged: %+v", f.Adapter)
+	}
+}
+
+// Modules may have alphas of their own, by patterns of which the first that fits counts. The golden is PEFT's, made by alphas.py.
+func TestAdapterAlphas(t *testing.T) {
+	raw, err := os.ReadFile(goldens.Path(t, "lora/alphas.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden struct {
+		Cases []struct {
+			Pattern json.RawMessage `json:"alpha_pattern"`
+			RSLoRA  bool            `json:"use_rslora"`
+			Scales  map[string]float64
+		}
+	}
+	if err := json.Unmarshal(raw, &golden); err != nil || len(golden.Cases) == 0 {
+		t.Fatal(err, "or no cases")
+	}
+	for _, c := range golden.Cases {
+		f := open(t, copyAdapter(t, "bert-qv", func(config map[string]any) { config["alpha_pattern"], config["use_rslora"] = c.Pattern, c.RSLoRA }))
+		got := map[string]float64{}
+		for _, x := range f.Adapter.Factors {
+			got[x.Module] = x.Scale
+		}
+		if !maps.Equal(got, c.Scales) {
+			t.Errorf("%s: %v, want %v", c.Pattern, got, c.Scales)
+		}
+	}
+}
+
 func TestAdapterErrors(t *testing.T) {
 	set := func(key string, value any) func(map[string]any) {
 		return func(c map[string]any) { c[key] = value }
@@ -99,7 +151,8 @@ func TestAdapterErrors(t *testing.T) {
 	for want, change := range map[string]func(map[string]any){
 		`peft_type "IA3" is not supported`:                                                 set("peft_type", "IA3"),
 		"use_dora true is not supported; merge":                                            set("use_dora", true),
-		`alpha_pattern {"query":3} is not supported`:                                       set("alpha_pattern", map[string]int{"query": 3}),
+		`alpha_pattern: "(?!value)query" is not supported`:                                 set("alpha_pattern", map[string]int{"(?!value)query": 3}),
+		`alpha_pattern: query: got "3", want`:                                              set("alpha_pattern", map[string]string{"query": "3"}),
 		`init_lora_weights "pissa_niter_4" is not supported; merge`:                        set("init_lora_weights", "pissa_niter_4"),
 		`init_lora_weights "olora" is not supported; merge`:                                set("init_lora_weights", "olora"),
 		`bias "all" is not supported; merge`:                                               set("bias", "all"),

@@ -4,16 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"contraflow/io/safetensors"
+	"contraflow/io/torchfile"
 )
 
 // Dense is a module between pooling and normalization: y = f(x Wᵀ + b). Its tensors are Path + ".linear.weight" and ".linear.bias" for
-// Folder.Tensor and in Spec.Tensors; in its folder they are in a model.safetensors of its own, without Path.
+// Folder.Tensor and in Spec.Tensors; in its folder they are in a model.safetensors of its own (or a pytorch_model.bin), without Path.
 type Dense struct {
 	Path       string // "2_Dense"
 	In, Out    int
@@ -95,11 +95,14 @@ func openDense(dir, path, own string) (Dense, error) {
 	}
 	d.file, err = safetensors.Open(filepath.Join(dir, weightsFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(filepath.Join(dir, "pytorch_model.bin")); err == nil {
-			return d, fmt.Errorf("%s has its weights only as pytorch_model.bin, a Python pickle, which can run code when it is loaded; if you trust it, convert it with: "+
-				`python -c "from sentence_transformers import SentenceTransformer as M; M(r'%s').save_pretrained('converted')"`, dir, filepath.Dir(dir))
+		d.file, err = torchfile.Open(filepath.Join(dir, torchWeightsFile))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return d, fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, torchWeightsFile)
+		case err != nil && !errors.Is(err, torchfile.ErrUnsafe):
+			return d, fmt.Errorf("%w; this is a Python pickle that only Python reads; if you trust it, convert it with: "+
+				`python -c "from sentence_transformers import SentenceTransformer as M; M(r'%s').save_pretrained('converted')"`, err, filepath.Dir(dir))
 		}
-		return d, fmt.Errorf("%s has no %s", dir, weightsFile)
 	}
 	if err != nil {
 		return d, err

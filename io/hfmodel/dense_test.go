@@ -1,6 +1,7 @@
 package hfmodel
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -8,6 +9,8 @@ import (
 	"testing"
 
 	"contraflow/io/safetensors"
+	"contraflow/io/torchfile"
+	"contraflow/testdata/goldens"
 )
 
 // denseFolderOf adds two Dense modules to a copy of a golden folder, as sentence-transformers saves them: from 16 to 3 features and from 3
@@ -81,6 +84,45 @@ func TestDense(t *testing.T) {
 	}
 	check(f, 7)
 
+	// As versions before safetensors wrote them.
+	old := denseFolderOf(t)
+	for _, name := range []string{"2_Dense", "3_Dense"} {
+		tensors, err := f.Dense[name[0]-'2'].tensors()
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := torchfile.Encode("archive", tensors)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, old, name+"/"+torchWeightsFile, string(data))
+		if err := os.Remove(filepath.Join(old, name, weightsFile)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(open(t, old), 7)
+	if err := complete(old, false); err != nil {
+		t.Error(err)
+	}
+	if files, err := f.neededFiles([]string{"config.json", "model.safetensors", "2_Dense/pytorch_model.bin", "3_Dense/pytorch_model.bin", "3_Dense/model.safetensors"}, false); err != nil ||
+		!slices.Contains(files, "2_Dense/pytorch_model.bin") || !slices.Contains(files, "3_Dense/model.safetensors") || slices.Contains(files, "3_Dense/pytorch_model.bin") {
+		t.Errorf("%q: %v", files, err)
+	}
+	evil, err := os.ReadFile(filepath.Join(goldens.Path(t, "m3/files"), "module.pt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, old, "3_Dense/"+torchWeightsFile, string(evil)) // which no command is given for that would run it
+	if _, err := Open(old); !errors.Is(err, torchfile.ErrUnsafe) || strings.Contains(err.Error(), "python") {
+		t.Errorf("of a pickle that runs code: %v", err)
+	}
+	if err := os.Remove(filepath.Join(old, "3_Dense", torchWeightsFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := complete(old, false); err == nil || !strings.Contains(err.Error(), "3_Dense has neither") {
+		t.Errorf("without weights: %v", err)
+	}
+
 	// Without tensors those of the folder are saved, else those given.
 	s := specOf(t, f)
 	s.Dense = f.Dense
@@ -114,7 +156,25 @@ func TestDense(t *testing.T) {
 	check(open(t, dir), 70)
 }
 
+// Activations are torch.nn's, by their classes.
+func TestDenseActivations(t *testing.T) {
+	dir := denseFolderOf(t)
+	for class, want := range map[string]string{
+		"linear.Identity": "identity", "activation.Tanh": "tanh", "activation.ReLU": "relu", "activation.GELU": "gelu", "activation.SiLU": "silu",
+	} {
+		edit(t, dir, "2_Dense/config.json", map[string]any{"activation_function": "torch.nn.modules." + class})
+		if got := open(t, dir).Dense[0].Activation; got != want {
+			t.Errorf("%s is %q", class, got)
+		}
+	}
+}
+
 func TestDenseErrors(t *testing.T) {
+	first := denseFolderOf(t)
+	edit(t, first, "2_Dense/config.json", map[string]any{"in_features": 15})
+	if _, err := Open(first); err == nil || !strings.Contains(err.Error(), "2_Dense/config.json: in_features 15, but what comes before it gives 16") {
+		t.Errorf("of another pooling: %v", err)
+	}
 	dir := denseFolderOf(t)
 	edit(t, dir, "3_Dense/config.json", map[string]any{"in_features": 4})
 	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "in_features 4, but what comes before it gives 3") {

@@ -85,6 +85,7 @@ type Folder struct {
 	DefaultPromptName string            // the prompt to use when none is named; "": none
 	Similarity        string            // "cosine", "dot", "euclidean", "manhattan"; "": not given
 	TruncateDim       int               // embeddings are cut to so many dimensions; 0: not at all
+	MaxActive         int               // sparse embeddings have no more than so many features, those with the largest weights; 0: all
 
 	table *safetensors.Tensor // static embeddings; nil for other models
 
@@ -148,6 +149,9 @@ func openOn(dir, base string, bare bool) (_ *Folder, err error) {
 			return nil, err
 		}
 		return f, f.readModelJSON()
+	}
+	if err := adaptedInPlace(f.TransformerDir); err != nil {
+		return nil, err
 	}
 	if IsAdapter(f.TransformerDir) {
 		plain := f.Modules == nil
@@ -422,6 +426,9 @@ var transformerFiles = []string{
 // readTransformerJSON finds MaxSeqLength and LowerCase.
 func (f *Folder) readTransformerJSON() error {
 	for _, name := range transformerFiles {
+		if f.Modules == nil {
+			break // sentence-transformers reads none without modules.json
+		}
 		file := filepath.Join(f.TransformerDir, name)
 		o, err := readObject(file)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -457,6 +464,9 @@ func (f *Folder) readTransformerJSON() error {
 			return fmt.Errorf("%s: transformer_task %q, and SpladePooling takes the logits of %s", file, task, fillMask)
 		case task != "" && task != "feature-extraction":
 			return fmt.Errorf("%s: transformer_task %q is not supported yet; feature-extraction, sequence-classification and text-generation are", file, task)
+		}
+		if err := f.asRead(o, task); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
 		}
 		break
 	}
@@ -500,7 +510,10 @@ func modelMaxLength(dir string) (int, error) {
 
 // readModelJSON reads config_sentence_transformers.json, if there is one.
 func (f *Folder) readModelJSON() error {
-	file := filepath.Join(f.Dir, "config_sentence_transformers.json")
+	if f.Modules == nil {
+		return nil // sentence-transformers reads it beside a modules.json alone
+	}
+	file := filepath.Join(f.Dir, modelFile)
 	o, err := readObject(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -510,12 +523,16 @@ func (f *Folder) readModelJSON() error {
 	}
 	f.modelJSON = o
 	var prompts map[string]*string
+	var kind string
 	err = o.getAll(map[string]any{
 		"prompts": &prompts, "default_prompt_name": &f.DefaultPromptName, "similarity_fn_name": &f.Similarity,
-		"truncate_dim": &f.TruncateDim,
+		"truncate_dim": &f.TruncateDim, "model_type": &kind, "max_active_dims": &f.MaxActive,
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
+	}
+	if kind == "CrossEncoder" { // whatever its modules are
+		f.reranks()
 	}
 	for name, text := range prompts {
 		if text == nil {
@@ -531,6 +548,9 @@ func (f *Folder) readModelJSON() error {
 	}
 	if f.TruncateDim < 0 {
 		return fmt.Errorf("%s: truncate_dim %d is negative", file, f.TruncateDim)
+	}
+	if f.MaxActive < 0 {
+		return fmt.Errorf("%s: max_active_dims %d is negative", file, f.MaxActive)
 	}
 	return nil
 }
@@ -578,7 +598,7 @@ func (f *Folder) Settings() map[string]string {
 		if dir := filepath.Join(f.Dir, filepath.FromSlash(m.Path)); m.Path != "" && dir != f.TransformerDir {
 			add(dir, "config.json")
 			if m.Kind() == "Dense" {
-				add(dir, weightsFile)
+				add(dir, weightsFile, torchWeightsFile)
 			}
 		}
 	}

@@ -223,6 +223,16 @@ func TestMaxSeqLength(t *testing.T) {
 			t.Errorf("%+v: got %d", c, got)
 		}
 	}
+	for _, name := range []string{"bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"} { // what the first versions named after the model
+		dir := copyGolden(t, "st6")
+		if err := os.Remove(filepath.Join(dir, "sentence_bert_config.json")); err != nil {
+			t.Fatal(err)
+		}
+		put(t, dir, "sentence_"+name+"_config.json", `{"max_seq_length": 11}`)
+		if got := open(t, dir).MaxSeqLength; got != 11 {
+			t.Errorf("of %s: %d", name, got)
+		}
+	}
 	f := open(t, golden+"st2")
 	if !f.LowerCase || f.TransformerDir != filepath.Join(golden+"st2", "0_Transformer") {
 		t.Errorf("lower case %v, folder %s", f.LowerCase, f.TransformerDir)
@@ -260,10 +270,12 @@ func TestBadFolders(t *testing.T) {
 		spoil func(*testing.T, string)
 		want  []string
 	}{
-		"no config":    {remove("config.json"), []string{"not a model folder", "no config.json"}},
-		"a run":        {all(remove("config.json"), write("model/config.json", "{}")), []string{"no config.json: the model is in", "model, give that"}},
-		"a static run": {all(remove("config.json"), write("model/modules.json", "[]")), []string{"no config.json: the model is in", "model, give that"}},
-		"adapter only": {all(remove("config.json"), remove("model.safetensors"), write("adapter_config.json", "{}")), []string{"adapter_config.json: peft_type \"\" is not supported; LORA is"}},
+		"no config":           {remove("config.json"), []string{"not a model folder", "no config.json"}},
+		"a run":               {all(remove("config.json"), write("model/config.json", "{}")), []string{"no config.json: the model is in", "model, give that"}},
+		"a static run":        {all(remove("config.json"), write("model/modules.json", "[]")), []string{"no config.json: the model is in", "model, give that"}},
+		"adapter only":        {all(remove("config.json"), remove("model.safetensors"), write("adapter_config.json", "{}")), []string{"adapter_config.json: peft_type \"\" is not supported; LORA is"}},
+		"model and adapter":   {all(write("adapter_config.json", "{}"), write("adapter_model.safetensors", "x")), []string{"adapter_model.safetensors beside the model model.safetensors", "a folder of its own"}},
+		"adapter and weights": {all(remove("config.json"), write("adapter_config.json", "{}"), write("adapter_model.safetensors", "x")), []string{"not a model folder", "no config.json"}},
 		"broken config": {write("config.json", "{\n\"model_type\":\n oops}"),
 			[]string{"config.json: line 3: not valid JSON"}},
 		"config a list":       {write("config.json", "[1]"), []string{"config.json: line 1: got a JSON array, want an object"}},
@@ -289,7 +301,7 @@ func TestBadFolders(t *testing.T) {
 		"no dense file": {modules(dense), []string{"2_Dense", "config.json"}},
 		"dense pickled": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`), write("2_Dense/pytorch_model.bin", "x")),
 			[]string{"2_Dense", "pytorch_model.bin", "pickle", "python -c", "save_pretrained"}},
-		"no dense weights": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`)), []string{"2_Dense has no model.safetensors"}},
+		"no dense weights": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 4}`)), []string{"2_Dense has neither model.safetensors nor pytorch_model.bin"}},
 		"dense residual": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "use_residual": true}`)),
 			[]string{"2_Dense", "use_residual is not supported"}},
 		"dense activation": {all(modules(dense), write("2_Dense/config.json", `{"in_features": 16, "out_features": 16, "activation_function": "torch.nn.modules.activation.Mish"}`)),

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
@@ -299,11 +300,14 @@ func complete(snapshot string, bare bool) error {
 		return err
 	}
 	for _, m := range f.Modules {
-		needs := map[string][]string{"Pooling": {"config.json"}, "Dense": {"config.json", weightsFile}, "MultiVectorMask": {"config.json"}}[m.Kind()]
+		needs := map[string][]string{"Pooling": {"config.json"}, "Dense": {"config.json"}, "MultiVectorMask": {"config.json"}}[m.Kind()]
 		for _, name := range needs {
 			if _, err := os.Stat(filepath.Join(snapshot, filepath.FromSlash(m.Path), name)); err != nil {
 				return err
 			}
+		}
+		if dir := filepath.Join(snapshot, filepath.FromSlash(m.Path)); m.Kind() == "Dense" && !there(filepath.Join(dir, weightsFile)) && !there(filepath.Join(dir, torchWeightsFile)) {
+			return fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, torchWeightsFile)
 		}
 	}
 	if IsAdapter(f.TransformerDir) {
@@ -408,7 +412,7 @@ func (h *hub) explain(err error) error {
 }
 
 // writeRef remembers the commit of a branch or tag, for the next time without network.
-func (h *hub) writeRef(commit string) error {
+func (h *hub) writeRef(ctx context.Context, commit string) error {
 	if h.revision == commit {
 		return nil
 	}
@@ -422,5 +426,13 @@ func (h *hub) writeRef(commit string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(file, []byte(commit))
+	for {
+		err := atomicfile.WriteFile(file, []byte(commit))
+		if !errors.Is(err, atomicfile.ErrBusy) { // with another process, as of several ranks that need the model
+			return err
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }

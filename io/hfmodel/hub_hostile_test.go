@@ -3,8 +3,10 @@ package hfmodel
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +14,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"contraflow/io/atomicfile"
 )
 
 // TestHostile: whatever a repository or server says, nothing is written outside of the model's cache folder.
@@ -326,6 +331,42 @@ func TestRedirects(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || asked > 10 {
 			t.Errorf("%s: %v after %d requests", to, err, asked)
 		}
+	}
+}
+
+// Who remembers a commit while another process does waits for it.
+func TestTwoRefs(t *testing.T) {
+	h := &hub{storage: t.TempDir(), revision: "main"}
+	put(t, h.storage, "refs/main", "")
+	file, done := filepath.Join(h.storage, "refs", "main"), make(chan error, 1)
+	err := atomicfile.Write(file, func(w io.Writer) error {
+		go func() { done <- h.writeRef(t.Context(), commit1) }()
+		time.Sleep(60 * time.Millisecond)
+		_, err := io.WriteString(w, commit2)
+		return err
+	})
+	if err = errors.Join(err, <-done); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != commit1 {
+		t.Errorf("%s: %v", got, err)
+	}
+}
+
+// From an encrypted connection no redirect leads to one that is not.
+func TestDowngrade(t *testing.T) {
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	s := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
+	defer s.Close()
+	endpoint, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(endpoint, "")
+	c.http.Transport = s.Client().Transport
+	if _, err := c.send(t.Context(), http.MethodGet, s.URL, nil, nil); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), `scheme "http"`) {
+		t.Error(err)
 	}
 }
 

@@ -73,6 +73,9 @@ func newFakeHub(t *testing.T) *fakeHub {
 func (h *fakeHub) log(r *http.Request, name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if r.Header.Get("Accept-Encoding") != "identity" {
+		name += " compressed"
+	}
 	h.requests = append(h.requests, strings.TrimSpace(r.Method+" "+name+" "+r.Header.Get("Range")))
 }
 
@@ -407,7 +410,7 @@ func TestFreeSpace(t *testing.T) {
 func TestMissingParts(t *testing.T) {
 	noEnvironment(t)
 	for want, change := range map[string]func(h *fakeHub){
-		"the repository has no 2_Dense/model.safetensors, the weights of a Dense module": func(h *fakeHub) {
+		"the repository has neither 2_Dense/model.safetensors nor pytorch_model.bin, the weights of a Dense module": func(h *fakeHub) {
 			h.files["modules.json"] = `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
 				{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]`
 			h.files["2_Dense/config.json"] = "{}"
@@ -479,6 +482,21 @@ func TestLocalFirst(t *testing.T) {
 	} {
 		if _, err := Resolve(t.Context(), name, Options{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", name, err, want)
+		}
+	}
+}
+
+// The cache is where huggingface_hub has it.
+func TestCacheDir(t *testing.T) {
+	noEnvironment(t)
+	root := t.TempDir()
+	t.Setenv("SOME_ROOT", root)
+	for _, c := range []struct{ key, value, want string }{ // each before those above it
+		{"XDG_CACHE_HOME", "$SOME_ROOT/xdg", "xdg/huggingface/hub"}, {"HF_HOME", "$SOME_ROOT/home", "home/hub"}, {"HUGGINGFACE_HUB_CACHE", "${SOME_ROOT}/old", "old"}, {"HF_HUB_CACHE", root + "/new", "new"},
+	} {
+		t.Setenv(c.key, c.value)
+		if dir, _, _, err := Cache(); err != nil || dir != filepath.Join(root, filepath.FromSlash(c.want)) {
+			t.Errorf("%s=%s: %s, %v", c.key, c.value, dir, err)
 		}
 	}
 }

@@ -192,7 +192,7 @@ func (h *hub) data(ctx context.Context, repo repository, ref string, m meant) (p
 			return nil, err
 		}
 	}
-	if err := h.writeRef(repo.commit); err != nil {
+	if err := h.writeRef(ctx, repo.commit); err != nil {
 		return nil, err
 	}
 	for _, n := range names {

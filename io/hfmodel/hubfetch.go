@@ -101,7 +101,7 @@ func (h *hub) fetchAll(ctx context.Context, repo repository) (string, error) {
 	if err := complete(d.snapshot, h.opts.NoWeights); err != nil {
 		return "", wrap(err)
 	}
-	if err := h.writeRef(repo.commit); err != nil {
+	if err := h.writeRef(ctx, repo.commit); err != nil {
 		return "", wrap(err)
 	}
 	return d.snapshot, nil
@@ -153,8 +153,8 @@ func (f *Folder) needed(has func(name string) bool, bare bool) (files []string, 
 			continue
 		}
 		add(m.Path, "config.json")
-		if m.Kind() == "Dense" && add(m.Path, weightsFile) == 0 {
-			return nil, fmt.Errorf("the repository has no %s, the weights of a Dense module", path.Join(m.Path, weightsFile))
+		if m.Kind() == "Dense" && add(m.Path, weightsFile) == 0 && add(m.Path, torchWeightsFile) == 0 {
+			return nil, fmt.Errorf("the repository has neither %s nor %s, the weights of a Dense module", path.Join(m.Path, weightsFile), torchWeightsFile)
 		}
 	}
 	if q := f.Queries; q != nil {

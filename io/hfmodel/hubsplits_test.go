@@ -48,6 +48,17 @@ func TestSplitsGolden(t *testing.T) {
 	}
 }
 
+// Folders are of a split by each of its words.
+func TestSplitWords(t *testing.T) {
+	for split, words := range map[string][]string{"train": {"train", "training"}, "validation": {"validation", "valid", "dev", "val"}, "test": {"test", "testing", "eval", "evaluation"}} {
+		for _, word := range words {
+			if splits, said := splitsByName([]string{word + "/a.jsonl", "other/b.jsonl"}); !said || len(splits) != 1 || !slices.Equal(splits[split], []string{word + "/a.jsonl"}) {
+				t.Errorf("%s: %v", word, splits)
+			}
+		}
+	}
+}
+
 // A dataset's name is its split train: rows to test with are not among those to train on. What is not clear is an error that lists what there is.
 func TestDataSplits(t *testing.T) {
 	noEnvironment(t)

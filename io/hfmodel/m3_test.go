@@ -3,6 +3,7 @@ package hfmodel
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -162,6 +163,31 @@ func TestM3(t *testing.T) {
 	spec.Tensors = tensors[:len(tensors)-1]
 	if err := Save(filepath.Join(t.TempDir(), "short"), spec); err == nil || !strings.Contains(err.Error(), "M3 has 1 tensors of sparse_linear") {
 		t.Error(err)
+	}
+
+	pooled := m3Folder(t) // modules count before what FlagEmbedding leaves out
+	put(t, pooled, "modules.json", `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]`)
+	put(t, pooled, "1_Pooling/config.json", fmt.Sprintf(`{"word_embedding_dimension": %d, "pooling_mode": "mean"}`, f.configInt("hidden_size")))
+	if p := open(t, pooled); p.M3 == nil || p.Pooling.Mode != Mean || p.Normalize {
+		t.Errorf("with modules: %+v, %v", p.Pooling, p.Normalize)
+	}
+	for _, c := range []struct {
+		name, want string
+		tensors    []safetensors.Tensor
+	}{
+		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 3}, 1, 2, 3, 4, 5, 6)}},
+		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 1}, 1, 2), floatsOf(t, "bias", []int{1}, 3)}},
+		{"sparse_linear", "gives 2 numbers a token", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 1}, 1, 2), floatsOf(t, "bias", []int{2}, 3, 4)}},
+	} {
+		data, err := torchfile.Encode(c.name, c.tensors)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spoilt := m3Folder(t)
+		put(t, spoilt, c.name+".pt", string(data))
+		if _, err := Open(spoilt); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s %v: %v, want %q", c.name, c.tensors, err, c.want)
+		}
 	}
 
 	file := filepath.Join(dir, "sparse_linear.pt")

@@ -210,6 +210,15 @@ func TestMultiVectorErrors(t *testing.T) {
 	}
 }
 
+// The prefixes of a folder without prompts are its prompts.
+func TestPrefixesAlone(t *testing.T) {
+	files := pylateFiles("")
+	files[modelFile] = `{"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] "}`
+	if got := open(t, multiVectorFolder(t, files)).Prompts; !maps.Equal(got, map[string]string{"query": "[Q] ", "document": "[D] "}) {
+		t.Errorf("prompts %q", got)
+	}
+}
+
 // Words may be left out of queries as well, or of them alone.
 func TestSkipTasks(t *testing.T) {
 	for tasks, want := range map[string]string{`"document"`: "document", `"query"`: "query", `["query", "document"]`: "query document", `null`: "document", `[]`: ""} {

@@ -19,6 +19,23 @@ var leftClasses = []string{"CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokeni
 // ownClasses are the model types whose tokenizers have a class of transformers' choice, which pads on the right, whatever the files name.
 var ownClasses = []string{"ministral", "mistral", "modernbert", "qwen2"}
 
+// ChatTemplate tells whether the tokenizer has a chat template, into which sentence-transformers puts the texts of a folder without modules.json.
+func (f *Folder) ChatTemplate() (bool, error) {
+	if there(filepath.Join(f.TokenizerDir, "chat_template.jinja")) {
+		return true, nil
+	}
+	file := filepath.Join(f.TokenizerDir, tokenizerConfig)
+	o, err := readObject(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	var template any
+	return o.get("chat_template", &template)
+}
+
 // PadsLeft tells whether transformers' AutoTokenizer has short texts filled up in front: by what the tokenizer's files say, or else by its class.
 func (f *Folder) PadsLeft() (bool, error) {
 	var config struct {

@@ -7,6 +7,20 @@ import (
 	"testing"
 )
 
+// A chat template is a file of its own, or in the tokenizer's configuration.
+func TestChatTemplateThere(t *testing.T) {
+	for _, c := range []struct {
+		file, text string
+		want       bool
+	}{{"tokenizer_config.json", `{}`, false}, {"tokenizer_config.json", `{"chat_template": null}`, false}, {"tokenizer_config.json", `{"chat_template": "{{ x }}"}`, true}, {"chat_template.jinja", "{{ x }}", true}, {"x", "", false}} {
+		dir := t.TempDir()
+		put(t, dir, c.file, c.text)
+		if got, err := (&Folder{TokenizerDir: dir}).ChatTemplate(); err != nil || got != c.want {
+			t.Errorf("%s %s: %v, %v", c.file, c.text, got, err)
+		}
+	}
+}
+
 // Tokenizers pad on the side on which transformers' do, whether or not a file says so. The goldens are padding.py's.
 func TestPadsLeft(t *testing.T) {
 	var cases []struct {

@@ -30,6 +30,8 @@ type Reranker struct {
 	False string `json:"false_token,omitempty"`
 
 	TrueID, FalseID *int32 `json:"-"`
+
+	Chat bool `json:"-"` // CrossEncoder puts pairs into the tokenizer's chat template
 }
 
 const rerankerFile = "reranker.json"
@@ -64,6 +66,9 @@ func (f *Folder) readReranker() error {
 	file := filepath.Join(f.Dir, rerankerFile)
 	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
+		if r := f.Reranker; r != nil && !r.Chat { // to which it would be a message of the system
+			r.QueryPrompt = f.Prompts[f.DefaultPromptName] // which CrossEncoder puts before the first text of each pair
+		}
 		return nil
 	}
 	if err != nil {
@@ -228,12 +233,23 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	o.set("activation_fn", "torch.nn.modules.activation.Sigmoid")
 	o.set("prompts", map[string]string{})
 	o.set("default_prompt_name", nil)
+	if s.promptsQueries() {
+		o.set("prompts", map[string]string{"query": s.Reranker.QueryPrompt})
+		o.set("default_prompt_name", "query")
+	}
 	files["config_sentence_transformers.json"] = o.bytes()
 	if err := s.rerankerFiles(dir, files); err != nil {
 		return nil, err
 	}
 	files["modules.json"], err = moduleFile(modules)
 	return files, err
+}
+
+// promptsQueries tells whether CrossEncoder's default prompt, which it puts before the first text of each pair and no other, is the reranker's. With a
+// template prompts are a part of that.
+func (s RerankerSpec) promptsQueries() bool {
+	r := s.Reranker
+	return r.QueryPrompt != "" && r.DocumentPrompt == "" && r.Template == nil
 }
 
 // chatTemplate is a template as CrossEncoder wants it: the pair is two messages, of the roles query and document.
@@ -243,13 +259,19 @@ func chatTemplate(r Reranker) string {
 		data, _ := json.Marshal(s) // a string can't fail
 		return "{{ " + string(data) + " }}"
 	}
+	prompt := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return quote(s)
+	}
 	for _, s := range r.Template {
 		rest := strings.ReplaceAll(s.Text, "{instruction}", r.Instruction)
 		for rest != "" {
 			at, key, code := len(rest), "", ""
 			for k, c := range map[string]string{
-				"{query}":    `{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}`,
-				"{document}": `{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}`,
+				"{query}":    prompt(r.QueryPrompt) + `{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}`,
+				"{document}": prompt(r.DocumentPrompt) + `{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}`,
 				"{bos}":      `{{ bos_token or "" }}`,
 			} {
 				if i := strings.Index(rest, k); i >= 0 && i < at {
@@ -299,7 +321,11 @@ func (s RerankerSpec) card(name string) []byte {
 		line("print(model.compute_score([(\"how are gradients accumulated?\", \"a first text\")], cutoff_layers=[%d]))\n```", s.Layers)
 	} else {
 		line("\n## Usage\n\n```python\nfrom sentence_transformers import CrossEncoder\n\nmodel = CrossEncoder(%s)", yamlString(name))
-		line("print(model.predict([(\"how are gradients accumulated?\", \"a first text\")]))\n```")
+		query, document := "how are gradients accumulated?", "a first text"
+		if !s.promptsQueries() && s.Reranker.Template == nil {
+			query, document = s.Reranker.QueryPrompt+query, s.Reranker.DocumentPrompt+document
+		}
+		line("print(model.predict([(%s, %s)]))\n```", yamlString(query), yamlString(document))
 	}
 	line("\nor without Python, with contraflow's binary and this folder:\n\n```sh\ncontraflow rerank --model . --input pairs.parquet --output scores.parquet\n```")
 	s.Card.rest(line)

@@ -121,7 +121,7 @@ func (f *Folder) readQueries() error {
 		return nil
 	}
 	if f.Adapter != nil {
-		return fmt.Errorf("%s: a LoRA adapter behind a Router is not supported: merge it", f.TransformerDir)
+		return errRouted(f.TransformerDir)
 	}
 	dir := filepath.Join(f.Dir, filepath.FromSlash(q.path))
 	file := filepath.Join(dir, "config.json")

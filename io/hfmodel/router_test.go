@@ -120,6 +120,10 @@ func TestQueriesWeights(t *testing.T) {
 	if err != nil || !bytes.Equal(x.Data, weight.Data) {
 		t.Errorf("%v: %v", x, err)
 	}
+	plain := copyAdapter(t, "bert-qv", func(c map[string]any) { c["base_model_name_or_path"] = dir }) // without the modules
+	if _, err := Open(plain); err == nil || !strings.Contains(err.Error(), "a LoRA adapter behind a Router is not supported: merge it") {
+		t.Errorf("an adapter of it: %v", err)
+	}
 	adapted := copyAdapter(t, "bert-qv", nil)
 	for _, name := range []string{adapterConfigFile, AdapterWeights} {
 		data, err := os.ReadFile(filepath.Join(adapted, name))

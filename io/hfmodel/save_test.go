@@ -110,7 +110,7 @@ func TestSavedPrompts(t *testing.T) {
 func TestUnknownKeys(t *testing.T) {
 	base := copyGolden(t, "st6")
 	edit(t, base, "config_sentence_transformers.json", map[string]any{"requirements": []string{"x<é>"}, "similarity_fn_name": "dot"})
-	edit(t, base, "sentence_bert_config.json", map[string]any{"processing_kwargs": map[string]any{"text": map[string]any{"a": 1.50}}})
+	edit(t, base, "sentence_bert_config.json", map[string]any{"processing_kwargs": map[string]any{"image": map[string]any{"a": 1.50}}})
 	edit(t, base, "1_Pooling/config.json", map[string]any{"new_option": true})
 	f := open(t, base)
 	s := specOf(t, f)
@@ -126,7 +126,7 @@ func TestUnknownKeys(t *testing.T) {
 			`"requirements":["x<é>"],"similarity_fn_name":"dot"}`,
 		"sentence_bert_config.json": `{"do_lower_case":false,"max_seq_length":7,` +
 			`"modality_config":{"text":{"method":"forward","method_output_name":"last_hidden_state"}},"module_output_name":"token_embeddings",` +
-			`"processing_kwargs":{"text":{"a":1.5}},"transformer_task":"feature-extraction"}`,
+			`"processing_kwargs":{"image":{"a":1.5}},"transformer_task":"feature-extraction"}`,
 		"1_Pooling/config.json": `{"include_prompt":true,"new_option":true,"pooling_mode_cls_token":false,"pooling_mode_lasttoken":false,` +
 			`"pooling_mode_max_tokens":false,"pooling_mode_mean_sqrt_len_tokens":false,"pooling_mode_mean_tokens":true,` +
 			`"pooling_mode_weightedmean_tokens":false,"word_embedding_dimension":16}`,

@@ -243,7 +243,8 @@ func TestSavedReranker(t *testing.T) {
 		holds(t, dir, "config.json", labels)
 		holds(t, dir, "sentence_bert_config.json", map[string]any{"transformer_task": task, "module_output_name": out, "max_seq_length": 9, "modality_config/text/method": "forward"})
 		holds(t, dir, modelFile, map[string]any{
-			"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid", "similarity_fn_name": nil, "truncate_dim": nil, "other": 1, "prompts": map[string]any{},
+			"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid", "similarity_fn_name": nil, "truncate_dim": nil, "other": 1,
+			"prompts": map[string]any{"query": "ask: "}, "default_prompt_name": "query",
 		})
 		if tokens {
 			holds(t, dir, "1_LogitScore/config.json", map[string]any{"true_token_id": 5, "false_token_id": 7, "module_input_name": "causal_logits"})
@@ -252,17 +253,58 @@ func TestSavedReranker(t *testing.T) {
 		if r := g.Reranker; r == nil || r.QueryPrompt != "ask: " || (r.TrueID != nil) != tokens || tokens && (*r.TrueID != 5 || *r.FalseID != 7) {
 			t.Errorf("read as %+v", g.Reranker)
 		}
+		if err := os.Remove(filepath.Join(dir, rerankerFile)); err != nil {
+			t.Fatal(err)
+		}
+		if r := open(t, dir).Reranker; r == nil || r.QueryPrompt != "ask: " { // CrossEncoder's default prompt
+			t.Errorf("without %s read as %+v", rerankerFile, r)
+		}
 		if got := slices.Sorted(slices.Values(g.Names())); !slices.Equal(got, []string{"bert.encoder.x", "bert.pooler.dense.weight", "classifier.weight"}) {
 			t.Errorf("tensors %q", got)
 		}
 		if card, err := os.ReadFile(filepath.Join(dir, "README.md")); err != nil || !strings.Contains(string(card), "\n# reranker\n\n") || !strings.Contains(string(card), "By hand.") || !strings.Contains(string(card), "\nmodel: {path: org/base}\n") || !strings.Contains(string(card), "\nbase_model: \"org/base\"\n") || !strings.Contains(string(card), "Put before each query") || strings.Contains(string(card), "Put before each document") {
 			t.Errorf("%v, the card is %s", err, card)
 		}
+		for prompts, want := range map[[2]string]string{{"ask: ", ""}: `[("how `, {"ask: ", "text: "}: `[("ask: how are gradients accumulated?", "text: a first text")]`} { // of a document's CrossEncoder has no place
+			s.Reranker.QueryPrompt, s.Reranker.DocumentPrompt = prompts[0], prompts[1]
+			if card := string(s.card("x")); !strings.Contains(card, want) {
+				t.Errorf("with %q the card lacks %q: %s", prompts, want, card)
+			}
+		}
 		for _, m := range g.Modules {
 			if info, err := fs.Stat(os.DirFS(dir), cmp.Or(m.Path, ".")); err != nil || !info.IsDir() {
 				t.Errorf("module %+v has no folder: %v", m, err)
 			}
 		}
+	}
+}
+
+// A reranker with a template is saved with a chat template, through which CrossEncoder has pairs go, and without the prompt that is in it.
+func TestSavedTemplate(t *testing.T) {
+	f := open(t, golden+"st6")
+	weight := floatsOf(t, "classifier.weight", []int{1}, 2)
+	s := RerankerSpec{Config: []byte(`{"model_type": "bert"}`), Tensors: []safetensors.Tensor{weight}, Prefix: "bert.", Head: []string{"classifier"}, MaxSeqLength: 9, Tokenizer: f.CopyTokenizer}
+	s.Reranker = Reranker{QueryPrompt: "ask: ", Template: tokenize.Template{{Text: "{query}"}, {Text: "{document}", Cut: true}}}
+	dir := filepath.Join(t.TempDir(), "reranker")
+	if err := SaveReranker(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	template, err := os.ReadFile(filepath.Join(dir, "chat_template.jinja"))
+	if err != nil || string(template) != chatTemplate(s.Reranker) {
+		t.Errorf("%s, %v", template, err)
+	}
+	for _, kind := range []string{"text", "message"} {
+		holds(t, dir, "sentence_bert_config.json", map[string]any{"modality_config/" + kind + "/method": "forward", "modality_config/" + kind + "/method_output_name": "logits"})
+	}
+	o, err := readObject(filepath.Join(dir, modelFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := sortedKeys(o.values); !slices.Equal(got, []string{"activation_fn", "default_prompt_name", "model_type", "prompts"}) || string(o.values["prompts"]) != "{}" {
+		t.Errorf("%s has %q, prompts %s", modelFile, got, o.values["prompts"])
+	}
+	if r := open(t, dir).Reranker; r == nil || !r.Chat || len(r.Template) != 2 || r.QueryPrompt != "ask: " {
+		t.Errorf("read as %+v", r)
 	}
 }
 
@@ -308,7 +350,7 @@ func TestSettings(t *testing.T) {
 	}
 	want := at(append([]string{
 		"modules.json", "config_sentence_transformers.json", "reranker.json", "config.json", "adapter_config.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",
-		"3_Dense/config.json", "3_Dense/model.safetensors", "4_Normalize/config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+		"2_Dense/pytorch_model.bin", "3_Dense/config.json", "3_Dense/model.safetensors", "3_Dense/pytorch_model.bin", "4_Normalize/config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
 		"vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 	}, transformerFiles...)...)
 	if got := f.Settings(); !maps.Equal(got, want) {
@@ -440,9 +482,9 @@ func TestRewriteEach(t *testing.T) {
 
 // A template is a chat template of two messages, in which what is meant is put in and all else stands as it is.
 func TestChatTemplate(t *testing.T) {
-	r := Reranker{Instruction: "Judge \"it\" {{ now }}", Template: tokenize.Template{{Text: "{bos}<I>{instruction}</I>{query}"}, {Text: " & {document}!", Cut: true}}}
-	want := `{{ bos_token or "" }}{{ "\u003cI\u003eJudge \"it\" {{ now }}\u003c/I\u003e" }}{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}` +
-		`{{ " \u0026 " }}{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "!" }}`
+	r := Reranker{QueryPrompt: "Q ", DocumentPrompt: "D ", Instruction: "Judge \"it\" {{ now }}", Template: tokenize.Template{{Text: "{bos}<I>{instruction}</I>{query}"}, {Text: " & {document}!", Cut: true}}}
+	want := `{{ bos_token or "" }}{{ "\u003cI\u003eJudge \"it\" {{ now }}\u003c/I\u003e" }}{{ "Q " }}{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}` +
+		`{{ " \u0026 " }}{{ "D " }}{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "!" }}`
 	if got := chatTemplate(r); got != want {
 		t.Errorf("\n%s, want\n%s", got, want)
 	}

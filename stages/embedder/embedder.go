@@ -53,6 +53,7 @@ type options struct {
 	maxLength int
 	queries   int
 	cut       int
+	active    int
 	pooling   string
 	tokens    int
 	bf16      bool
@@ -74,6 +75,9 @@ func QueryMaxLength(n int) Option { return func(o *options) { o.queries = n } }
 // Dimensions cuts embeddings to their first n dimensions, instead of what the folder says, as models trained with matryoshka allow. They are
 // not normalized again, as sentence-transformers' truncate_dim has it; cosines don't mind.
 func Dimensions(n int) Option { return func(o *options) { o.cut = n } }
+
+// MaxActive leaves of sparse embeddings no more than the n features with the largest weights, instead of as many as the folder says.
+func MaxActive(n int) Option { return func(o *options) { o.active = n } }
 
 // PassTokens bounds the tokens that go through the model at once, and with them memory; 0: what the device likes.
 func PassTokens(n int) Option { return func(o *options) { o.tokens = n } }
@@ -195,6 +199,9 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 		return fmt.Errorf("%s: sparse embeddings, whose features are tokens, are not cut to the first %d", f.Dir, cut)
 	case cut < all: // sentence-transformers passes over a truncate_dim that is more
 		e.engine.Cut = cut
+	}
+	if e.Sparse() {
+		e.engine.Active = cmp.Or(o.active, f.MaxActive)
 	}
 	return nil
 }
@@ -349,7 +356,26 @@ func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
 	if assumed == nil {
 		return ""
 	}
+	if chat, _ := f.ChatTemplate(); chat { // a broken file is the tokenizer's error
+		assumed = append([]string{"texts as they are, not in the tokenizer's chat template"}, assumed...)
+	}
 	return fmt.Sprintf("%s has no modules.json, which would say how embeddings are made: %s", f.Dir, strings.Join(assumed, ", "))
+}
+
+// lowerCases refuses a folder whose texts are to be lower-cased (do_lower_case of sentence_bert_config.json), if its tokenizer does not do that itself.
+func lowerCases(f *hfmodel.Folder) error {
+	if !f.LowerCase {
+		return nil
+	}
+	tok, err := tokenize.Load(f.TokenizerDir)
+	if err != nil {
+		return err
+	}
+	const letters = "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z"
+	if !slices.Equal(tok.Encode(letters, 0), tok.Encode(strings.ToLower(letters), 0)) {
+		return fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is only supported with a tokenizer that lower-cases", f.Dir)
+	}
+	return nil
 }
 
 // PoolingModes are the names that folders have for ways of pooling.
@@ -358,10 +384,13 @@ var PoolingModes = map[gpustage.Pooling]hfmodel.PoolingMode{
 }
 
 // TrainableHead is HeadOf where a model is made of the folder's. It refuses one whose embeddings are cut after the model (truncate_dim): that
-// would be lost.
+// would be lost. So would the features that a sparse encoder leaves out (max_active_dims).
 func TrainableHead(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
 	if f.TruncateDim > 0 {
 		return transformer.Head{}, fmt.Errorf("%s: its embeddings are cut to %d dimensions, which only embedding does: remove truncate_dim from config_sentence_transformers.json, and cut what comes of it again", f.Dir, f.TruncateDim)
+	}
+	if f.Splade != nil && f.MaxActive > 0 {
+		return transformer.Head{}, fmt.Errorf("%s: its embeddings are cut to %d active features, which only embedding does: remove max_active_dims from config_sentence_transformers.json, and leave features of what comes of it out again (embed --max-active)", f.Dir, f.MaxActive)
 	}
 	return HeadOf(f, pooling, normalize)
 }
@@ -418,8 +447,8 @@ var denseActivations = map[string]gpustage.Activation{
 // LoadModel makes the model of a folder on a device. An adapter is merged into its base model's weights: embedding then costs what it
 // costs without. With o.Tuning.LoRA its factors are those that train, if they are as many and as large (CheckAdapter). change, if not nil, may alter the configuration first (dropout).
 func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
-	if f.LowerCase {
-		return nil, fmt.Errorf("%s: do_lower_case of sentence_bert_config.json is not supported; a tokenizer that lower-cases is", f.Dir)
+	if err := lowerCases(f); err != nil {
+		return nil, err
 	}
 	c, err := ConfigOf(f, change)
 	if err != nil {

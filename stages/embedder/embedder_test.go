@@ -281,6 +281,39 @@ func TestHeadNote(t *testing.T) {
 	if note := HeadNote(f, "mean", &yes); note != "" {
 		t.Error(note)
 	}
+	f.TokenizerDir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(f.TokenizerDir, "chat_template.jinja"), []byte("{{ x }}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if note := HeadNote(f, "mean", nil); !strings.HasSuffix(note, "texts as they are, not in the tokenizer's chat template, not normalized") {
+		t.Error(note)
+	}
+}
+
+// do_lower_case, as BGE v1.5 has it, asks for nothing where the tokenizer lower-cases, and is refused elsewhere.
+func TestLowerCase(t *testing.T) {
+	dir := copyFolder(t, goldens.Path(t, "bert/minilm-tiny"))
+	edit := func(name, old, now string) {
+		file := filepath.Join(dir, name)
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(strings.Replace(string(data), old, now, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("sentence_bert_config.json", "{", `{"do_lower_case": true,`)
+	e, err := Load(dir, OnDevice(ref.New()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	edit("tokenizer.json", `"lowercase": true`, `"lowercase": false`)
+	edit("tokenizer_config.json", `"do_lower_case": true`, `"do_lower_case": false`)
+	if _, err := Load(dir, OnDevice(ref.New())); err == nil || !strings.Contains(err.Error(), "do_lower_case of sentence_bert_config.json is only supported") {
+		t.Errorf("of a tokenizer that does not: %v", err)
+	}
 }
 
 // Who computes on the processor beside a GPU that nobody has tried is told why.

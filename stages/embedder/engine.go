@@ -20,6 +20,8 @@ type Engine struct {
 	Tokens int
 	// Cut is how many of an embedding's dimensions are yielded, the first ones; 0: all.
 	Cut int
+	// Active is how many features of a sparse embedding are yielded, those with the largest weights; 0: all.
+	Active int
 	// Turns, if not nil, are what each pass waits for: calls at the same time then share the engine.
 	Turns *Turns
 	// Told, if not nil, is called on rank 0 after each pass, within the turn, with how many of a call's texts are embedded.
@@ -54,7 +56,16 @@ func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield f
 	if vectorsOnly(e.Model) {
 		return errVectorsAlone
 	}
-	return e.embed(ctx, reading{texts: texts, kinds: kinds}, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
+	return e.embed(ctx, reading{texts: texts, kinds: kinds}, 1, func(i int, parts [][]float32) { yield(i, e.yielded(parts[0])) })
+}
+
+// yielded is what Embed yields of an embedding.
+func (e *Engine) yielded(vec []float32) []float32 {
+	vec = vec[:e.Size()]
+	if e.Active > 0 {
+		strongest(e.Active, vec)
+	}
+	return vec
 }
 
 // reading is texts as they go through the model.

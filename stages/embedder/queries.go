@@ -38,7 +38,7 @@ func (e *Engine) EmbedAs(ctx context.Context, role Role, texts [][]int32, yield 
 	if !weighs(e.Model, role) {
 		return e.Embed(ctx, texts, yield)
 	}
-	return e.embed(ctx, reading{texts: texts, weighed: true}, 1, func(i int, parts [][]float32) { yield(i, parts[0][:e.Size()]) })
+	return e.embed(ctx, reading{texts: texts, weighed: true}, 1, func(i int, parts [][]float32) { yield(i, e.yielded(parts[0])) })
 }
 
 // distinct makes weights of tokens of what a tokenizer without special tokens gives.

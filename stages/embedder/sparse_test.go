@@ -180,12 +180,52 @@ func TestSparseSearch(t *testing.T) {
 }
 
 func TestStrongest(t *testing.T) {
-	ids, weights := Strongest(3, []int32{2, 5, 6, 8, 9}, []float32{1, 3, 2, 3, 2})
-	if !slices.Equal(ids, []int32{5, 6, 8}) || !slices.Equal(weights, []float32{3, 2, 3}) {
-		t.Errorf("%v %v", ids, weights)
+	vec := []float32{0, 1, -3, 2, 0, 3, 2}
+	strongest(3, vec)
+	if !slices.Equal(vec, []float32{0, 0, -3, 2, 0, 3, 0}) {
+		t.Errorf("%v", vec)
 	}
-	if ids, weights = Strongest(2, []int32{1}, []float32{4}); len(ids) != 1 || len(weights) != 1 {
-		t.Errorf("of fewer: %v %v", ids, weights)
+}
+
+// A folder says with max_active_dims how many features embeddings keep, and a caller otherwise; of queries too that are weights of tokens.
+func TestMaxActive(t *testing.T) {
+	ctx := t.Context()
+	weighed, _ := weighedFolder(t, true)
+	for _, from := range []string{goldens.Path(t, "splade/encoder"), weighed} {
+		dir := copyFolder(t, from)
+		file := filepath.Join(dir, "config_sentence_transformers.json")
+		config, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(strings.Replace(string(config), "{", `{"max_active_dims": 2,`, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		embed := func(dir string, role Role, opts ...Option) []float32 {
+			e, err := Load(dir, append(opts, OnDevice(ref.New()))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			out := make([]float32, e.Size())
+			if _, err := e.EmbedAs(ctx, role, "", []string{"the cat reads a file of rows"}, out); err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+		for _, role := range []Role{Document, Query} {
+			all := embed(from, role)
+			for n, got := range map[int][]float32{2: embed(dir, role), 3: embed(dir, role, MaxActive(3))} {
+				want := slices.Clone(all)
+				strongest(n, want)
+				if ids, _ := Active(want); len(ids) != n || !slices.Equal(got, want) {
+					t.Errorf("%s, at most %d: %v, want %v of %v", role, n, got, want, all)
+				}
+			}
+		}
+		if _, err := LoadTrainable(dir, ref.New()); err == nil || !strings.Contains(err.Error(), "remove max_active_dims") {
+			t.Errorf("trained: %v", err)
+		}
 	}
 }
 

@@ -132,6 +132,12 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	if err := embedder.CheckVocabulary(tok, r.model.Config); err != nil {
 		return nil, err
 	}
+	if chat, err := f.ChatTemplate(); err != nil {
+		return nil, err
+	} else if chat && f.Modules == nil && spec.Folder.Template == nil && o.warn != nil {
+		o.warn(fmt.Sprintf("%s: pairs are read as they are, not in the tokenizer's chat template, a program into which CrossEncoder puts them, or says that they do not fit; there are the templates %s",
+			f.Dir, strings.Join(tokenize.TemplateNames(), " and ")))
+	}
 	if note := embedder.VocabularyNote(f, tok, r.model.Config); note != "" && o.warn != nil {
 		o.warn(note)
 	}
@@ -182,6 +188,10 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	r := &s.Folder
 	if f.LayerWise() && o.Template == "" && r.Template == nil {
 		o.Template = "bge" // which FlagEmbedding puts around every pair
+	}
+	if r.Chat && r.Template == nil && o.Template == "" {
+		return nil, fmt.Errorf("%s: CrossEncoder puts pairs into the tokenizer's chat template (message in modality_config), a program that is not read here; name the template: %s; without message they are read as they are",
+			f.Dir, strings.Join(tokenize.TemplateNames(), " or "))
 	}
 	if o.CutoffLayer != 0 && !f.LayerWise() {
 		return nil, fmt.Errorf("%s scores by its last layer: a cutoff layer is for layer-wise rerankers", f.Dir)

@@ -484,6 +484,39 @@ func TestErrors(t *testing.T) {
 	if _, err := Load(goldens.Path(t, "rerank/cross"), Template("x")); err == nil || !strings.Contains(err.Error(), "no template") {
 		t.Errorf("%v", err)
 	}
+	// A chat template is not read: where a folder says that pairs go through it that is an error, and else it is said.
+	c.TypeVocab = 2
+	f.Reranker.Chat = true
+	for name, wrong := range map[string]bool{"": true, "bge": false} {
+		if _, err := Describe(f, tok, c, TextOptions{Template: name}); (err != nil && strings.Contains(err.Error(), "name the template: bge or qwen3")) != wrong {
+			t.Errorf("in a chat template, named %q: %v", name, err)
+		}
+	}
+	f.Reranker.Template = tokenize.Templates["bge"].Template // as Save writes it besides
+	if _, err := Describe(f, tok, c, TextOptions{}); err != nil {
+		t.Errorf("with a template of its own: %v", err)
+	}
+	chatty := t.TempDir()
+	if err := os.CopyFS(chatty, os.DirFS(f.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(chatty, "chat_template.jinja"), []byte("{{ x }}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(chatty, "modules.json")); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]int{f.Dir: 0, chatty: 1} {
+		var said []string
+		r, err := Load(dir, OnDevice(ref.New()), Warn(func(m string) { said = append(said, m) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		if len(said) != want || want > 0 && !strings.Contains(said[0], "not in the tokenizer's chat template") {
+			t.Errorf("%s: %q", dir, said)
+		}
+	}
 	adapter := t.TempDir()
 	copyFiles(t, adapter, goldens.Path(t, "lora/bert-qv"), "adapter_config.json", "adapter_model.safetensors")
 	config, err := os.ReadFile(filepath.Join(adapter, "adapter_config.json"))
