@@ -14,6 +14,7 @@ package embedder
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -301,8 +302,8 @@ func CheckLengths(tok *tokenize.Tokenizer, query, document int, weighed bool) er
 	return errors.Join(CheckLength(tok.Bare(), query), CheckLength(tok, document))
 }
 
-// HeadOf is the pooling and normalization of a folder, unless asked for otherwise. A folder that does not say gets mean
-// pooling and no normalization, as sentence-transformers has it.
+// HeadOf is the pooling and normalization of a folder, unless asked for otherwise. A folder that does not say gets no normalization and mean
+// pooling, or the last token of a causal language model, as sentence-transformers has it.
 func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
 	h := transformer.Head{Normalize: f.Normalize}
 	if f.Reranker != nil {
@@ -314,7 +315,7 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	if f.MultiVector != nil && pooling != "" {
 		return h, fmt.Errorf("%s gives a vector for each token: nothing is pooled (%s)", f.Dir, pooling)
 	}
-	mode := hfmodel.Mean
+	mode := assumedPooling(f)
 	if f.Pooling != nil {
 		mode = f.Pooling.Mode
 		if !f.Pooling.IncludePrompt {
@@ -340,6 +341,21 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	return h, nil
 }
 
+// assumedPooling is that of a folder that does not say.
+func assumedPooling(f *hfmodel.Folder) hfmodel.PoolingMode {
+	var c struct {
+		Architectures []string `json:"architectures"`
+		IsCausal      *bool    `json:"is_causal"` // false: an encoder that was made of one
+	}
+	if err := json.Unmarshal(f.Config, &c); err != nil { // transformer.ParseConfig's error
+		return hfmodel.Mean
+	}
+	if len(c.Architectures) > 0 && strings.HasSuffix(c.Architectures[0], "ForCausalLM") && (c.IsCausal == nil || *c.IsCausal) {
+		return hfmodel.Last
+	}
+	return hfmodel.Mean
+}
+
 // HeadNote says what is assumed of embeddings where a folder says nothing, as transformers saves them, and the arguments, which are [HeadOf]'s, do
 // not either; "": nothing is.
 func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
@@ -348,7 +364,7 @@ func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
 	}
 	var assumed []string
 	if pooling == "" {
-		assumed = append(assumed, "mean pooling")
+		assumed = append(assumed, map[hfmodel.PoolingMode]string{hfmodel.Mean: "mean pooling", hfmodel.Last: "pooling of the last token"}[assumedPooling(f)])
 	}
 	if normalize == nil {
 		assumed = append(assumed, "not normalized")

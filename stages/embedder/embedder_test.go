@@ -281,6 +281,17 @@ func TestHeadNote(t *testing.T) {
 	if note := HeadNote(f, "mean", &yes); note != "" {
 		t.Error(note)
 	}
+	for config, want := range map[string]gpustage.Pooling{ // sentence-transformers' SentenceTransformer._load_auto_model
+		`{"architectures": ["Qwen3ForCausalLM"]}`:                     gpustage.LastPooling,
+		`{"architectures": ["Qwen3ForCausalLM"], "is_causal": false}`: gpustage.MeanPooling,
+		`{"architectures": ["Qwen3Model"]}`:                           gpustage.MeanPooling,
+		`{}`:                                                          gpustage.MeanPooling,
+	} {
+		f := &hfmodel.Folder{Config: []byte(config)}
+		if h, err := HeadOf(f, "", nil); err != nil || h.Pooling != want || want == gpustage.LastPooling != strings.Contains(HeadNote(f, "", nil), ": pooling of the last token, not normalized") {
+			t.Errorf("%s: %+v, %v, %q", config, h, err, HeadNote(f, "", nil))
+		}
+	}
 	f.TokenizerDir = t.TempDir()
 	if err := os.WriteFile(filepath.Join(f.TokenizerDir, "chat_template.jinja"), []byte("{{ x }}"), 0o600); err != nil {
 		t.Fatal(err)
