@@ -60,7 +60,6 @@ func (r *recipe) separate() {
 			r.fail("the mapping of datasets is empty: want {NAME: FILES, ...}")
 		}
 	}
-	r.datasets = len(r.parts)
 	if r.from == FlagEmbedding {
 		return
 	}

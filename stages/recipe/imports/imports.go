@@ -52,7 +52,6 @@ type recipe struct {
 	settings Settings
 	devices  int
 	parts    []part            // of data.train
-	datasets int               // their number
 	apart    bool              // they have losses of their own
 	surely   bool              // the arguments say that they are an embedder's
 	pairs    bool              // they are a CrossEncoder's

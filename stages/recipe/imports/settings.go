@@ -214,14 +214,8 @@ func (r *recipe) batch() {
 		r.set("batch.accumulate", fmt.Sprint(n), "1")
 	}
 	drop, _ := r.yes("dataloader_drop_last")
-	same, said := r.yes("same_dataset_within_batch")
+	same, _ := r.yes("same_dataset_within_batch")
 	r.set("batch.drop_last", fmt.Sprint(drop || same), "true") // which same_dataset_within_batch always does
-	switch {
-	case r.from == FlagEmbedding && !same && r.datasets > 1:
-		r.assume("batches have rows of one dataset; there they are mixed (a list of files as one dataset's path would mix them)")
-	case said:
-		r.set("batch.one_dataset", fmt.Sprint(same), "true")
-	}
 	sampler, _ := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
