@@ -189,6 +189,12 @@ func (r *recipe) batch() {
 			size = n
 		}
 	}
+	if c, _ := r.settings["accelerator_config"].(map[string]any); c["split_batches"] == true { // size is that of all devices
+		if size%r.devices != 0 {
+			r.fail("per_device_train_batch_size: %d rows are not to be split over %d devices, as accelerator_config's split_batches has it", size, r.devices)
+		}
+		size /= r.devices
+	}
 	r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
 	gathered, said := r.gathers()
 	apart := r.devices > 1 && !gathered && r.inBatch()
