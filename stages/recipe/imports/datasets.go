@@ -22,6 +22,7 @@ type part struct {
 	loss    *recipe // its own; nil: the recipe's
 	whole   bool    // its own is the recipe's
 	heldOut bool    // its rows are not to train on
+	labels  *int    // how long its label is, a list; 0: a number; nil: nothing tells
 }
 
 // of begins a remark on it.
@@ -65,6 +66,14 @@ func (r *recipe) separate() {
 	}
 	if v, ok := r.has("columns"); ok {
 		r.each("columns", v, func(v any) bool { _, all := v.([]any); return all }, func(p *part, v any) { p.columns = r.columns(p.of(), v) })
+	}
+	if v, ok := r.has("label_length"); ok {
+		r.each("label_length", v, func(any) bool { return false }, func(p *part, v any) {
+			if n, ok := asNumber(v); ok {
+				length := int(n)
+				p.labels = &length
+			}
+		})
 	}
 	if v, ok := r.has("prompts"); ok {
 		m, mapped := v.(map[string]any)
@@ -217,6 +226,9 @@ func (r *recipe) lossSettings(at string, v any, key string) Settings {
 		return nil
 	}
 	s := Settings{key: name}
+	if _, none := noCounterpart[lossClass(name)]; none { // another is chosen, whose options are its own
+		return s
+	}
 	for _, option := range slices.Sorted(maps.Keys(m)) {
 		more, inner := Settings{option: m[option]}, option == "inner_loss" || option == "loss" // as MatryoshkaLoss calls it
 		switch {
@@ -398,9 +410,11 @@ func (r *recipe) source(p *part) string {
 	if n := len(p.texts); of.name == "mega_batch_margin" && n > 2 {
 		r.fail("columns: %s%v are %d: MegaBatchMarginLoss takes two, there as here, and finds its negatives among the positives of other rows; CachedMultipleNegativesRankingLoss takes more", p.of(), names(p.texts), n)
 	}
-	if of.name == "margin_mse" && len(p.texts) > 4 && !r.pairs {
-		inputs = "scores"
-		r.assume("%s%s has a list with a score of each document, not margins: of a list of margins, d1, d2, ..., the scores are 0, -d1, -d2, ...", p.of(), p.texts[len(p.texts)-1])
+	switch {
+	case of.name == "margin_mse":
+		inputs = r.margins(p, inputs)
+	case of.name == "angle" && !slices.ContainsFunc(p.texts, func(c string) bool { return slices.Contains(labelColumns, c) }):
+		inputs = "" // which takes negatives as well, and finds a label by its name
 	}
 	more := ""
 	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text
@@ -435,6 +449,27 @@ func (r *recipe) source(p *part) string {
 		text += ", loss: " + p.loss.ownLoss()
 	}
 	return text + "}"
+}
+
+// margins says what margin_mse's last column is: the difference of two documents' scores, or a list with a score of each.
+func (r *recipe) margins(p *part, usual string) string {
+	column, documents := p.texts[len(p.texts)-1], len(p.texts)-2
+	const lists = "of a list of margins, d1, d2, ..., the scores are 0, -d1, -d2, ..."
+	switch {
+	case p.labels != nil && *p.labels == 0:
+		return "label"
+	case p.labels != nil && *p.labels == documents:
+		return "scores"
+	case p.labels != nil:
+		r.without("columns", "%s%s has %d numbers for %d documents, margins: a score of each is read here, and %s", p.of(), column, *p.labels, documents, lists)
+		return "scores"
+	case r.pairs:
+		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:, and %s", p.of(), column, lists)
+	case documents > 2:
+		r.assume("%s%s has a list with a score of each document, not margins: %s", p.of(), column, lists)
+		return "scores"
+	}
+	return usual
 }
 
 // labelColumns are names that make a column the label, wherever it stands; of several the first here is it (data_collator.py, DEFAULT_LABEL_COLUMNS).
