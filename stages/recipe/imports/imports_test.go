@@ -750,7 +750,7 @@ func TestGroupOfOne(t *testing.T) {
 	}
 }
 
-// FlagEmbedding mixes files in batches, unless it is told not to; then it drops what fills no batch.
+// FlagEmbedding mixes files in batches, unless it is told not to; then each is a dataset, those of a folder as well, and it drops what fills no batch.
 func TestMixedFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := os.Mkdir("f", 0o700); err != nil {
