@@ -168,14 +168,16 @@ func (r *recipe) files(key, of string, v any) (files []string) {
 	return files
 }
 
-// columns reads a dataset's columns.
+const fewColumns = "columns: %swant a list of two names or more, in the order of the loss's inputs (single texts have a label or a teacher's embedding beside them), got %s"
+
+// columns reads a dataset's columns; one alone is for source to judge, which knows the loss.
 func (r *recipe) columns(of string, v any) (columns []string) {
 	all, _ := v.([]any)
 	for _, v := range all {
 		columns = append(columns, fmt.Sprint(v))
 	}
-	if len(columns) < 2 {
-		r.fail("columns: %swant a list of two names or more, in the order of the loss's inputs (single texts have a label or a teacher's embedding beside them), got %s", of, show(v))
+	if len(columns) == 0 {
+		r.fail(fewColumns, of, show(v))
 	}
 	return columns
 }
@@ -390,6 +392,10 @@ func (r *recipe) source(p *part) string {
 	}
 	of := loss.peer()
 	inputs := of.inputs
+	if _, given := loss.settings["loss"]; len(p.columns) == 1 && (of.name != "" || !given) {
+		r.fail(fewColumns, p.of(), show(p.columns))
+		return ""
+	}
 	if r.from == FlagEmbedding {
 		inputs = ""
 	} else if len(p.texts) == 0 {
@@ -432,6 +438,8 @@ func (r *recipe) source(p *part) string {
 		text += ", documents: " + plain(p.texts[1])
 	} else if len(p.texts) > 1 {
 		text += ", positive: " + plain(p.texts[1])
+	} else if len(p.columns) == 1 { // of a loss to be chosen, which noCounterpart has learn so
+		text += ", positive: " + plain(p.texts[0])
 	}
 	if len(p.texts) > 2 {
 		text += ", negatives: " + names(p.texts[2:])

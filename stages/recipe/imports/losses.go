@@ -36,6 +36,7 @@ var losses = map[string]peer{
 	"MarginMSELoss": {name: "margin_mse", inputs: "query positive negative label", rows: true}, "DistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true},
 	"MegaBatchMarginLoss": {name: "mega_batch_margin"}, "GlobalOrthogonalRegularizationLoss": {name: "gor"},
 	"MultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true}, "CachedMultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true},
+	"Contrastive": {name: "mnrl", vectors: true}, "CachedContrastive": {name: "mnrl", vectors: true}, // PyLate's
 	"MultiVectorMarginMSELoss":    {name: "margin_mse", inputs: "query positive negative label", rows: true, vectors: true},
 	"MultiVectorDistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true, vectors: true},
 	"MSELoss":                     {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},

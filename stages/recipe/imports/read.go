@@ -28,7 +28,7 @@ and into it, in place of trainer.train(), what calls it, and run the script:
   import trainer_settings; trainer_settings.write(trainer, "moved")
 
 The folder has the model as it was before its first step, the data and those of evaluators as parquet files, and args.json with what the trainer has: its
-arguments, columns, loss with its options, LoRA, early stopping. Then: contraflow import moved/args.json > recipe.yaml
+arguments, columns, loss with its options, LoRA, early stopping. PyLate's trainers are such trainers. Then: contraflow import moved/args.json > recipe.yaml
 
 Without a trainer it is done by hand: put this into the script, after the arguments are made, and run it that far:
 

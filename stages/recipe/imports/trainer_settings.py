@@ -11,6 +11,8 @@ import copy
 import json
 import os
 
+LABELS = ("label", "labels", "score", "scores")
+
 
 def write(trainer, folder):
     os.makedirs(folder, exist_ok=True)
@@ -20,6 +22,8 @@ def write(trainer, folder):
     each = trainer.train_dataset.values() if isinstance(trainer.train_dataset, dict) else [trainer.train_dataset]
     settings["transform"] = any(made_when_read(one) for one in each)
     settings["eval_dataset"] = datasets(trainer.eval_dataset, folder + "/eval")[0]
+    if hasattr(trainer.model, "query_prefix"):
+        settings["prompts"] = late_prompts(trainer, settings["columns"], trainer.data_collator.prompts or {})
     if isinstance(trainer.loss, dict):
         settings["loss"] = {name: loss(of, folder) for name, of in trainer.loss.items()}
     else:
@@ -82,9 +86,17 @@ def datasets(of, name):
     if not isinstance(of, Dataset) or of.format["type"] == "custom":  # a stream, or a transform, of which the trainer's own adds the dataset's name
         rows = Dataset.from_list([{k: v for k, v in row.items() if k != "dataset_name"} for row in of])
     rows.to_parquet(name + ".parquet")
-    label = next((rows[0][c] for c in ("label", "labels", "score", "scores") if c in rows.column_names), None)
+    label = next((rows[0][c] for c in LABELS if c in rows.column_names), None)
     length = len(label) if isinstance(label, (list, tuple)) else None if label is None else 0
     return name + ".parquet", rows.column_names, length
+
+
+def late_prompts(trainer, columns, prompts):
+    """PyLate's, which its collator has: a query's or a document's prefix stands before each, or alone."""
+    if isinstance(columns, dict):
+        return {name: late_prompts(trainer, of, prompts.get(name, prompts)) for name, of in columns.items()}
+    of = trainer.model
+    return {c: (of.document_prefix if i else of.query_prefix) + prompts.get(c, "") for i, c in enumerate(columns) if c not in LABELS}
 
 
 def made_when_read(of):
@@ -96,7 +108,13 @@ def made_when_read(of):
 
 def loss(of, folder):
     """A loss's class and options, and those of the loss in it."""
-    said = of.get_config_dict() if hasattr(of, "get_config_dict") else {}
+    if hasattr(of, "get_config_dict"):
+        said = of.get_config_dict()
+    else:
+        said = {k: v for k, v in vars(of).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_" and k != "training"}
+    for of_it, name in ((of, "use_document_regularizer_only"), (getattr(of, "weighting_scheme", None), "mu")):  # which get_config_dict leaves out
+        if hasattr(of_it, name):
+            said[name] = getattr(of_it, name)
     if hasattr(getattr(of, "loss", None), "get_config_dict"):
         said["loss"] = loss(of.loss, folder)
     if "guide" in said:
