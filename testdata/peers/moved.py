@@ -95,7 +95,7 @@ CASES = {
     "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=3), {}, None),
     "sparse": (lambda: st.SparseEncoder("start", device="cpu"), triplets, lambda m: S.SpladeLoss(m, S.SparseMultipleNegativesRankingLoss(m), 0.01, 0.02), {}, None),
     "sparse, documents alone": (lambda: st.SparseEncoder("start", device="cpu"), scored, lambda m: S.SpladeLoss(m, S.SparseCoSENTLoss(m), 0.02, use_document_regularizer_only=True), {}, None),
-    "multi-vector": (lambda: st.MultiVectorEncoder("start", device="cpu"), triplets, V.MultiVectorMultipleNegativesRankingLoss, {}, None),
+    "multi-vector": (lambda: st.MultiVectorEncoder("start", device="cpu"), triplets, V.MultiVectorMultipleNegativesRankingLoss, {"max_length": {"query": 7, "document": 5}}, None),
 }  # fmt: skip
 
 bad = 0

@@ -59,7 +59,7 @@ func ofDatasets(name string) bool {
 
 // whole tells settings that are mappings themselves.
 func whole(name string) bool {
-	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "label_length" || name == "loss" || name == "inner_loss" || name == "guide" || ofDatasets(name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "label_length" || name == "max_length" || name == "loss" || name == "inner_loss" || name == "guide" || ofDatasets(name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
 		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
 }
 

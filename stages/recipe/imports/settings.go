@@ -148,6 +148,10 @@ func (r *recipe) multiVector() {
 	if lengths != nil {
 		r.keys["model.max_length"] = "{" + strings.Join(lengths, ", ") + "}"
 	}
+	if v, ok := r.has("max_length"); ok { // of the trainer, over the modules'
+		r.keys["model.max_length"] = inFlow(v)
+		r.assume("max_length is of training and its loss there; here evaluations and the model that is saved have it too (model.max_length)")
+	}
 	if words, ok := r.has("skiplist_words"); ok {
 		if _, list := words.([]any); !list {
 			r.wrong("skiplist_words", "a list of tokens", words)
@@ -511,7 +515,7 @@ func (r *recipe) metric(name string) {
 		if r.nanobeir(bare, name) {
 			return
 		}
-		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" && r.measured != 1 {
+		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" && r.measured == 0 {
 			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.%s names, whose mean counts", name, measure, map[bool]string{false: "retrieval", true: "rerank"}[r.reranks()])
 		}
 	case measure == "loss" && !r.measuresLoss():
