@@ -449,6 +449,9 @@ func (r *recipe) source(p *part) string {
 			text += fmt.Sprintf(", negatives_per_query: %d", r.group-1)
 		}
 		if r.teaches() {
+			if same, _ := r.yes("same_dataset_within_batch"); same {
+				r.assume("all files have pos_scores and neg_scores; there one without them learns without a teacher, from the contrastive loss alone")
+			}
 			text += ", scores: [pos_scores, neg_scores]"
 		}
 	}

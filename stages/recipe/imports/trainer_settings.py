@@ -11,6 +11,7 @@ import copy
 import json
 import os
 
+KNOWN = ("transformers", "sentence_transformers", "pylate")  # whose callbacks and collators import tells by other settings
 LABELS = ("label", "labels", "score", "scores")
 
 
@@ -33,6 +34,11 @@ def write(trainer, folder):
         if type(c).__name__ == "EarlyStoppingCallback":
             settings["early_stopping_patience"] = c.early_stopping_patience
             settings["early_stopping_threshold"] = c.early_stopping_threshold
+    own = [type(c).__name__ for c in trainer.callback_handler.callbacks if type(c).__module__.split(".")[0] not in KNOWN]
+    if own:
+        settings["callbacks"] = own
+    if type(trainer.data_collator).__module__.split(".")[0] not in KNOWN:
+        settings["data_collator"] = type(trainer.data_collator).__name__
     if trainer.optimizer is not None:
         settings["optimizers"] = type(trainer.optimizer).__name__
     settings = {k: v for k, v in settings.items() if v is not None}
