@@ -164,7 +164,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.noSteps(); err != nil {
 		return x.leftOut(err)
 	}
-	if r.Eval.Every.Epoch || r.Save.Every.Epoch {
+	if r.Eval.Every.Epoch || r.Save.Every.Epoch || r.Log.Every.Epoch {
 		x.epochs = x.plan.EpochEnds()
 	}
 	if x.Main() {

@@ -309,8 +309,8 @@ type Save struct {
 }
 
 type Log struct {
-	Every       int  `yaml:"every"`
-	TensorBoard bool `yaml:"tensorboard"` // event files in save.dir/tensorboard
+	Every       Period `yaml:"every"`       // lines about steps, besides the first and the last; not a time
+	TensorBoard bool   `yaml:"tensorboard"` // event files in save.dir/tensorboard
 }
 
 // Default is a recipe with every default. Model.Path, Data.Train and Save.Dir are the user's.
@@ -325,7 +325,7 @@ func Default() Recipe {
 		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto", Deadline: Wait(collective.DefaultDeadline)},
 		Eval:      Eval{Every: Period{Steps: 500}, Metric: "ndcg@10"},
 		Save:      Save{Every: Period{Steps: 500}, Keep: 2, Precision: "f32"},
-		Log:       Log{Every: 10},
+		Log:       Log{Every: Period{Steps: 10}},
 	}
 }
 
@@ -391,6 +391,7 @@ var foreign = map[string]string{
 	"target_modules":                  "model.lora.targets",
 	"use_rslora":                      "model.lora.rslora",
 	"logging_steps":                   "log.every",
+	"logging_strategy":                "log.every: epoch, or a number of steps",
 	"eval_steps":                      "eval.every",
 	"eval_strategy":                   "eval.every: epoch, or a number of steps",
 	"evaluation_strategy":             "eval.every: epoch, or a number of steps",

@@ -592,12 +592,8 @@ func (r *recipe) interval(name string) (string, bool) {
 func (r *recipe) every(key, what, fallback string) {
 	n, ok := r.number(what + "_steps")
 	switch s, _ := r.interval(what + "_strategy"); {
-	case s == "epoch" && what == "logging":
-		r.assume("logging_strategy is epoch: log.every counts steps, and stays at its default, %s", fallback)
 	case s == "epoch":
 		r.keys[key] = "epoch"
-	case ok && n > 0 && n < 1 && what == "logging":
-		r.assume("logging_steps is a share of the run: log.every counts steps, and stays at its default, %s", fallback)
 	case ok && n > 0 && n < 1:
 		r.keys[key] = num(n)
 	case ok && n != math.Trunc(n):
