@@ -102,7 +102,8 @@ type Dataset struct {
 	perRow  int         // texts of an example, about as many where lists are ragged
 	ragged  bool        // some column is
 	dim     int         // numbers of a teacher's embedding
-	most    int         // texts of an example with ragged lists, at most in the first block
+	least   int         // texts of an example with ragged lists, at least in the first block
+	most    int         // and at most
 	hash    Hash128
 
 	firstNumber int // sources before are texts
@@ -263,6 +264,14 @@ func (d *Dataset) Columns() []Column {
 		}
 	}
 	return cols
+}
+
+// FewestTexts is how many texts an example has: at least as many in the first block, where a column is ragged.
+func (d *Dataset) FewestTexts() int {
+	if d.ragged {
+		return d.least
+	}
+	return d.perRow
 }
 
 // MostTexts is how many texts an example has: at most as many in the first block, where a column is ragged.
