@@ -128,6 +128,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 			x.Close()
 		}
 	}()
+	if err := r.Eval.checkFiles(); err != nil {
+		return err
+	}
 	if err := x.openModel(ctx); err != nil {
 		return err
 	}

@@ -189,6 +189,32 @@ func (c *checker) checkCandidateMeasure(e Eval) {
 	}
 }
 
+// checkFiles finds files that are not there, before what takes longer: the model and the data are opened first.
+func (e Eval) checkFiles() error {
+	check := func(key string, paths []string) error {
+		for _, p := range paths {
+			if p == "" || p == "-" { // a folder has them, or it is refused where it is read
+				continue
+			}
+			if err := dataset.Missing(p); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+		return nil
+	}
+	for _, t := range e.tasks() {
+		if err := check(t.at(), t.files); err != nil {
+			return err
+		}
+	}
+	for key, h := range e.heldOut() {
+		if err := check(key, h.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // openTasks opens those that are here.
 func (x *Run) openTasks(ctx context.Context) error {
 	ctx = hfmodel.ListOnce(ctx) // of NanoBEIR's 13 tasks 4 tables each, of one dataset
