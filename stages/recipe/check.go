@@ -260,7 +260,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.checkNano(r)
 	const untimed = "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch"
 	c.require(e.Every.Time == 0, "eval.every", untimed)
-	c.checkTasks(e)
+	c.checkTasks(e, r.Model.Kind)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "" || r.Save.unsaved, "save.dir", noDir)
 	measured, task := len(e.tasks())+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"

@@ -266,6 +266,8 @@ type STS struct {
 	A     string `yaml:"a"`
 	B     string `yaml:"b"`
 	Score string `yaml:"score"`
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // PairClassification are pairs of texts with labels: 1 or true of those that belong together, 0 or false of others.
@@ -275,6 +277,8 @@ type PairClassification struct {
 	A     string `yaml:"a"`
 	B     string `yaml:"b"`
 	Label string `yaml:"label"`
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // Triplets are queries with a document that each is to be nearer to than to another.
@@ -285,6 +289,8 @@ type Triplets struct {
 	Positive string  `yaml:"positive"`
 	Negative string  `yaml:"negative"`
 	Margin   float64 `yaml:"margin,omitempty"` // by which it is to be nearer, at least 0
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // Candidates are queries, a row each, with texts to rank.

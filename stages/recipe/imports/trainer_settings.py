@@ -140,6 +140,7 @@ def evaluation(of, folder, model, all=None):
 
     all = {} if all is None else all
     kind = type(of).__name__
+    shorter = of is not None and cut_shorter(of, model)
 
     def file(columns, name=None):
         path = f"{folder}/{name or kind}-{len(sum(all.values(), []))}.parquet"
@@ -153,14 +154,14 @@ def evaluation(of, folder, model, all=None):
 
     def add(task, entry):
         name = {"name": of.name} if getattr(of, "name", "") and task != "nanobeir" else {}
-        all.setdefault(task, []).append(name | entry)
+        all.setdefault(task, []).append(name | entry | ({"dimensions": of.truncate_dim} if shorter else {}))
 
     if of is None:
         return None
     if kind == "SequentialEvaluator":
         for one in of.evaluators:
             evaluation(one, folder, model, all)
-    elif cut_shorter(of, model):
+    elif shorter and kind not in ("EmbeddingSimilarityEvaluator", "BinaryClassificationEvaluator", "TripletEvaluator"):
         all.setdefault("other", []).append(kind + " of embeddings that are cut")
     elif "NanoBEIR" in kind:
         entry = {"dataset": of.dataset_id, "tasks": list(of.dataset_names)}
