@@ -23,7 +23,7 @@ func TestEvaluators(t *testing.T) {
     - {path: b, negative: "n", positive: p, query: q}
 `,
 		`{"sts": [{"path": "a", "a": "a", "b": "b", "score": "s"}], "triplets": [{"path": "t", "query": "q", "positive": "p", "negative": "n"}]}`: "# assumed: of 2 evaluators the mean counts",
-		`{"sts": [{"name": "sts-64", "path": "a", "a": "a", "b": "b", "score": "s", "dimensions": 64}]}`:                                              `  sts: {name: sts-64, path: a, a: a, b: b, dimensions: 64, score: s}`,
+		`{"sts": [{"name": "sts-64", "path": "a", "a": "a", "b": "b", "score": "s", "dimensions": 64}]}`:                                          `  sts: {name: sts-64, path: a, a: a, b: b, dimensions: 64, score: s}`,
 		nano(13):         "  nanobeir: true\n",
 		nano(2):          "  nanobeir: {tasks: [nq, msmarco]}\n",
 		`"MSEEvaluator"`: "# without counterpart: evaluator: eval.retrieval",
