@@ -209,12 +209,12 @@ func TestMissingToMeasure(t *testing.T) {
 		"eval.retrieval: ":       fmt.Sprintf("eval.retrieval={queries: %q, corpus: %[1]q, qrels: none.tsv}", data),
 		"eval.candidates: open ": "eval.candidates={path: a/b.jsonl, query: q, positive: p, negative: n}",
 	} {
-		_, err := j.run(t, "run", nil, 0, false, "model.path=nowhere", "data.train.0.path=nowhere.jsonl", set)
+		_, err := j.run(t, "run", nil, 0, false, "model.path=./nowhere", "data.train.0.path=nowhere.jsonl", set)
 		if !errors.Is(err, dataset.ErrNoFiles) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "no such file") && !strings.HasSuffix(err.Error(), nowhere+" matches no file") {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if _, err := j.run(t, "run", nil, 0, false, "model.path=nowhere", "eval.nanobeir=true", "eval.retrieval="+j.tasks(t)[0]); err == nil || !strings.Contains(err.Error(), "model.path: ") {
+	if _, err := j.run(t, "run", nil, 0, false, "model.path=./nowhere", "eval.nanobeir=true", "eval.retrieval="+j.tasks(t)[0]); err == nil || !strings.Contains(err.Error(), "model.path: ") {
 		t.Errorf("what is there, or on the hub: %v", err)
 	}
 }
