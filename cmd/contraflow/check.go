@@ -35,7 +35,7 @@ It exits with 1 if there is anything of these that would end a run; rows to trai
 				return err
 			}
 			ui := newUI(cmd.ErrOrStderr(), quiet)
-			found, err := recipe.LookOver(cmd.Context(), r, device, ui.observer(1))
+			found, err := recipe.LookOver(cmd.Context(), r, device, ui.observer())
 			if err != nil {
 				return err
 			}

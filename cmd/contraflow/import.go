@@ -20,8 +20,9 @@ import (
 func newImport() *cobra.Command {
 	var devices int
 	var out string
+	var python bool
 	cmd := &cobra.Command{
-		Use:   "import FILE | import -- COMMAND...",
+		Use:   "import FILE | import -- COMMAND... | import --python",
 		Short: "Make a recipe of a sentence-transformers trainer's arguments or a FlagEmbedding command line",
 		Long: `import turns another program's settings into a recipe. FILE is a JSON or YAML mapping of a sentence-transformers trainer's arguments (with model,
 train_dataset, columns and loss beside them), or a shell script with a FlagEmbedding command line, in which variables that the script itself
@@ -31,10 +32,18 @@ What the settings don't say has the other program's default. What was assumed, w
 stands in comments above the recipe, and on standard error.
 
 Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
-		Example: `  contraflow import args.json > recipe.yaml
+		Example: `  contraflow import --python > trainer_settings.py
+  contraflow import moved/args.json > recipe.yaml
   contraflow import finetune.sh --out recipe.yaml
   contraflow import -- torchrun --nproc_per_node 8 -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path BAAI/bge-m3 ...`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if python {
+				if len(args) > 0 || out != "" {
+					return errors.New("--python prints a module, and reads and writes no file: import --python > trainer_settings.py")
+				}
+				_, err := fmt.Fprint(cmd.OutOrStdout(), imports.TrainerSettings)
+				return err
+			}
 			from, settings, n, err := readSettings(cmd, args)
 			if err != nil && (devices == 0 || !errors.Is(err, imports.ErrProcesses)) {
 				return err
@@ -78,6 +87,7 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 	}
 	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together, over all machines; default: what torchrun, deepspeed, accelerate, mpirun or srun is told, or 1")
 	cmd.Flags().StringVar(&out, "out", "", "the file to write, which must not be there; default: standard output")
+	cmd.Flags().BoolVar(&python, "python", false, "print trainer_settings.py, a module for a sentence-transformers script, which writes what is imported")
 	notEmpty(cmd, "out")
 	return cmd
 }

@@ -25,6 +25,12 @@ func TestImportPython(t *testing.T) {
 	if r := succeed(t, "import", "--help"); !strings.Contains(r.stdout+r.stderr, dump) {
 		t.Errorf("%s", r.stdout)
 	}
+	if r := succeed(t, "import", "--python"); !strings.Contains(r.stdout, "def write(trainer, folder):") {
+		t.Errorf("%s", r.stdout)
+	}
+	if r := contraflow(t, "", "import", "--python", script); r.code != 1 || !strings.Contains(r.stderr, "reads and writes no file") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
 }
 
 // --devices says how many processes there were where the command line doesn't.

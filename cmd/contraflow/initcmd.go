@@ -36,6 +36,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 		Example: `  contraflow init --out start --input 'data/*.parquet' --column query --column positive
   contraflow init --out start --input texts.jsonl --column text --hidden 768 --layers 12 --vocab 50000
   contraflow init --out start --input texts.jsonl --column text --config modernbert/config.json
+  contraflow init --out start --input texts.jsonl --column text --sparse
   contraflow init --out start --input texts.jsonl --column text --static
   contraflow init --out start --static --hidden 1024 --tokenizer google-bert/bert-base-uncased
   contraflow init --out start --static --hidden 256 --distill sentence-transformers/all-MiniLM-L6-v2`,
@@ -50,11 +51,14 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 				}
 			}
 			if spec.Static {
-				for _, f := range []string{"config", "layers", "heads", "dropout", "pooling"} {
+				for _, f := range []string{"config", "layers", "heads", "dropout", "pooling", "sparse"} {
 					if cmd.Flags().Changed(f) {
 						return usageError{fmt.Errorf("--%s and --static: static embeddings have a vector for each token, and nothing else", f)}
 					}
 				}
+			}
+			if spec.Sparse && cmd.Flags().Changed("pooling") {
+				return usageError{errors.New("--pooling and --sparse: sparse embeddings are the largest logits of a text's tokens")}
 			}
 			switch given := cmd.Flags().Changed; {
 			case tokenizer == "" && distilled == "" && len(input) == 0:
@@ -107,6 +111,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 	cmd.Flags().StringArrayVar(&input, "input", nil, filesFlag)
 	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, fmt.Sprintf(columnFlag, "texts")+" (may be repeated)")
 	cmd.Flags().BoolVar(&spec.Static, "static", false, "static embeddings: a text is the mean of its tokens' vectors, and training takes seconds")
+	cmd.Flags().BoolVar(&spec.Sparse, "sparse", false, "a sparse encoder (SPLADE), with a head for masked language modelling, for recipes of model.kind: sparse")
 	cmd.Flags().StringVar(&tokenizer, "tokenizer", "", "with --static, a model folder or hub id whose tokenizer it gets, instead of a new vocabulary")
 	cmd.Flags().StringVar(&distilled, "distill", "", "with --static, a model folder or hub id whose tokenizer it gets, and what it knows of each token")
 	cmd.Flags().StringVar(&config, "config", "", "a config.json of Hugging Face's, of any family, for the model's shape")

@@ -185,7 +185,7 @@ func TestLogOfTasks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		u.observer(1).Eval(e)
+		u.observer().Eval(e)
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%s: %q", format, b.String())
 		}
@@ -211,7 +211,7 @@ func TestLogOfHeldOutLoss(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if u.observer(1).Eval(c.e); !strings.Contains(b.String(), want) {
+			if u.observer().Eval(c.e); !strings.Contains(b.String(), want) {
 				t.Errorf("%s: %q, want %q", format, b.String(), want)
 			}
 		}

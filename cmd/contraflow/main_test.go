@@ -591,6 +591,8 @@ func TestStatic(t *testing.T) {
 	}
 	for want, args := range map[string][]string{
 		"--layers and --static":                                  {"--static", "--layers", "2", "--input", train},
+		"--sparse and --static":                                  {"--static", "--sparse", "--input", train},
+		"--pooling and --sparse":                                 {"--sparse", "--pooling", "cls", "--input", train},
 		"--input is missing":                                     {"--static"},
 		"--tokenizer and --distill are for --static":             {"--tokenizer", first},
 		"--tokenizer and --distill have their vocabulary: leave": {"--static", "--distill", first, "--vocab", "300"},

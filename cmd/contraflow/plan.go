@@ -71,7 +71,7 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 				}
 			}
 			mesh := collective.Mesh{Replicate: ranks / r.Mesh.Shard, Shard: r.Mesh.Shard}
-			obs := newUI(cmd.ErrOrStderr(), false).observer(1)
+			obs := newUI(cmd.ErrOrStderr(), false).observer()
 			open := func() (*recipe.Run, recipe.Rates, error) { return calibrated(cmd.Context(), r, ranks, steps, obs) }
 			if tokens > 0 || room > 0 {
 				if cmd.Flags().Changed("steps") {

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/stages/quickstart"
-	"contraflow/stages/recipe"
 )
 
 func newQuickstart() *cobra.Command {
@@ -25,7 +24,7 @@ and by BM25. Nothing is downloaded.`,
 			ui := newUI(cmd.OutOrStdout(), false)
 			defer ui.close()
 			o.Say = ui.printf
-			o.Observer = func(r recipe.Recipe) recipe.Observer { return ui.observer(r.Log.Every) }
+			o.Observer = ui.observer()
 			o.Begin = ui.begin
 			rep, err := quickstart.Run(cmd.Context(), o)
 			ui.close()

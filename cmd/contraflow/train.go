@@ -129,7 +129,7 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 			if watcher != nil {
 				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics", zap.String("addr", watcher.addr))
 			}
-			err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer(r.Log.Every)), func(x *recipe.Run) error {
+			err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer()), func(x *recipe.Run) error {
 				if !x.Main() {
 					_, err := x.Train(cmd.Context(), opts...)
 					if err == nil {

@@ -137,8 +137,8 @@ func (u *ui) notes(d *dataset.Dataset) {
 	}
 }
 
-// observer prints a line every so many steps where there is no bar.
-func (u *ui) observer(every int) recipe.Observer {
+// observer prints lines of the steps that log.every names where there is no bar.
+func (u *ui) observer() recipe.Observer {
 	if u.quiet {
 		return recipe.Observer{}
 	}
@@ -146,7 +146,7 @@ func (u *ui) observer(every int) recipe.Observer {
 		Note:     u.note,
 		Download: u.download,
 		Index:    u.index,
-		Step:     func(m recipe.Metrics) { u.step(m, every) },
+		Step:     u.step,
 		Eval: func(e recipe.Evaluation) {
 			if u.log != nil {
 				fields := []zap.Field{zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value)}
@@ -263,13 +263,13 @@ func (u *ui) left() time.Duration {
 	return max(0, took-time.Since(u.at)).Round(time.Second)
 }
 
-func (u *ui) step(m recipe.Metrics, every int) {
+func (u *ui) step(m recipe.Metrics) {
 	u.took(m)
 	if u.bar != nil {
 		u.bar.SetCurrent(int64(m.Step))
 		return
 	}
-	if m.Step%every != 0 && m.Step != 1 && m.Step != u.steps {
+	if !m.Due {
 		return
 	}
 	if u.log != nil {

@@ -56,7 +56,7 @@ func TestTerminal(t *testing.T) {
 		}
 		u.begin(2)
 		for step := 1; step <= 2; step++ {
-			u.step(recipe.Metrics{Step: step, Loss: 1.5}, 1)
+			u.step(recipe.Metrics{Step: step, Loss: 1.5, Due: true})
 		}
 		u.close()
 		fmt.Fprint(terminal, "the end\n")
@@ -81,9 +81,9 @@ func TestLinesLeft(t *testing.T) {
 	u.begin(110)
 	u.began = time.Now().Add(-20 * time.Second)
 	for step := 91; step <= 100; step++ { // a resumed run's
-		u.step(recipe.Metrics{Step: step, Loss: 1.5}, 100)
+		u.step(recipe.Metrics{Step: step, Loss: 1.5, Due: step == 100})
 	}
-	u.step(recipe.Metrics{Step: 110, Loss: 1.5}, 100)
+	u.step(recipe.Metrics{Step: 110, Loss: 1.5, Due: true})
 	if want := "step 100/110  loss 1.5000  grad 0  lr 0  0 pairs/s  0 tokens/s  20s left\nstep 110/110  loss 1.5000  grad 0  lr 0  0 pairs/s  0 tokens/s\n"; b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)
 	}

@@ -71,7 +71,7 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 				}
 				return err
 			}
-			obs := newUI(cmd.ErrOrStderr(), false).observer(1)
+			obs := newUI(cmd.ErrOrStderr(), false).observer()
 			if place.World != nil {
 				err = recipe.OnRanks(cmd.Context(), r, place, obs, verify)
 			} else { // which makes its own ranks

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 
@@ -259,6 +260,7 @@ func (d *Dataset) countTexts(ctx context.Context) error {
 		}
 	}
 	sum := 0
+	d.least = math.MaxInt
 	for row := range first.Rows {
 		n := 0
 		for i, r := range d.roles {
@@ -266,7 +268,7 @@ func (d *Dataset) countTexts(ctx context.Context) error {
 				n += max(0, len(first.texts[r.source].row(row))-d.firstText(i))
 			}
 		}
-		sum, d.most = sum+n, max(d.most, d.perRow+n)
+		sum, d.least, d.most = sum+n, min(d.least, d.perRow+n), max(d.most, d.perRow+n)
 	}
 	d.perRow += (sum + first.Rows - 1) / first.Rows
 	return nil

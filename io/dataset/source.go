@@ -102,7 +102,8 @@ type Dataset struct {
 	perRow  int         // texts of an example, about as many where lists are ragged
 	ragged  bool        // some column is
 	dim     int         // numbers of a teacher's embedding
-	most    int         // texts of an example with ragged lists, at most in the first block
+	least   int         // texts of an example with ragged lists, at least in the first block
+	most    int         // and at most
 	hash    Hash128
 
 	firstNumber int // sources before are texts
@@ -263,6 +264,14 @@ func (d *Dataset) Columns() []Column {
 		}
 	}
 	return cols
+}
+
+// FewestTexts is how many texts an example has: at least as many in the first block, where a column is ragged.
+func (d *Dataset) FewestTexts() int {
+	if d.ragged {
+		return d.least
+	}
+	return d.perRow
 }
 
 // MostTexts is how many texts an example has: at most as many in the first block, where a column is ragged.
@@ -455,14 +464,10 @@ func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, 
 				return nil, err
 			}
 		} else if IsGlob(p) {
-			matches, err := filepath.Glob(p)
-			if err != nil {
-				return nil, fail(ErrNoFiles, "%s: %w", p, err)
+			var err error
+			if found, err = matching(p); err != nil {
+				return nil, err
 			}
-			if len(matches) == 0 {
-				return nil, fail(ErrNoFiles, "%s matches no file", p)
-			}
-			found = matches
 		}
 		slices.Sort(found)
 		paths = append(paths, found...)
@@ -487,6 +492,31 @@ func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, 
 		}
 	}
 	return paths, nil
+}
+
+func matching(glob string) ([]string, error) {
+	found, err := filepath.Glob(glob)
+	if err != nil {
+		return nil, fail(ErrNoFiles, "%s: %w", glob, err)
+	}
+	if len(found) == 0 {
+		return nil, fail(ErrNoFiles, "%s matches no file", glob)
+	}
+	return found, nil
+}
+
+// Missing is the error of a file or folder that is not here, or of a glob that matches none. What a URL names only fetching it tells.
+func Missing(path string) error {
+	if IsGlob(path) {
+		_, err := matching(path)
+		return err
+	}
+	_, err := os.Stat(path)
+	if not := (*fs.PathError)(nil); errors.As(err, &not) && errors.Is(err, fs.ErrNotExist) && !Remote(path) {
+		not.Op = "open" // as where it is read
+		return fail(ErrNoFiles, "%w%s", err, onHub(path))
+	}
+	return nil
 }
 
 // Temporary is the folder in which contraflow prep writes. It is removed when the folder that holds it is complete.

@@ -89,7 +89,7 @@ func SpecOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tenso
 	var splade *hfmodel.Splade
 	if h := m.Config.MLMHead; !h.None() {
 		splade = &hfmodel.Splade{Twice: h.Twice}
-		tensors = hfmodel.Renamed(tensors, maskedNames(m))
+		tensors = hfmodel.Renamed(tensors, MaskedNames(m))
 	}
 	var queries *hfmodel.Queries
 	if q := m.Config.Queries; q.There {

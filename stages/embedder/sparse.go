@@ -87,8 +87,8 @@ func (t *Task) embedSome(ctx context.Context, e *Engine, role Role, texts [][]in
 	return out, err
 }
 
-// maskedNames are the names that parameters have in a file of transformers' model for masked language modelling: all but the head's have a prefix.
-func maskedNames(m *transformer.Model) func(string) string {
+// MaskedNames are the names that parameters have in a file of transformers' model for masked language modelling: all but the head's have a prefix.
+func MaskedNames(m *transformer.Model) func(string) string {
 	prefix := m.Config.Prefixes()[0]
 	return func(name string) string {
 		if p, ok := m.Layout.Find(name); ok && p.Head {

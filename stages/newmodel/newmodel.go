@@ -1,4 +1,4 @@
-// Package newmodel makes model folders to start from: an encoder or static embeddings with random weights, and a tokenizer with a vocabulary of
+// Package newmodel makes model folders to start from: an encoder, sparse or not, or static embeddings with random weights, and a tokenizer with a vocabulary of
 // the user's own texts; or static embeddings of what an encoder knows of its tokens.
 package newmodel
 
@@ -31,6 +31,9 @@ type Spec struct {
 	// and Seed count.
 	Static bool
 
+	// Sparse makes a sparse encoder, with its family's head for masked language modelling in the place of Pooling.
+	Sparse bool
+
 	Hidden    int                 // (384)
 	Layers    int                 // (6)
 	Heads     int                 // (Hidden/32)
@@ -55,6 +58,9 @@ func (s *Spec) defaults() error {
 	}
 	if s.Static && s.Config != nil {
 		return errors.New("static embeddings have no config.json")
+	}
+	if s.Static && s.Sparse {
+		return errors.New("static embeddings have no head for masked language modelling, of which sparse embeddings are")
 	}
 	if s.Config != nil {
 		c, err := transformer.ParseConfig(s.Config)
@@ -164,7 +170,9 @@ func (s *Spec) create(ctx context.Context, dir string, tok *tokenize.Tokenizer) 
 	if err != nil {
 		return err
 	}
-	if m.Config.Family == "bert" {
+	if s.Sparse {
+		tensors = hfmodel.Renamed(tensors, embedder.MaskedNames(m))
+	} else if m.Config.Family == "bert" {
 		pooler, err := pooler(m.Config, s.Seed)
 		if err != nil {
 			return err
@@ -184,6 +192,11 @@ func (s *Spec) model(tok *tokenize.Tokenizer, d gpustage.Device) ([]byte, *trans
 	if err != nil {
 		return nil, nil, err
 	}
+	if s.Sparse {
+		if c.MLMHead, err = c.MLM(config, false); err != nil {
+			return nil, nil, err
+		}
+	}
 	m, err := transformer.New(d, c, transformer.Head{}, transformer.Options{})
 	return config, m, err
 }
@@ -192,10 +205,14 @@ func (s *Spec) save(ctx context.Context, dir string, config []byte, tensors []sa
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return hfmodel.Save(dir, hfmodel.Spec{
+	spec := hfmodel.Spec{
 		Config: config, Tensors: tensors, Pooling: hfmodel.Pooling{Mode: s.Pooling, IncludePrompt: true}, Normalize: true,
 		MaxSeqLength: s.MaxLength, Tokenizer: tok.Save, Card: card,
-	})
+	}
+	if s.Sparse {
+		spec.Splade, spec.Normalize = new(hfmodel.Splade), false
+	}
+	return hfmodel.Save(dir, spec)
 }
 
 // pooler is BERT's: it plays no part in embeddings, but transformers complains of a BERT model without one, and a reranker begins with

@@ -39,7 +39,7 @@ type Options struct {
 
 	// Say is told what is being done, Observer about the training; both may be empty.
 	Say      func(format string, args ...any)
-	Observer func(recipe.Recipe) recipe.Observer
+	Observer recipe.Observer
 	Begin    func(steps int)
 }
 
@@ -177,10 +177,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		var obs recipe.Observer
-		if o.Observer != nil {
-			obs = o.Observer(r)
-		}
+		obs := o.Observer
 		if again {
 			obs.Index = nil // it was told
 		}

@@ -86,11 +86,7 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 		if err != nil {
 			return nil, err
 		}
-		var obs recipe.Observer
-		if o.Observer != nil {
-			obs = o.Observer(r)
-		}
-		return recipe.Open(ctx, r, obs)
+		return recipe.Open(ctx, r, o.Observer)
 	}
 	steps := o.RerankSteps
 	if steps == 0 { // a few are tried, which take longer while memory is new

@@ -258,8 +258,9 @@ func (c *checker) checkRest(r *Recipe) {
 	e := r.Eval
 	c.checkFusion(r)
 	c.checkNano(r)
-	c.require(e.Every.Time == 0, "eval.every", "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch")
-	c.checkTasks(e)
+	const untimed = "is a time, which only save.every may be: want a number of steps, a share of the run such as 0.1, or epoch"
+	c.require(e.Every.Time == 0, "eval.every", untimed)
+	c.checkTasks(e, r.Model.Kind)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "" || r.Save.unsaved, "save.dir", noDir)
 	measured, task := len(e.tasks())+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
@@ -275,5 +276,5 @@ func (c *checker) checkRest(r *Recipe) {
 	}
 	c.positive("save.keep", r.Save.Keep)
 	c.words("save.precision", "f32", "bf16", "f16")
-	c.positive("log.every", r.Log.Every)
+	c.require(r.Log.Every.Time == 0, "log.every", untimed)
 }

@@ -274,7 +274,9 @@ func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Ta
 
 // score is measureTask of a task of pairs.
 func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
+	engine.Cut = t.cut
 	scores, err := x.scores(ctx, engine, t.scored)
+	engine.Cut = 0
 	if err != nil || !x.Main() {
 		return nil, nil, err
 	}

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -13,6 +14,8 @@ import (
 
 	"contraflow/stages/evaluate"
 	"contraflow/testdata/harness"
+
+	"contraflow/io/dataset"
 )
 
 // tasks writes two retrieval tasks, the first as a folder in BEIR's layout, and returns their settings.
@@ -193,6 +196,26 @@ func TestNoFigureOfOne(t *testing.T) {
 		if len(got) != len(o.losses) || !strings.Contains(fmt.Sprint(o.notes), "eval.sts[1] has no figure this time, and counts as 0: ") {
 			t.Errorf("%s: %d evaluations, %s", mesh, len(got), o.notes)
 		}
+	}
+}
+
+// A file to measure on that is not there is found before the model and the data are opened.
+func TestMissingToMeasure(t *testing.T) {
+	j := newJob(t, 10)
+	data, nowhere := filepath.Join(j.dir, "data.jsonl"), filepath.Join(j.dir, "now*.jsonl")
+	for want, set := range map[string]string{
+		"eval.sts[1]: ":          fmt.Sprintf("eval.sts=[{path: %q, a: q, b: p, score: y}, {name: b, path: %q, a: q, b: p, score: y}]", data, nowhere),
+		"eval.loss: ":            fmt.Sprintf("eval.loss={path: [%q, %q], query: q, positive: p}", data, nowhere),
+		"eval.retrieval: ":       fmt.Sprintf("eval.retrieval={queries: %q, corpus: %[1]q, qrels: none.tsv}", data),
+		"eval.candidates: open ": "eval.candidates={path: a/b.jsonl, query: q, positive: p, negative: n}",
+	} {
+		_, err := j.run(t, "run", nil, 0, false, "model.path=./nowhere", "data.train.0.path=nowhere.jsonl", set)
+		if !errors.Is(err, dataset.ErrNoFiles) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "no such file") && !strings.HasSuffix(err.Error(), nowhere+" matches no file") {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := j.run(t, "run", nil, 0, false, "model.path=./nowhere", "eval.nanobeir=true", "eval.retrieval="+j.tasks(t)[0]); err == nil || !strings.Contains(err.Error(), "model.path: ") {
+		t.Errorf("what is there, or on the hub: %v", err)
 	}
 }
 

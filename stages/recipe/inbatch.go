@@ -45,6 +45,11 @@ func (x *Run) openInBatch() error {
 // alone tells whether a row has one document at most, so that of itself it has nothing to be told from.
 func alone(d *dataset.Dataset) bool { return d.MostTexts() <= 2 }
 
+// ragged tells whether a row has any number of texts, all that its lists have.
+func ragged(d *dataset.Dataset) bool {
+	return slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged })
+}
+
 // noteInBatch tells of rows that get fewer documents than the recipe says, and of one that has nothing to be told from.
 func (x *Run) noteInBatch() {
 	size := int64(x.Recipe.Batch.GlobalSize)
@@ -54,8 +59,7 @@ func (x *Run) noteInBatch() {
 			continue
 		}
 		rows := x.usable(i)
-		ragged := slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged })
-		if most := x.mostOthers(i); n > most && !ragged { // of lists nobody knows before they are read
+		if most := x.mostOthers(i); n > most && !ragged(d) { // of lists nobody knows before they are read
 			x.obs.note("%s.num_negatives: is %d, and the other rows of a batch of data.train[%d] have %d documents (batch.global_size is %d): a row gets all of them", key, n, i, most, size)
 		}
 		if !x.Recipe.Batch.DropLast && rows%size == 1 && alone(d) {
@@ -66,9 +70,10 @@ func (x *Run) noteInBatch() {
 
 // textsOfRows says how many texts a row has.
 func (x *Run) textsOfRows() string {
-	own, least, others := 0, math.MaxInt, 0
+	own, least, others, first := 0, math.MaxInt, 0, false
 	for i, d := range x.data {
-		own, least, others = max(own, d.MostTexts()), min(least, d.MostTexts()), max(others, x.inBatch(i))
+		own, least, others = max(own, d.MostTexts()), min(least, d.FewestTexts()), max(others, x.inBatch(i))
+		first = first || d.Blocks() > 1 && ragged(d)
 	}
 	span := func(from, to int) string {
 		if from < to {
@@ -83,6 +88,9 @@ func (x *Run) textsOfRows() string {
 			documents = "document"
 		}
 		text = fmt.Sprintf("a query and %s %s each", span(least-1, own-1), documents)
+	}
+	if first {
+		text += " in the first rows"
 	}
 	if others > 0 {
 		text += fmt.Sprintf(" and %d of other rows", others)

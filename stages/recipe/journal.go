@@ -49,6 +49,8 @@ type Metrics struct {
 	Regularizer    *float64 `json:"regularizer,omitempty"`
 
 	Skipped bool `json:"skipped,omitempty"` // the gradient was not finite, and the step has changed nothing
+
+	Due bool `json:"-"` // by log.every a line tells of the step; metrics.jsonl has all
 }
 
 // Of says which of several datasets a step's loss is of: " of data.train[1]", or of more than one each one's loss. Without several it is empty.

@@ -283,10 +283,7 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 func repeats(d *dataset.Dataset, index *dataset.Index) (n int, first, of dataset.Location) {
 	seen := make(map[xxh3.Uint128]int64, d.Rows())
 	skip := index.Skip()
-	ragged := false
-	for _, c := range d.Columns() {
-		ragged = ragged || c.Ragged
-	}
+	whole := ragged(d)
 	var texts []dataset.Hash128
 	var raw []byte
 	for row := range d.Rows() {
@@ -294,7 +291,7 @@ func repeats(d *dataset.Dataset, index *dataset.Index) (n int, first, of dataset
 			skip = skip[1:]
 			continue
 		}
-		if texts = index.Hashes(texts[:0], 0, 0, row); !ragged {
+		if texts = index.Hashes(texts[:0], 0, 0, row); !whole {
 			texts = texts[:min(2, len(texts))] // negatives may be drawn from lists
 		}
 		raw = raw[:0]

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"contraflow/io/dataset"
 	"contraflow/stages/loss"
 )
 
@@ -16,7 +15,7 @@ func (x *Run) noteNoNegatives(c Counts) {
 		return
 	}
 	for i, d := range x.data {
-		if x.undrawn(i) || !slices.ContainsFunc(d.Columns(), func(c dataset.Column) bool { return c.Ragged }) {
+		if x.undrawn(i) || !ragged(d) {
 			continue
 		}
 		s, key, what := x.Recipe.Data.Train[i], "negatives", "a negative"

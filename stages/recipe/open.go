@@ -128,6 +128,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 			x.Close()
 		}
 	}()
+	if err := r.Eval.checkFiles(); err != nil {
+		return err
+	}
 	if err := x.openModel(ctx); err != nil {
 		return err
 	}
@@ -164,7 +167,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 	if err := x.noSteps(); err != nil {
 		return x.leftOut(err)
 	}
-	if r.Eval.Every.Epoch || r.Save.Every.Epoch {
+	if r.Eval.Every.Epoch || r.Save.Every.Epoch || r.Log.Every.Epoch {
 		x.epochs = x.plan.EpochEnds()
 	}
 	if x.Main() {

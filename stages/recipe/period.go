@@ -89,6 +89,11 @@ func (x *Run) due(p Period, done int) bool {
 	return n > 0 && done%n == 0
 }
 
+// tells tells whether a line is due of a step, counted from 1: of the first and the last it always is.
+func (x *Run) tells(step int) bool {
+	return step == 1 || step == x.Steps || x.due(x.Recipe.Log.Every, step)
+}
+
 // dues is how many of the run's steps are a period's, and the first of them, counted from 1.
 func (x *Run) dues(p Period) (n, first int) {
 	switch every := p.steps(x.Steps); {

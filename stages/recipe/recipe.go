@@ -266,6 +266,8 @@ type STS struct {
 	A     string `yaml:"a"`
 	B     string `yaml:"b"`
 	Score string `yaml:"score"`
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // PairClassification are pairs of texts with labels: 1 or true of those that belong together, 0 or false of others.
@@ -275,6 +277,8 @@ type PairClassification struct {
 	A     string `yaml:"a"`
 	B     string `yaml:"b"`
 	Label string `yaml:"label"`
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // Triplets are queries with a document that each is to be nearer to than to another.
@@ -285,6 +289,8 @@ type Triplets struct {
 	Positive string  `yaml:"positive"`
 	Negative string  `yaml:"negative"`
 	Margin   float64 `yaml:"margin,omitempty"` // by which it is to be nearer, at least 0
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // Candidates are queries, a row each, with texts to rank.
@@ -309,8 +315,8 @@ type Save struct {
 }
 
 type Log struct {
-	Every       int  `yaml:"every"`
-	TensorBoard bool `yaml:"tensorboard"` // event files in save.dir/tensorboard
+	Every       Period `yaml:"every"`       // lines about steps, besides the first and the last; not a time
+	TensorBoard bool   `yaml:"tensorboard"` // event files in save.dir/tensorboard
 }
 
 // Default is a recipe with every default. Model.Path, Data.Train and Save.Dir are the user's.
@@ -325,7 +331,7 @@ func Default() Recipe {
 		Mesh:      Mesh{Replicate: 0, Shard: 1, Wire: "f32", Overlap: true, Parameters: "auto", Gradients: "auto", Deadline: Wait(collective.DefaultDeadline)},
 		Eval:      Eval{Every: Period{Steps: 500}, Metric: "ndcg@10"},
 		Save:      Save{Every: Period{Steps: 500}, Keep: 2, Precision: "f32"},
-		Log:       Log{Every: 10},
+		Log:       Log{Every: Period{Steps: 10}},
 	}
 }
 
@@ -391,6 +397,7 @@ var foreign = map[string]string{
 	"target_modules":                  "model.lora.targets",
 	"use_rslora":                      "model.lora.rslora",
 	"logging_steps":                   "log.every",
+	"logging_strategy":                "log.every: epoch, or a number of steps",
 	"eval_steps":                      "eval.every",
 	"eval_strategy":                   "eval.every: epoch, or a number of steps",
 	"evaluation_strategy":             "eval.every: epoch, or a number of steps",

@@ -81,7 +81,7 @@ train: {epochs: 3, max_steps: 100, precision: f32, device: cpu, seed: 7, sync: l
 mesh: {replicate: auto, shard: 1}
 eval: {every: 100, retrieval: {queries: q.parquet, corpus: c.parquet, qrels: r.parquet}, metric: mrr@10}
 save: {dir: "runs/x y", every: 10m, keep: 3}
-log: {every: 5}
+log: {every: 0.05}
 `
 
 // The resolved recipe that a run leaves can be run again.
@@ -457,7 +457,7 @@ func TestGlob(t *testing.T) {
 			t.Errorf("%s: %v, %v", text, r.Data.Train, err)
 		}
 	}
-	if _, err := Parse("r.yaml", []byte(minimal), []string{"log.every=*"}); err == nil || !strings.Contains(err.Error(), `log.every: want a whole number, got "*"`) {
+	if _, err := Parse("r.yaml", []byte(minimal), []string{"save.keep=*"}); err == nil || !strings.Contains(err.Error(), `save.keep: want a whole number, got "*"`) {
 		t.Error(err)
 	}
 	for text, sets := range map[string][]string{strings.Replace(minimal, "d.parquet", "*.parquet", 1): nil, minimal: {"data.train.0.path=[a.parquet, *.parquet]"}} {
@@ -568,6 +568,7 @@ func TestErrors(t *testing.T) {
 		{"save: {every: 1.5}", "save.every: want a number of steps, a share of the run"},
 		{"eval: {every: -1}", "eval.every: want a number of steps, a share of the run"},
 		{"eval: {every: 10m}", "eval.every: is a time, which only save.every may be"},
+		{"log: {every: 10m}", "log.every: is a time, which only save.every may be"},
 		{"eval: {every: 0, early_stopping: {patience: 1}, retrieval: {queries: q}}", "eval.early_stopping: needs eval.every"},
 		{"optimizer: {schedule: cosin}", "optimizer.schedule: is \"cosin\", want one of 1-sqrt, constant, cosine, inverse_sqrt, linear, polynomial; did you mean cosine?"},
 		{"optimizer: {schedule: {name: cosin}}", "optimizer.schedule.name: is \"cosin\", want one of"},
@@ -667,7 +668,7 @@ save: {dir: ~/runs/mine}
 		t.Fatal(err)
 	}
 	got := fmt.Sprint(r.Model.Path, r.Data.Train[0].Path, r.Data.Train[0].Query, r.Loss.Guide.Path, r.Eval.Retrieval, r.Eval.STS, r.Save.Dir)
-	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a  } {b H/q H/c H/r}] [{ H/s a b s}] H/runs/other", "H", home)
+	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a  } {b H/q H/c H/r}] [{ H/s a b s 0}] H/runs/other", "H", home)
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("%s, want %s", got, want)
 	}

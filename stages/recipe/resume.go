@@ -313,6 +313,9 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	}
 	x.obs.note("going on after step %d of %d", c.Step, x.Steps)
 	for _, line := range changed {
+		if strings.HasPrefix(line, "model.path was ") {
+			line += "; training goes on with the checkpoint's weights, not with that model's: a new run, in another save.dir, begins with those"
+		}
 		x.obs.note("changed since then: %s", line)
 	}
 	x.noteRate(c.Step)

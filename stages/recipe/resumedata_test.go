@@ -125,6 +125,29 @@ func TestResumeSkipping(t *testing.T) {
 	}
 }
 
+// A run that goes on with another model's folder has the checkpoint's weights, and says so.
+func TestResumeOtherModel(t *testing.T) {
+	j := newJob(t, 60)
+	sets := []string{"train.max_steps=4", "save.every=2"}
+	if _, err := j.run(t, "whole", nil, 0, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 2, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(j.dir, "other")
+	if err := errors.Join(os.CopyFS(other, os.DirFS(filepath.Join(j.dir, "model"))), os.WriteFile(filepath.Join(other, "model.safetensors"), j.model(t, "whole"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "run", nil, 0, true, append(sets, fmt.Sprintf("model.path=%q", other))...)
+	if want := "and is " + other + "; training goes on with the checkpoint's weights"; err != nil || !strings.Contains(fmt.Sprint(o.notes), want) {
+		t.Fatalf("%v, want %q (%v)", o.notes, want, err)
+	}
+	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
+		t.Error("the weights differ from those of a run that was not stopped")
+	}
+}
+
 // Data that isn't the checkpoint's is refused, by the key that has changed if one has, with what to do.
 func TestResumeOtherData(t *testing.T) {
 	j := newJob(t, 60)

@@ -355,6 +355,26 @@ func TestCalibrateBeyondTheRun(t *testing.T) {
 	}
 }
 
+// Steps that a line is due of are those of log.every, the first and the last.
+func TestLogEvery(t *testing.T) {
+	j := newJob(t, 40)
+	for every, want := range map[string][]int{"0.3": {1, 3, 6, 8}, "epoch": {1, 4, 8}, "5": {1, 5, 8}, "0": {1, 8}} {
+		o, err := j.run(t, every, nil, 0, false, "log.every="+every, "batch.global_size=10", "batch.accumulate=1", "batch.no_duplicates=false", "train.epochs=2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var due []int
+		for _, m := range o.metrics {
+			if m.Due {
+				due = append(due, m.Step)
+			}
+		}
+		if !slices.Equal(due, want) {
+			t.Errorf("log.every %s: %v, want %v", every, due, want)
+		}
+	}
+}
+
 // A time is written as a recipe has it, and the steps of a period are counted as they come.
 func TestPeriods(t *testing.T) {
 	for _, text := range []string{"30s", "10m", "1h", "1h30m", "1h0m5s", "100h", "1m30s", "epoch", "0.1", "500", "0"} {

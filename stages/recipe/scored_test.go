@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
@@ -336,6 +338,57 @@ func TestScoredNames(t *testing.T) {
 		x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run"), "save.best=true", fmt.Sprintf(set, file)})
 		if got, err := x.judge(); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", set, got, err, want)
+		}
+	}
+}
+
+// Pairs are compared by the first dimensions of their embeddings where a task says so, and by all in the next one.
+func TestDimensions(t *testing.T) {
+	j := newJob(t, 20)
+	sts := fmt.Sprintf("path: %q, a: a, b: b, score: s", j.stsFile(t))
+	if _, err := j.run(t, "run", nil, 0, false, fmt.Sprintf("eval.sts=[{name: short, dimensions: 4, %s}, {name: whole, %[1]s}]", sts), "train.max_steps=1"); err != nil {
+		t.Fatal(err)
+	}
+	e, err := embedder.Load(filepath.Join(j.dir, "run", "model"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	p, err := dataset.LoadPairs(t.Context(), j.stsFile(t), "a", "b", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, errA := e.Embed(t.Context(), p.A)
+	b, errB := e.Embed(t.Context(), p.B)
+	if err := errors.Join(errA, errB); err != nil {
+		t.Fatal(err)
+	}
+	got := j.evaluations(t, "run")[0].Tasks
+	for k, size := range []int{4, 32} {
+		var sims []float64
+		for i := range a {
+			var dot, aa, bb float64
+			for d := range size {
+				x, y := float64(a[i][d]), float64(b[i][d])
+				dot, aa, bb = dot+x*y, aa+x*x, bb+y*y
+			}
+			sims = append(sims, dot/math.Sqrt(aa*bb))
+		}
+		if want, err := evaluate.EvaluateSTS(sims, p.Scores); err != nil || len(got) != 2 || math.Abs(got[k].Value-want.Spearman) > 1e-6 {
+			t.Errorf("%d dimensions: %+v, want %+v (%v)", size, got, want, err)
+		}
+	}
+	for want, sets := range map[string][]string{
+		"eval.sts: dimensions: is 33, and the model's embeddings have 32":      {"eval.sts={dimensions: 33, " + sts + "}"},
+		"eval.sts.dimensions: is 4, want at least 1, of the embeddings of a ":  {"model.kind=multi_vector", "eval.sts={dimensions: 4, " + sts + "}"},
+		"eval.sts.dimensions: is -1, want at least 1, of the embeddings of a ": {"eval.sts={dimensions: -1, " + sts + "}"},
+	} {
+		r, err := Parse("job", []byte(j.text), append(sets, "save.dir="+filepath.Join(j.dir, "wrong")))
+		if err == nil {
+			_, err = Open(t.Context(), r, Observer{})
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }

@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	"contraflow/io/checkpoint"
+	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
+	"contraflow/stages/newmodel"
 	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
 )
@@ -248,4 +250,32 @@ func verifySparse(t *testing.T, fault Fault, sets ...string) (rows []VerifyRow) 
 		t.Errorf("fault %q: %t, %v: %+v", fault, ok, err, rows)
 	}
 	return rows
+}
+
+// A new sparse encoder trains, and of all its parameters.
+func TestNewSparse(t *testing.T) {
+	j := sparseJob(t, 24)
+	start := filepath.Join(j.dir, "sparse")
+	if err := newmodel.Create(t.Context(), start, newmodel.Spec{Sparse: true, Hidden: 32, Layers: 1, Vocab: 300, MaxLength: 32}, newmodel.Texts(j.words)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := hfmodel.Open(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, name := range []string{"bert.embeddings.word_embeddings.weight", "cls.predictions.transform.dense.weight", "cls.predictions.transform.LayerNorm.bias", "cls.predictions.bias"} {
+		if x, err := f.Tensor(name); err != nil || x.Name != name {
+			t.Errorf("%s: %q, %v", name, x.Name, err)
+		}
+	}
+	o, err := j.run(t, "run", nil, 0, false, "model.kind=sparse", "model.path="+start, "model.dropout=0", "optimizer.lr=1e-2", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "train.max_steps=6", "train.epochs=6")
+	if err != nil || !(o.losses[5] < o.losses[0]) {
+		t.Errorf("losses %v (%v)", o.losses, err)
+	}
+	for _, n := range o.notes {
+		if strings.Contains(n, "begins at random") {
+			t.Errorf("the head is there, and %q", n)
+		}
+	}
 }

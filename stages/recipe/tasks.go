@@ -28,6 +28,7 @@ type task struct {
 	rerank *Rerank                                           // which of them a reranker ranks; nil: an embedder ranks all
 	kind   *scoring.Kind
 	source scoring.Source
+	cut    int // dimensions of the embeddings that are compared; 0: all
 
 	// Of a task that is open.
 	data      *dataset.Retrieval
@@ -72,8 +73,8 @@ func (e Eval) tasks() (all []task) {
 			},
 		}
 	}
-	scored := func(kind *scoring.Kind, i, n int, name string, s scoring.Source) {
-		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s}
+	scored := func(kind *scoring.Kind, i, n int, name string, cut int, s scoring.Source) {
+		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s, cut: cut}
 		if name != "" {
 			t.from = name + ": " + t.from
 		}
@@ -95,16 +96,16 @@ func (e Eval) tasks() (all []task) {
 		all = append(all, t)
 	}
 	for i, s := range e.STS {
-		scored(scoring.STS, i, len(e.STS), s.Name, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
+		scored(scoring.STS, i, len(e.STS), s.Name, s.Dimensions, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
 	}
 	for i, p := range e.PairClassification {
-		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
+		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, p.Dimensions, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
 	}
 	for i, t := range e.Triplets {
-		scored(scoring.Triplets, i, len(e.Triplets), t.Name, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
+		scored(scoring.Triplets, i, len(e.Triplets), t.Name, t.Dimensions, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
 	}
 	for i, c := range e.Candidates {
-		scored(scoring.Candidates, i, len(e.Candidates), c.Name, scoring.Source{
+		scored(scoring.Candidates, i, len(e.Candidates), c.Name, 0, scoring.Source{
 			Path: c.Path, Columns: []string{c.Query, c.Positive, c.Negative}, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures(),
 		})
 	}
@@ -121,7 +122,7 @@ func (e Eval) candidateMeasures() []evaluate.Measure {
 }
 
 // checkTasks checks what a model is measured on.
-func (c *checker) checkTasks(e Eval) {
+func (c *checker) checkTasks(e Eval, kind string) {
 	names := map[string]string{}
 	for _, t := range e.nano() {
 		_, twice := names[t.name]
@@ -149,6 +150,7 @@ func (c *checker) checkTasks(e Eval) {
 			names[t.name] = t.key
 		}
 		c.checkTask(e, t)
+		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
 	}
 	own = slices.Compact(own)
 	if e.Metric == lossMetric {
@@ -189,6 +191,32 @@ func (c *checker) checkCandidateMeasure(e Eval) {
 	}
 }
 
+// checkFiles finds files that are not there, before what takes longer: the model and the data are opened first.
+func (e Eval) checkFiles() error {
+	check := func(key string, paths []string) error {
+		for _, p := range paths {
+			if p == "" || p == "-" { // a folder has them, or it is refused where it is read
+				continue
+			}
+			if err := dataset.Missing(p); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+		return nil
+	}
+	for _, t := range e.tasks() {
+		if err := check(t.at(), t.files); err != nil {
+			return err
+		}
+	}
+	for key, h := range e.heldOut() {
+		if err := check(key, h.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // openTasks opens those that are here.
 func (x *Run) openTasks(ctx context.Context) error {
 	ctx = hfmodel.ListOnce(ctx) // of NanoBEIR's 13 tasks 4 tables each, of one dataset
@@ -207,6 +235,9 @@ func (x *Run) openTasks(ctx context.Context) error {
 func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	noting := x.noting(ctx, t.at())
 	if t.kind != nil {
+		if all := x.model.EmbeddingSize(); t.cut > all {
+			return fmt.Errorf("dimensions: is %d, and the model's embeddings have %d", t.cut, all)
+		}
 		t.scored, err = t.kind.Load(noting, t.source)
 		return err
 	}
@@ -263,6 +294,9 @@ func (t *task) identity(metric string, fusion map[string]float64) (name string, 
 	}
 	if fusion != nil {
 		name = fmt.Sprint(name, fusion)
+	}
+	if t.cut > 0 {
+		name += fmt.Sprintf(" of %d dimensions", t.cut)
 	}
 	if t.of != "" {
 		name += " in " + t.of

@@ -423,6 +423,12 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 func (x *Run) openJournal(dir string) (log *journal, end func() error, err error) {
 	now := time.Now()
 	log = &journal{enc: json.NewEncoder(io.Discard), obs: x.obs, last: now, began: now, several: len(x.data) > 1}
+	if told := x.obs.Step; told != nil {
+		log.obs.Step = func(m Metrics) {
+			m.Due = x.tells(m.Step)
+			told(m)
+		}
+	}
 	log.summary.Counts, log.summary.before = x.saves.progress.Counts, x.saves.progress.Counts
 	log.summary.from = x.saves.first
 	if !x.Main() {

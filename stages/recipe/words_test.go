@@ -13,11 +13,25 @@ func TestDescribeRows(t *testing.T) {
 	j := newJob(t, 30)
 	data := filepath.Join(j.dir, "data.jsonl")
 	pairs, triplets := fmt.Sprintf("{path: %q, query: q, positive: p}", data), fmt.Sprintf("{path: %q, query: q, positive: p, negatives: [q]}", data)
+	lists := func(name string, n int) string { // of one to three negatives
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, `{"q": "%d", "p": "b", "n": ["c"%s]}`+"\n", i, strings.Repeat(`, "d"`, i%3))
+		}
+		path := filepath.Join(j.dir, name)
+		if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [n], negatives_per_query: all}]", path)
+	}
 	for _, c := range []struct {
 		sets []string
 		want []string
 		not  string
 	}{
+		{[]string{lists("few.jsonl", 30)}, []string{"30 rows, 3 to 5 texts each, cut"}, "first rows"},
+		{[]string{lists("many.jsonl", 5000)}, []string{"5000 rows, 3 to 5 texts each in the first rows, cut"}, "up to"}, // later ones are not looked at
+		{[]string{lists("few.jsonl", 30), "model.kind=reranker", "loss={name: mnrl, num_negatives: 2}"}, []string{"30 rows, a query and 2 to 4 documents each and 2 of other rows, pairs cut"}, "texts each"},
 		{nil, []string{"30 rows, 2 texts each, cut at 32 (queries) and 32 tokens", "device  cpu:", ", f32: ", "memory  at most "}, "on each device"},
 		{[]string{"train.precision=bf16", "data.train=[" + pairs + ", " + triplets + "]"}, []string{"60 rows in 2 datasets, proportional, 2 to 3 texts each, cut", ", bf16: "}, "f32: "},
 		{[]string{"model.kind=reranker", "data.train=[" + triplets + "]"}, []string{"30 rows, a query and 2 documents each, pairs cut at 32 tokens"}, "texts each"},

@@ -20,6 +20,7 @@ var noCounterpart = map[string]string{
 	"DenoisingAutoEncoderLoss":               "it trains a decoder besides, which there is none of here. Of texts alone mnrl learns with one column as query and as positive (SimCSE: {query: text, positive: text})",
 	"AdaptiveLayerLoss":                      "lower layers have no loss of their own here. The loss in it may be taken alone",
 	"Matryoshka2dLoss":                       "lower layers have no loss of their own here. The loss in it may be taken alone, with matryoshka for the shorter embeddings",
+	"Distillation":                           "PyLate's scales a query's scores to 0 to 1 before it compares them with the teacher's, which distill_kl doesn't: it takes teacher's scores of each document as they are, query, positive and negatives with scores",
 	"CrossEntropyLoss":                       "it trains a classifier of pairs; a reranker gives one score here. Of labels from 0 to 1 bce learns, of one relevant document among others cross_entropy",
 }
 

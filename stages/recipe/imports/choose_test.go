@@ -19,6 +19,8 @@ func TestNoSuchLoss(t *testing.T) {
 		{imports.Settings{"loss": "losses.ContrastiveTensionLoss()"}, "two encoders"},
 		{imports.Settings{"loss": "DenoisingAutoEncoderLoss"}, "a decoder besides"},
 		{imports.Settings{"loss": map[string]any{"name": "AdaptiveLayerLoss", "loss": "CoSENTLoss"}}, "lower layers have no loss"},
+		{imports.Settings{"loss": "ContrastiveTensionLossInBatchNegatives", "columns": []any{"text"}}, "it trains two encoders"},
+		{imports.Settings{"loss": map[string]any{"name": "Matryoshka2dLoss", "kl_weight": 2.0, "loss": map[string]any{"name": "MatryoshkaLoss", "loss": "CoSENTLoss"}}}, "with matryoshka for the shorter"},
 		{imports.Settings{"loss": "Matryoshka2dLoss", "inner_loss": "CoSENTLoss"}, "with matryoshka"},
 		{imports.Settings{"loss": "MultipleNegativesRankingLos"}, "no such loss is known; did you mean MultipleNegativesRankingLoss?"},
 		{imports.Settings{"loss": "MatryoshkaLoss", "inner_loss": "CosentLoss"}, "did you mean CoSENTLoss?"},

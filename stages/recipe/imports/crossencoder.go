@@ -252,7 +252,4 @@ func (r *recipe) pairColumns(p *part, of peer) {
 	if n := len(p.texts); want > 0 && (n < want || n > want && of.name != "margin_mse") {
 		r.fail("columns: %s%v are %d: %s takes %d, such as %s", p.of(), names(p.texts), n, of.name, want, names(strings.Fields(of.inputs)))
 	}
-	if of.name == "margin_mse" {
-		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:, and of a list of differences, d1, d2, ..., the scores are 0, -d1, -d2, ...", p.of(), p.texts[len(p.texts)-1])
-	}
 }

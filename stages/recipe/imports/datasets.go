@@ -22,6 +22,7 @@ type part struct {
 	loss    *recipe // its own; nil: the recipe's
 	whole   bool    // its own is the recipe's
 	heldOut bool    // its rows are not to train on
+	labels  *int    // how long its label is, a list; 0: a number; nil: nothing tells
 }
 
 // of begins a remark on it.
@@ -60,12 +61,19 @@ func (r *recipe) separate() {
 			r.fail("the mapping of datasets is empty: want {NAME: FILES, ...}")
 		}
 	}
-	r.datasets = len(r.parts)
 	if r.from == FlagEmbedding {
 		return
 	}
 	if v, ok := r.has("columns"); ok {
 		r.each("columns", v, func(v any) bool { _, all := v.([]any); return all }, func(p *part, v any) { p.columns = r.columns(p.of(), v) })
+	}
+	if v, ok := r.has("label_length"); ok {
+		r.each("label_length", v, func(any) bool { return false }, func(p *part, v any) {
+			if n, ok := asNumber(v); ok {
+				length := int(n)
+				p.labels = &length
+			}
+		})
 	}
 	if v, ok := r.has("prompts"); ok {
 		m, mapped := v.(map[string]any)
@@ -160,14 +168,16 @@ func (r *recipe) files(key, of string, v any) (files []string) {
 	return files
 }
 
-// columns reads a dataset's columns.
+const fewColumns = "columns: %swant a list of two names or more, in the order of the loss's inputs (single texts have a label or a teacher's embedding beside them), got %s"
+
+// columns reads a dataset's columns; one alone is for source to judge, which knows the loss.
 func (r *recipe) columns(of string, v any) (columns []string) {
 	all, _ := v.([]any)
 	for _, v := range all {
 		columns = append(columns, fmt.Sprint(v))
 	}
-	if len(columns) < 2 {
-		r.fail("columns: %swant a list of two names or more, in the order of the loss's inputs (single texts have a label or a teacher's embedding beside them), got %s", of, show(v))
+	if len(columns) == 0 {
+		r.fail(fewColumns, of, show(v))
 	}
 	return columns
 }
@@ -218,6 +228,9 @@ func (r *recipe) lossSettings(at string, v any, key string) Settings {
 		return nil
 	}
 	s := Settings{key: name}
+	if _, none := noCounterpart[lossClass(name)]; none { // another is chosen, whose options are its own
+		return s
+	}
 	for _, option := range slices.Sorted(maps.Keys(m)) {
 		more, inner := Settings{option: m[option]}, option == "inner_loss" || option == "loss" // as MatryoshkaLoss calls it
 		switch {
@@ -379,6 +392,10 @@ func (r *recipe) source(p *part) string {
 	}
 	of := loss.peer()
 	inputs := of.inputs
+	if _, given := loss.settings["loss"]; len(p.columns) == 1 && (of.name != "" || !given) {
+		r.fail(fewColumns, p.of(), show(p.columns))
+		return ""
+	}
 	if r.from == FlagEmbedding {
 		inputs = ""
 	} else if len(p.texts) == 0 {
@@ -399,9 +416,11 @@ func (r *recipe) source(p *part) string {
 	if n := len(p.texts); of.name == "mega_batch_margin" && n > 2 {
 		r.fail("columns: %s%v are %d: MegaBatchMarginLoss takes two, there as here, and finds its negatives among the positives of other rows; CachedMultipleNegativesRankingLoss takes more", p.of(), names(p.texts), n)
 	}
-	if of.name == "margin_mse" && len(p.texts) > 4 && !r.pairs {
-		inputs = "scores"
-		r.assume("%s%s has a list with a score of each document, not margins: of a list of margins, d1, d2, ..., the scores are 0, -d1, -d2, ...", p.of(), p.texts[len(p.texts)-1])
+	switch {
+	case of.name == "margin_mse":
+		inputs = r.margins(p, inputs)
+	case of.name == "angle" && !slices.ContainsFunc(p.texts, func(c string) bool { return slices.Contains(labelColumns, c) }):
+		inputs = "" // which takes negatives as well, and finds a label by its name
 	}
 	more := ""
 	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text
@@ -419,6 +438,8 @@ func (r *recipe) source(p *part) string {
 		text += ", documents: " + plain(p.texts[1])
 	} else if len(p.texts) > 1 {
 		text += ", positive: " + plain(p.texts[1])
+	} else if len(p.columns) == 1 { // of a loss to be chosen, which noCounterpart has learn so
+		text += ", positive: " + plain(p.texts[0])
 	}
 	if len(p.texts) > 2 {
 		text += ", negatives: " + names(p.texts[2:])
@@ -428,6 +449,9 @@ func (r *recipe) source(p *part) string {
 			text += fmt.Sprintf(", negatives_per_query: %d", r.group-1)
 		}
 		if r.teaches() {
+			if same, _ := r.yes("same_dataset_within_batch"); same {
+				r.assume("all files have pos_scores and neg_scores; there one without them learns without a teacher, from the contrastive loss alone")
+			}
 			text += ", scores: [pos_scores, neg_scores]"
 		}
 	}
@@ -436,6 +460,27 @@ func (r *recipe) source(p *part) string {
 		text += ", loss: " + p.loss.ownLoss()
 	}
 	return text + "}"
+}
+
+// margins says what margin_mse's last column is: the difference of two documents' scores, or a list with a score of each.
+func (r *recipe) margins(p *part, usual string) string {
+	column, documents := p.texts[len(p.texts)-1], len(p.texts)-2
+	const lists = "of a list of margins, d1, d2, ..., the scores are 0, -d1, -d2, ..."
+	switch {
+	case p.labels != nil && *p.labels == 0:
+		return "label"
+	case p.labels != nil && *p.labels == documents:
+		return "scores"
+	case p.labels != nil:
+		r.without("columns", "%s%s has %d numbers for %d documents, margins: a score of each is read here, and %s", p.of(), column, *p.labels, documents, lists)
+		return "scores"
+	case r.pairs:
+		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:, and %s", p.of(), column, lists)
+	case documents > 2:
+		r.assume("%s%s has a list with a score of each document, not margins: %s", p.of(), column, lists)
+		return "scores"
+	}
+	return usual
 }
 
 // labelColumns are names that make a column the label, wherever it stands; of several the first here is it (data_collator.py, DEFAULT_LABEL_COLUMNS).

@@ -125,7 +125,7 @@ func TestDatasetsNamed(t *testing.T) {
 		`{"train_dataset": [{"path": "n", "name": "a"}, {"path": "m", "name": "a"}]}`: "two datasets are called a",
 		`{"loss": ["CoSENTLoss"]}`:                                                    "loss: want a text, got [\"CoSENTLoss\"]",
 		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"scale": 3}}}`:            "loss: inner_loss: want the name of its class",
-		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"name": "AdaptiveLayerLoss", "loss": "CoSENTLoss"}}}`:                                                            "loss: inner_loss: AdaptiveLayerLoss has a loss in it",
+		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"name": "MatryoshkaLoss", "loss": "CoSENTLoss"}}}`:                                                               "loss: inner_loss: MatryoshkaLoss has a loss in it",
 		`{"loss": {"name": "CoSENTLoss", "scale": 3}, "scale": 4}`:                                                                                                           "scale is 4, and in loss 3: leave one of them",
 		`{"loss": {"name": "MatryoshkaLoss", "scale": 3, "inner_loss": {"name": "CoSENTLoss", "scale": 4}}}`:                                                                 "leave one of them",
 		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "GISTEmbedLoss", "guide": "g"}, "b": {"name": "GISTEmbedLoss", "guide": "h"}}}`:                      "loss: a and b have guides",

@@ -24,16 +24,12 @@ func (r *recipe) file(file string, heldOut bool) []string {
 		return []string{file}
 	}
 	name := strings.TrimSuffix(file, "/")
-	same, _ := r.yes("same_dataset_within_batch")
-	if same && !r.reranks() && strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(file, ".jsonl"), ".json"), "no_in_batch_neg") { // AbsEmbedderSameDatasetTrainDataset
-		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
-	}
 	entries, err := os.ReadDir(name)
 	if _, there := os.Stat(name); err != nil && (there == nil || path.Ext(file) != "" || file == "DATA") {
 		return []string{file}
 	}
-	if same {
-		r.assume("%s is one dataset; there each file is one, which takes an entry of data.train for each", file)
+	if same, _ := r.yes("same_dataset_within_batch"); same {
+		r.assume("%s is one dataset; there each file is one, as it is here where import finds the folder and small_threshold merges none", file)
 	}
 	if err == nil {
 		name = dataset.InGlob(name)
@@ -56,4 +52,27 @@ func (r *recipe) file(file string, heldOut bool) []string {
 		r.assume("%s is not there, seen from the folder that import runs in: it is taken for a folder, with all of its .json and .jsonl files", file)
 	}
 	return []string{name + "/*.json*"}
+}
+
+// filesApart has a folder's files, each of which is a dataset with same_dataset_within_batch, unless small_threshold merges some.
+func (r *recipe) filesApart(v any) (files []any) {
+	file, _ := v.(string)
+	if r.reranks() {
+		return []any{v}
+	}
+	name := strings.TrimSuffix(file, "/")
+	if strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(file, ".jsonl"), ".json"), "no_in_batch_neg") { // AbsEmbedderSameDatasetTrainDataset
+		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
+	}
+	small, _ := r.whole("small_threshold")
+	entries, _ := os.ReadDir(name)
+	for _, e := range entries {
+		if ext := path.Ext(e.Name()); small == 0 && (ext == ".json" || ext == ".jsonl") {
+			files = append(files, dataset.InGlob(name+"/"+e.Name()))
+		}
+	}
+	if files == nil {
+		return []any{v}
+	}
+	return files
 }

@@ -52,10 +52,10 @@ type recipe struct {
 	settings Settings
 	devices  int
 	parts    []part            // of data.train
-	datasets int               // their number
 	apart    bool              // they have losses of their own
 	surely   bool              // the arguments say that they are an embedder's
 	pairs    bool              // they are a CrossEncoder's
+	measured int               // evaluators whose data are said
 	group    int               // of FlagEmbedding's: a positive and its negatives
 	keys     map[string]string // full key: YAML
 	used     map[string]bool

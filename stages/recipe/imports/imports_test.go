@@ -3,6 +3,7 @@ package imports_test
 import (
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -71,7 +72,7 @@ func TestFlagEmbedding(t *testing.T) {
 	for what, ok := range map[string]bool{
 		"model":     r.Model.Path == "BAAI/bge-large-en-v1.5" && r.Model.Pooling == "cls" && *r.Model.Normalize,
 		"lengths":   r.Model.MaxLength == recipe.Lengths{Query: 512, Document: 512},
-		"data":      len(r.Data.Train) == 2 && r.Data.Train[0].Path[0] == "./example_data/retrieval/*.json*" && r.Data.Train[1].Path[0] == "./example_data/sts/sts.jsonl",
+		"data":      fmt.Sprint(r.Data.Train[0].Path) == "[./example_data/retrieval/*.json* ./example_data/sts/sts.jsonl]",
 		"columns":   r.Data.Train[0].Query == "query" && r.Data.Train[0].Positive == "pos" && slices.Equal(r.Data.Train[0].Negatives, []string{"neg"}),
 		"prompt":    r.Data.Train[0].Prompts.Query == "Represent this sentence for searching relevant passages: " && r.Data.Train[0].Prompts.Document == "",
 		"batch":     r.Batch.GlobalSize == 4 && r.Batch.DropLast && !r.Batch.NoDuplicates,
@@ -79,7 +80,7 @@ func TestFlagEmbedding(t *testing.T) {
 		"lora":      r.Model.LoRA.Rank == 32 && r.Model.LoRA.Alpha == 64 && r.Model.LoRA.Dropout == 0.1 && slices.Equal(r.Model.LoRA.Targets, []string{"q_proj", "v_proj"}),
 		"recompute": r.Model.ActivationCheckpointing.Every != 0,
 		"optimizer": r.Optimizer.LR == 1e-5 && r.Optimizer.WeightDecay == 0 && r.Optimizer.WarmupRatio == 0.1,
-		"rest":      r.Train.Epochs == 2 && r.Train.Precision == "bf16" && r.Save.Every.Steps == 1000 && r.Log.Every == 1,
+		"rest":      r.Train.Epochs == 2 && r.Train.Precision == "bf16" && r.Save.Every.Steps == 1000 && r.Log.Every == (recipe.Period{Steps: 1}),
 	} {
 		if !ok {
 			t.Errorf("%s is wrong in\n%s", what, res.Recipe)
@@ -293,7 +294,7 @@ func TestMultiVector(t *testing.T) {
 
 func TestShares(t *testing.T) {
 	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"eval_steps": 0.1, "save_strategy": "epoch", "save_steps": 500.0, "logging_steps": 0.01}, 1)
-	if r.Eval.Every != (recipe.Period{Share: 0.1}) || r.Save.Every != (recipe.Period{Epoch: true}) || r.Log.Every != 10 || !strings.Contains(res.Recipe, "# assumed: logging_steps is a share") {
+	if r.Eval.Every != (recipe.Period{Share: 0.1}) || r.Save.Every != (recipe.Period{Epoch: true}) || r.Log.Every != (recipe.Period{Share: 0.01}) || strings.Contains(res.Recipe, "logging_steps") {
 		t.Errorf("%s", res.Recipe)
 	}
 }
@@ -446,7 +447,7 @@ func TestSentenceTransformers(t *testing.T) {
 		"batch":     r.Batch.GlobalSize == 4*4096 && r.Batch.SubBatch.Rows == 64 && r.Batch.NoDuplicates && !r.Batch.DropLast,
 		"loss":      r.Loss.Scale == 30 && r.Loss.GatherAcrossDevices,
 		"optimizer": r.Optimizer.LR == 2e-5 && r.Optimizer.WarmupRatio == 0.1 && r.Optimizer.WeightDecay == 0,
-		"rest":      r.Train.Epochs == 1.5 && r.Train.Precision == "bf16" && r.Save.Dir == "models/x" && r.Eval.Every.Steps == 100 && r.Log.Every == 100 && r.Log.TensorBoard,
+		"rest":      r.Train.Epochs == 1.5 && r.Train.Precision == "bf16" && r.Save.Dir == "models/x" && r.Eval.Every.Steps == 100 && r.Log.Every == (recipe.Period{Steps: 100}) && r.Log.TensorBoard,
 	} {
 		if !ok {
 			t.Errorf("%s is wrong in\n%s", what, res.Recipe)
@@ -749,25 +750,37 @@ func TestGroupOfOne(t *testing.T) {
 	}
 }
 
-// FlagEmbedding mixes files in batches, unless it is told not to; then it drops what fills no batch.
+// FlagEmbedding mixes files in batches, unless it is told not to; then each is a dataset, those of a folder as well, and it drops what fills no batch.
 func TestMixedFiles(t *testing.T) {
-	const mixed, apart = "there they are mixed", "a is one dataset"
+	t.Chdir(t.TempDir())
+	if err := os.Mkdir("f", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"f/a.jsonl", "f/b.json", "f/c.txt"} {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const apart = "a is one dataset"
 	for _, c := range []struct {
-		files []any
+		files any
 		same  any
+		small float64
+		want  string
 		said  string
 	}{
-		{[]any{"a.jsonl"}, nil, ""}, {[]any{"a"}, nil, ""}, {[]any{"a.jsonl", "b.jsonl"}, nil, mixed}, {[]any{"a.jsonl", "b.jsonl"}, "False", mixed},
-		{[]any{"a.jsonl", "b.jsonl"}, "True", ""}, {[]any{"a"}, "True", apart},
+		{"a.jsonl", nil, 0, "[[a.jsonl]]", ""}, {[]any{"a"}, nil, 0, "[[a/*.json*]]", ""}, {[]any{"a.jsonl", "b.jsonl"}, nil, 0, "[[a.jsonl b.jsonl]]", ""},
+		{[]any{"f", "b.jsonl"}, "False", 0, "[[f/*.jsonl f/*.json b.jsonl]]", ""}, {[]any{"a.jsonl", "b.jsonl"}, "True", 0, "[[a.jsonl] [b.jsonl]]", ""},
+		{"f", "True", 0, "[[f/a.jsonl] [f/b.json]]", ""}, {[]any{"f/", "b.jsonl"}, "True", 0, "[[f/a.jsonl] [f/b.json] [b.jsonl]]", ""},
+		{"f", "True", 9, "[[f/*.jsonl f/*.json]]", "f is one dataset"}, {[]any{"a"}, "True", 0, "[[a/*.json*]]", apart},
 	} {
-		r, res := convert(t, imports.FlagEmbedding, imports.Settings{"train_data": c.files, "same_dataset_within_batch": c.same}, 1)
-		for _, remark := range []string{mixed, apart} {
-			if strings.Contains(res.Recipe, remark) != (remark == c.said) {
-				t.Errorf("%v, %v:\n%s", c.files, c.same, res.Recipe)
-			}
+		r, res := convert(t, imports.FlagEmbedding, imports.Settings{"train_data": c.files, "same_dataset_within_batch": c.same, "small_threshold": c.small}, 1)
+		var got [][]string
+		for _, s := range r.Data.Train {
+			got = append(got, s.Path)
 		}
-		if r.Batch.DropLast != (c.same == "True") || !r.Batch.OneDataset {
-			t.Errorf("%v, %v:\n%s", c.files, c.same, res.Recipe)
+		if fmt.Sprint(got) != c.want || strings.Contains(res.Recipe, "is one dataset") != (c.said != "") || !strings.Contains(res.Recipe, c.said) || r.Batch.DropLast != (c.same == "True") || !r.Batch.OneDataset {
+			t.Errorf("%v, %v: %v\n%s", c.files, c.same, got, res.Recipe)
 		}
 	}
 }

@@ -36,6 +36,7 @@ var losses = map[string]peer{
 	"MarginMSELoss": {name: "margin_mse", inputs: "query positive negative label", rows: true}, "DistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true},
 	"MegaBatchMarginLoss": {name: "mega_batch_margin"}, "GlobalOrthogonalRegularizationLoss": {name: "gor"},
 	"MultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true}, "CachedMultiVectorMultipleNegativesRankingLoss": {name: "mnrl", vectors: true},
+	"Contrastive": {name: "mnrl", vectors: true}, "CachedContrastive": {name: "mnrl", vectors: true}, // PyLate's
 	"MultiVectorMarginMSELoss":    {name: "margin_mse", inputs: "query positive negative label", rows: true, vectors: true},
 	"MultiVectorDistillKLDivLoss": {name: "distill_kl", inputs: "query positive negative scores", rows: true, vectors: true},
 	"MSELoss":                     {name: "teacher_embedding", inputs: "sentence teacher", rows: true}, "EmbedDistillLoss": {name: "teacher_embedding", inputs: "sentence teacher", rows: true},
@@ -236,6 +237,10 @@ func (r *recipe) loss() {
 	if ours == "mnrl" || ours == "gist" || ours == "mega_batch_margin" || !ok {
 		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
 	}
+	if v, ok := r.number("hardness_strength"); ok && v == 0 { // which mode it is changes nothing then
+		delete(r.settings, "hardness_strength")
+		delete(r.settings, "hardness_mode")
+	}
 	for _, option := range []string{"scale", "temperature", "student_temperature", "teacher_temperature", "hardness_strength", "margin"} {
 		if v, ok := r.number(option); ok && option == "margin" {
 			r.margin(option, ours, v)
@@ -301,6 +306,17 @@ func (r *recipe) loss() {
 		if v, ok := r.yes(option); ok {
 			r.set("loss."+option, fmt.Sprint(v), "true")
 		}
+	}
+	for option, usual := range map[string]string{"loss_fct": "mseloss", "cos_score_transformation": "identity"} {
+		if v, ok := r.word(option); ok && strings.ToLower(lossClass(v)) != usual {
+			r.without(option, "%s; %s has the square of the difference of cosine and label", v, cmp.Or(name, "the loss"))
+		}
+	}
+	if v, ok := r.yes("size_average"); ok && !v {
+		r.without("size_average", "false; the loss is a mean over rows")
+	}
+	if v, ok := r.number("projection_dim"); ok {
+		r.without("projection_dim", "%s; embeddings are compared as they are: a teacher's of another size takes a model with a layer that gives it (Dense)", num(v))
 	}
 	if ours == "gist" {
 		r.guide()

@@ -64,7 +64,7 @@ func inOrder(m map[string]any, order []string) (d Datasets) {
 }
 
 // readParts reads the datasets that a setting names; mapped tells whether a mapping does. A list of files is one dataset, as those of load_dataset's data_files
-// are. FlagEmbedding's files, and names on the Hugging Face hub, are a dataset each, as is what a list has mappings for.
+// are, and as FlagEmbedding's are without same_dataset_within_batch. Names on the Hugging Face hub are a dataset each, as is what a list has mappings for.
 func (r *recipe) readParts(key string, v any) (parts []part, mapped bool) {
 	if named, ok := byName(v); ok {
 		for _, d := range named {
@@ -73,7 +73,21 @@ func (r *recipe) readParts(key string, v any) (parts []part, mapped bool) {
 		return parts, true
 	}
 	all, list := v.([]any)
-	apart := r.from == FlagEmbedding || slices.ContainsFunc(all, func(v any) bool {
+	if r.from == FlagEmbedding {
+		if !list {
+			all = []any{v}
+		}
+		if same, _ := r.yes("same_dataset_within_batch"); !same { // files are one dataset, whose rows batches mix
+			return []part{r.part(key, "", all)}, false
+		}
+		for _, v := range all {
+			for _, v := range r.filesApart(v) {
+				parts = append(parts, r.part(key, "", v))
+			}
+		}
+		return parts, false
+	}
+	apart := slices.ContainsFunc(all, func(v any) bool {
 		file, text := v.(string)
 		return !text || dataset.HubName(file)
 	})

@@ -2,6 +2,7 @@ package imports
 
 import (
 	"bytes"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,8 +16,21 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
+// TrainerSettings is a Python module that writes a trainer's settings, data and model.
+//
+//go:embed trainer_settings.py
+var TrainerSettings string
+
 // FromPython says how a script's settings become a file that can be imported.
-const FromPython = `put this into the script, after the arguments are made, and run it that far:
+const FromPython = `put a module beside it that writes what its trainer has, contraflow import --python > trainer_settings.py,
+and into it, in place of trainer.train(), what calls it, and run the script:
+
+  import trainer_settings; trainer_settings.write(trainer, "moved")
+
+The folder has the model as it was before its first step, the data and those of evaluators as parquet files, and args.json with what the trainer has: its
+arguments, columns, loss with its options, LoRA, early stopping. PyLate's trainers are such trainers. Then: contraflow import moved/args.json > recipe.yaml
+
+Without a trainer it is done by hand: put this into the script, after the arguments are made, and run it that far:
 
   import json; json.dump(args.to_dict() | {"arguments": type(args).__name__}, open("args.json", "w"))
 
@@ -45,7 +59,7 @@ func ofDatasets(name string) bool {
 
 // whole tells settings that are mappings themselves.
 func whole(name string) bool {
-	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "loss" || name == "inner_loss" || name == "guide" || ofDatasets(name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "label_length" || name == "max_length" || name == "loss" || name == "inner_loss" || name == "guide" || ofDatasets(name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
 		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
 }
 

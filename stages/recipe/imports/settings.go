@@ -148,6 +148,10 @@ func (r *recipe) multiVector() {
 	if lengths != nil {
 		r.keys["model.max_length"] = "{" + strings.Join(lengths, ", ") + "}"
 	}
+	if v, ok := r.has("max_length"); ok { // of the trainer, over the modules'
+		r.keys["model.max_length"] = inFlow(v)
+		r.assume("max_length is of training and its loss there; here evaluations and the model that is saved have it too (model.max_length)")
+	}
 	if words, ok := r.has("skiplist_words"); ok {
 		if _, list := words.([]any); !list {
 			r.wrong("skiplist_words", "a list of tokens", words)
@@ -189,6 +193,12 @@ func (r *recipe) batch() {
 			size = n
 		}
 	}
+	if c, _ := r.settings["accelerator_config"].(map[string]any); c["split_batches"] == true { // size is that of all devices
+		if size%r.devices != 0 {
+			r.fail("per_device_train_batch_size: %d rows are not to be split over %d devices, as accelerator_config's split_batches has it", size, r.devices)
+		}
+		size /= r.devices
+	}
 	r.keys["batch.global_size"] = fmt.Sprint(size * r.devices)
 	gathered, said := r.gathers()
 	apart := r.devices > 1 && !gathered && r.inBatch()
@@ -214,14 +224,8 @@ func (r *recipe) batch() {
 		r.set("batch.accumulate", fmt.Sprint(n), "1")
 	}
 	drop, _ := r.yes("dataloader_drop_last")
-	same, said := r.yes("same_dataset_within_batch")
+	same, _ := r.yes("same_dataset_within_batch")
 	r.set("batch.drop_last", fmt.Sprint(drop || same), "true") // which same_dataset_within_batch always does
-	switch {
-	case r.from == FlagEmbedding && !same && r.datasets > 1:
-		r.assume("batches have rows of one dataset; there they are mixed (a list of files as one dataset's path would mix them)")
-	case said:
-		r.set("batch.one_dataset", fmt.Sprint(same), "true")
-	}
 	sampler, _ := r.word("batch_sampler")
 	sampler = strings.ToLower(sampler[strings.LastIndexByte(sampler, '.')+1:])
 	switch {
@@ -471,6 +475,7 @@ func (r *recipe) rest() {
 	if v, ok := r.yes("load_best_model_at_end"); ok && v {
 		r.keys["save.best"] = "true"
 	}
+	r.evaluators()
 	if m, ok := r.word("metric_for_best_model"); ok && m != "" {
 		r.metric(m)
 	} else if r.measuresLoss() && r.keys["save.best"] != "" {
@@ -510,7 +515,7 @@ func (r *recipe) metric(name string) {
 		if r.nanobeir(bare, name) {
 			return
 		}
-		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" {
+		if evaluator := strings.TrimSuffix(bare, measure); evaluator != "" && evaluator != "cosine_" && evaluator != "dot_" && r.measured == 0 {
 			r.assume("metric_for_best_model is one evaluator's, %s: eval.metric is %s, of all that eval.%s names, whose mean counts", name, measure, map[bool]string{false: "retrieval", true: "rerank"}[r.reranks()])
 		}
 	case measure == "loss" && !r.measuresLoss():
@@ -519,6 +524,7 @@ func (r *recipe) metric(name string) {
 		if r.keys["eval.metric"] = "loss"; bare != measure {
 			r.assume("metric_for_best_model is one dataset's, %s: eval.metric is loss, of all that eval.loss names, whose mean counts", name)
 		}
+	case r.measured > 0: // each has its figure
 	default:
 		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures", name)
 	}
@@ -532,6 +538,9 @@ func (r *recipe) nanobeir(bare, name string) bool {
 	all := parts[0] == "NanoBEIR"
 	if !all && (err != nil || parts[0] != task) {
 		return false
+	}
+	if r.keys["eval.nanobeir"] != "" {
+		return true // its evaluator has said more
 	}
 	tasks, top, cut := "true", "", ""
 	for _, p := range parts[1:] {
@@ -583,12 +592,8 @@ func (r *recipe) interval(name string) (string, bool) {
 func (r *recipe) every(key, what, fallback string) {
 	n, ok := r.number(what + "_steps")
 	switch s, _ := r.interval(what + "_strategy"); {
-	case s == "epoch" && what == "logging":
-		r.assume("logging_strategy is epoch: log.every counts steps, and stays at its default, %s", fallback)
 	case s == "epoch":
 		r.keys[key] = "epoch"
-	case ok && n > 0 && n < 1 && what == "logging":
-		r.assume("logging_steps is a share of the run: log.every counts steps, and stays at its default, %s", fallback)
 	case ok && n > 0 && n < 1:
 		r.keys[key] = num(n)
 	case ok && n != math.Trunc(n):
@@ -621,6 +626,8 @@ var counterparts = map[string]string{
 	"fsdp":                      "parameters and optimizer state are sharded with mesh.shard",
 	"fsdp_config":               "parameters and optimizer state are sharded with mesh.shard",
 	"use_self_distill":          "belongs to model.kind: m3",
+	"frozen":                    "model.freeze: {layers: N, embeddings: true} freezes the first N layers and the embeddings, and other tensors train",
+	"transform":                 "rows are as the dataset's transform has made them once: what it draws anew in each epoch stays as it was drawn",
 	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step":   "belongs to model.kind: m3",
 	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates, eval.loss or a reranker's eval.rerank has data",

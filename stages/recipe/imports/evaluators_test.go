@@ -1,0 +1,57 @@
+package imports_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"contraflow/stages/recipe/imports"
+)
+
+// What trainer_settings.py writes of evaluators is the recipe's eval section, and what there is none for is said.
+func TestEvaluators(t *testing.T) {
+	nano := func(tasks int) string {
+		return `{"nanobeir": [{"dataset": "sentence-transformers/NanoBEIR-en", "tasks": [` + strings.Repeat(`"nq", `, tasks-1) + `"msmarco"], "top": 100, "found": false}]}`
+	}
+	for evaluator, want := range map[string]string{
+		`{"sts": [{"name": "sts-dev", "path": "d/0.parquet", "a": "a", "b": "b", "score": "score"}]}`: "  sts: {name: sts-dev, path: d/0.parquet, a: a, b: b, score: score}\n",
+		`{"retrieval": [{"queries": "q", "corpus": "c", "qrels": "r"}], "other": ["MSEEvaluator"]}`:   "  retrieval: {queries: q, corpus: c, qrels: r}\n",
+		`{"other": ["MSEEvaluator"]}`: "# without counterpart: evaluator: MSEEvaluator: there is eval.retrieval",
+		`{"candidates": [{"path": "a", "query": "q", "positive": "p", "documents": "d", "found": true}, {"path": "b", "query": "q", "positive": "p", "negative": "n"}]}`: `  candidates:
+    - {path: a, documents: d, found: true, positive: p, query: q}
+    - {path: b, negative: "n", positive: p, query: q}
+`,
+		`{"sts": [{"path": "a", "a": "a", "b": "b", "score": "s"}], "triplets": [{"path": "t", "query": "q", "positive": "p", "negative": "n"}]}`: "# assumed: of 2 evaluators the mean counts",
+		`{"sts": [{"name": "sts-64", "path": "a", "a": "a", "b": "b", "score": "s", "dimensions": 64}]}`:                                          `  sts: {name: sts-64, path: a, a: a, b: b, dimensions: 64, score: s}`,
+		nano(13):         "  nanobeir: true\n",
+		nano(2):          "  nanobeir: {tasks: [nq, msmarco]}\n",
+		`"MSEEvaluator"`: "# without counterpart: evaluator: eval.retrieval",
+	} {
+		s := imports.Settings{"model": "m", "train_dataset": "d.parquet", "columns": []any{"a", "b"}}
+		var of any
+		if err := json.Unmarshal([]byte(evaluator), &of); err != nil {
+			t.Fatal(err)
+		}
+		if s["evaluator"] = of; strings.Contains(evaluator, "nanobeir") {
+			s["metric_for_best_model"] = "eval_NanoBEIR_mean_cosine_ndcg@10"
+		}
+		if _, res := convert(t, imports.SentenceTransformers, s, 1); !strings.Contains(res.Recipe, want) || len(res.Unknown) > 0 {
+			t.Errorf("%s:\n%s", evaluator, res.Recipe)
+		}
+	}
+}
+
+// With split_batches a batch size is that of all devices, as accelerate has it.
+func TestSplitBatches(t *testing.T) {
+	for split, want := range map[bool]string{true: "global_size: 64", false: "global_size: 256"} {
+		s := imports.Settings{"model": "m", "per_device_train_batch_size": 64.0, "gather_across_devices": true, "accelerator_config": map[string]any{"split_batches": split}}
+		if _, res := convert(t, imports.SentenceTransformers, s, 4); !strings.Contains(res.Recipe, want) {
+			t.Errorf("%t:\n%s", split, res.Recipe)
+		}
+	}
+	s := imports.Settings{"model": "m", "per_device_train_batch_size": 6.0, "accelerator_config": map[string]any{"split_batches": true}}
+	if _, err := imports.Convert(imports.SentenceTransformers, s, 4); err == nil || !strings.Contains(fmt.Sprint(err), "split_batches") {
+		t.Error(err)
+	}
+}

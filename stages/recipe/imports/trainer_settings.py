@@ -1,0 +1,196 @@
+"""Writes what a sentence-transformers trainer trains, and with what, for contraflow import.
+
+In a script, in place of trainer.train():
+
+    import trainer_settings; trainer_settings.write(trainer, "moved")
+
+Then: contraflow import moved/args.json > recipe.yaml. The folder has the settings, the data as parquet files and the model as it is before its first step.
+"""
+
+import copy
+import json
+import os
+
+KNOWN = ("transformers", "sentence_transformers", "pylate")  # whose callbacks and collators import tells by other settings
+LABELS = ("label", "labels", "score", "scores")
+
+
+def write(trainer, folder):
+    os.makedirs(folder, exist_ok=True)
+    settings = trainer.args.to_dict() | {"arguments": type(trainer.args).__name__}
+    settings |= model(trainer.model, folder)
+    settings |= dict(zip(["train_dataset", "columns", "label_length"], datasets(trainer.train_dataset, folder + "/train")))
+    each = trainer.train_dataset.values() if isinstance(trainer.train_dataset, dict) else [trainer.train_dataset]
+    settings["transform"] = any(made_when_read(one) for one in each)
+    settings["eval_dataset"] = datasets(trainer.eval_dataset, folder + "/eval")[0]
+    if hasattr(trainer.model, "query_prefix"):
+        settings["prompts"] = late_prompts(trainer, settings["columns"], trainer.data_collator.prompts or {})
+    if isinstance(trainer.loss, dict):
+        settings["loss"] = {name: loss(of, folder) for name, of in trainer.loss.items()}
+    else:
+        settings["loss"] = loss(trainer.loss, folder)
+    settings["evaluator"] = evaluation(trainer.evaluator, folder, trainer.model)
+    for c in trainer.callback_handler.callbacks:
+        if type(c).__name__ == "EarlyStoppingCallback":
+            settings["early_stopping_patience"] = c.early_stopping_patience
+            settings["early_stopping_threshold"] = c.early_stopping_threshold
+    own = [type(c).__name__ for c in trainer.callback_handler.callbacks if type(c).__module__.split(".")[0] not in KNOWN]
+    if own:
+        settings["callbacks"] = own
+    if type(trainer.data_collator).__module__.split(".")[0] not in KNOWN:
+        settings["data_collator"] = type(trainer.data_collator).__name__
+    if trainer.optimizer is not None:
+        settings["optimizers"] = type(trainer.optimizer).__name__
+    settings = {k: v for k, v in settings.items() if v is not None}
+    with open(folder + "/args.json", "w") as f:
+        json.dump(settings, f, indent=1, default=str)
+
+
+def model(of, folder):
+    """The model's folder; with an adapter, that of the model below it, and the adapter's settings."""
+    said = {"model": folder + "/model"}
+    adapted = next((m for m in of.modules() if getattr(m, "peft_config", None)), None)
+    if adapted is None:
+        frozen = [name for name, p in of.named_parameters() if not p.requires_grad]
+        if frozen:
+            said["frozen"] = frozen
+    else:
+        adapter = next(iter(adapted.peft_config.values()))
+        names = ["r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "modules_to_save"]
+        said |= {name: getattr(adapter, name) for name in names}
+        if isinstance(said["target_modules"], set):
+            said["target_modules"] = sorted(said["target_modules"])
+        of = below(of)
+    of.save_pretrained(folder + "/model", create_model_card=False)
+    return said
+
+
+def below(of):
+    """The model without its adapter."""
+    of = copy.deepcopy(of)
+    for parent in list(of.modules()):
+        for name, child in parent.named_children():
+            if hasattr(child, "base_layer"):
+                setattr(parent, name, child.base_layer)
+    for m in of.modules():
+        m.__dict__.pop("peft_config", None)
+        if getattr(m, "_hf_peft_config_loaded", False):
+            m._hf_peft_config_loaded = False
+    return of
+
+
+def datasets(of, name):
+    """Files, columns and how long labels are (0: numbers), of a dataset or of each of several by its name."""
+    if of is None:
+        return None, None, None
+    if isinstance(of, dict):
+        each = {key: datasets(one, f"{name}-{key}") for key, one in of.items()}
+        return tuple({key: said[i] for key, said in each.items() if said[i] is not None} for i in range(3))
+    from datasets import Dataset
+
+    rows = of
+    if not isinstance(of, Dataset) or of.format["type"] == "custom":  # a stream, or a transform, of which the trainer's own adds the dataset's name
+        rows = Dataset.from_list([{k: v for k, v in row.items() if k != "dataset_name"} for row in of])
+    rows.to_parquet(name + ".parquet")
+    label = next((rows[0][c] for c in LABELS if c in rows.column_names), None)
+    length = len(label) if isinstance(label, (list, tuple)) else None if label is None else 0
+    return name + ".parquet", rows.column_names, length
+
+
+def late_prompts(trainer, columns, prompts):
+    """PyLate's, which its collator has: a query's or a document's prefix stands before each, or alone."""
+    if isinstance(columns, dict):
+        return {name: late_prompts(trainer, of, prompts.get(name, prompts)) for name, of in columns.items()}
+    of = trainer.model
+    return {c: (of.document_prefix if i else of.query_prefix) + prompts.get(c, "") for i, c in enumerate(columns) if c not in LABELS}
+
+
+def made_when_read(of):
+    """Whether a script has given a dataset a transform: the trainer's own, which adds the dataset's name, may be around it."""
+    transform = getattr(of, "_format_kwargs", {}).get("transform")
+    inner = getattr(transform, "keywords", {}).get("transform")
+    return (inner if "dataset_name" in getattr(transform, "keywords", {}) else transform) is not None
+
+
+def loss(of, folder):
+    """A loss's class and options, and those of the loss in it."""
+    if hasattr(of, "get_config_dict"):
+        said = of.get_config_dict()
+    else:
+        said = {k: v for k, v in vars(of).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_" and k != "training"}
+    for of_it, name in ((of, "use_document_regularizer_only"), (getattr(of, "weighting_scheme", None), "mu")):  # which get_config_dict leaves out
+        if hasattr(of_it, name):
+            said[name] = getattr(of_it, name)
+    if hasattr(getattr(of, "loss", None), "get_config_dict"):
+        said["loss"] = loss(of.loss, folder)
+    if "guide" in said:
+        of.guide.save_pretrained(folder + "/guide", create_model_card=False)
+        said["guide"] = folder + "/guide"
+    return {"name": type(of).__name__} | said
+
+
+def cut_shorter(of, model):
+    dims = getattr(of, "truncate_dim", None) or getattr(of, "max_active_dims", None)
+    return dims is not None and dims < model.get_embedding_dimension()
+
+
+def evaluation(of, folder, model, all=None):
+    """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names."""
+    from datasets import Dataset
+
+    all = {} if all is None else all
+    kind = type(of).__name__
+    shorter = of is not None and cut_shorter(of, model)
+
+    def file(columns, name=None):
+        path = f"{folder}/{name or kind}-{len(sum(all.values(), []))}.parquet"
+        Dataset.from_dict(columns).to_parquet(path)
+        return path
+
+    def pairs():
+        if hasattr(of, "sentence_pairs"):
+            return {"a": [a for a, _ in of.sentence_pairs], "b": [b for _, b in of.sentence_pairs]}
+        return {"a": list(of.sentences1), "b": list(of.sentences2)}
+
+    def add(task, entry):
+        name = {"name": of.name} if getattr(of, "name", "") and task != "nanobeir" else {}
+        all.setdefault(task, []).append(name | entry | ({"dimensions": of.truncate_dim} if shorter else {}))
+
+    if of is None:
+        return None
+    if kind == "SequentialEvaluator":
+        for one in of.evaluators:
+            evaluation(one, folder, model, all)
+    elif shorter and kind not in ("EmbeddingSimilarityEvaluator", "BinaryClassificationEvaluator", "TripletEvaluator"):
+        all.setdefault("other", []).append(kind + " of embeddings that are cut")
+    elif "NanoBEIR" in kind:
+        entry = {"dataset": of.dataset_id, "tasks": list(of.dataset_names)}
+        query, document = getattr(of, "query_prompts", None), getattr(of, "corpus_prompts", None)
+        if hasattr(of, "rerank_k"):
+            entry |= {"top": of.rerank_k, "found": not of.always_rerank_positives}
+        for task in entry.pop("tasks") if isinstance(query or document, dict) else [None]:
+            prompts = {k: p.get(task) if isinstance(p, dict) else p for k, p in [("query", query), ("document", document)] if p}
+            add("nanobeir", entry | ({"tasks": [task]} if task else {}) | ({"prompts": prompts} if prompts else {}))
+    elif kind.endswith("EmbeddingSimilarityEvaluator") or kind == "CrossEncoderCorrelationEvaluator":
+        add("sts", {"path": file(pairs() | {"score": list(of.scores)}), "a": "a", "b": "b", "score": "score"})
+    elif kind.endswith("BinaryClassificationEvaluator") or kind == "CrossEncoderClassificationEvaluator":
+        add("pair_classification", {"path": file(pairs() | {"label": list(of.labels)}), "a": "a", "b": "b", "label": "label"})
+    elif kind.endswith("TripletEvaluator"):
+        columns = {"query": list(of.anchors), "positive": list(of.positives), "negative": list(of.negatives)}
+        add("triplets", {"path": file(columns)} | {c: c for c in columns})
+    elif kind.endswith("InformationRetrievalEvaluator"):
+        judged = [(q, d) for q in of.queries_ids for d in of.relevant_docs[q]]
+        add("retrieval", {
+            "queries": file({"id": of.queries_ids, "text": of.queries}, "queries"),
+            "corpus": file({"id": of.corpus_ids, "text": of.corpus}, "corpus"),
+            "qrels": file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels"),
+        })
+    elif kind.endswith("RerankingEvaluator"):
+        samples = list(of.samples)
+        columns = [c for c in ("query", "positive", "negative", "documents") if c in samples[0]]
+        as_list = lambda v: [v] if isinstance(v, str) else list(v)
+        entry = {"path": file({c: [s[c] if c == "query" else as_list(s[c]) for s in samples] for c in columns})} | {c: c for c in columns}
+        add("candidates", entry | ({"found": True} if not getattr(of, "always_rerank_positives", True) else {}))
+    else:
+        all.setdefault("other", []).append(kind)
+    return all

@@ -1,0 +1,128 @@
+"""Scripts that move: what `contraflow import --python` writes of trainers of sentence-transformers, its import, and as many steps of either. A step's batch is
+the whole dataset, so that orders of rows don't count.
+
+    python testdata/peers/moved.py CONTRAFLOW
+
+Prints a table. Exits with 1 if a loss is off by more than 1e-4 of it, a learning rate at all, or the recipe names something that is not known. Needs sentence-transformers (6.2
+was used), datasets and peft.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import datasets
+import peft
+import sentence_transformers as st
+import torch
+import transformers
+from sentence_transformers.cross_encoder import losses as C
+from sentence_transformers.multi_vector_encoder import losses as V
+from sentence_transformers.sentence_transformer import evaluation as E
+from sentence_transformers.sentence_transformer import losses as L
+from sentence_transformers.sparse_encoder import losses as S
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+datasets.disable_progress_bars()
+contraflow = str(Path(sys.argv[1]).resolve())
+work = Path(tempfile.mkdtemp())
+os.chdir(work)
+Path("trainer_settings.py").write_bytes(subprocess.run([contraflow, "import", "--python"], check=True, capture_output=True).stdout)
+sys.path.insert(0, str(work))
+import trainer_settings  # noqa: E402
+
+ROWS, STEPS = 8, 4
+tok = transformers.AutoTokenizer.from_pretrained(Path(__file__).resolve().parents[1] / "golden" / "bert" / "minilm-tiny")
+torch.manual_seed(1)
+transformers.BertForMaskedLM(transformers.BertConfig(
+    vocab_size=len(tok), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+    max_position_embeddings=48, initializer_range=0.2)).save_pretrained("start")  # fmt: skip
+tok.save_pretrained("start")
+rng = random.Random(2)
+
+
+def texts(n=ROWS):
+    words = "river stone light music cloud garden engine paper winter sugar".split()
+    return [" ".join(rng.choice(words) for _ in range(rng.randint(3, 9))) for _ in range(n)]
+
+
+triplets = datasets.Dataset.from_dict({"anchor": texts(), "positive": texts(), "negative": texts()})
+scored = datasets.Dataset.from_dict({"score": [rng.random() for _ in range(ROWS)], "a": texts(), "b": texts()})
+margins = datasets.Dataset.from_dict({"query": texts(), "positive": texts(), "negative": texts(), "score": [rng.random() for _ in range(ROWS)]})
+lists = datasets.Dataset.from_dict({"query": texts(), "docs": [texts(4) for _ in range(ROWS)], "labels": [[1, 0, 0, 0]] * ROWS})
+lazy = datasets.Dataset.from_dict({"i": list(range(ROWS))})
+lazy.set_transform(lambda batch: {"anchor": [triplets[i]["anchor"] for i in batch["i"]], "positive": [triplets[i]["positive"] for i in batch["i"]]})
+
+
+def dense():
+    return st.SentenceTransformer("start", device="cpu")
+
+
+def adapted():
+    model = dense()
+    model.add_adapter(peft.LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value"]))
+    return model
+
+
+def evaluators():
+    return [
+        E.EmbeddingSimilarityEvaluator(scored["a"], scored["b"], scored["score"], name="pairs"),
+        E.TripletEvaluator(*(triplets[c] for c in triplets.column_names)),
+        E.InformationRetrievalEvaluator(dict(enumerate(triplets["anchor"])), dict(enumerate(triplets["positive"])), {i: {i} for i in range(ROWS)}),
+    ]
+
+
+def scores(model):
+    return {"pairs": L.CoSENTLoss(model, scale=10), "triplets": L.TripletLoss(model, triplet_margin=3)}
+
+
+# Each a model, its data, its loss and more of its trainer: arguments, and evaluators.
+CASES = {
+    "matryoshka": (dense, triplets, lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m, scale=10), [32, 16]), {"prompts": {"anchor": "cloud: "}, "batch_sampler": "no_duplicates"}, evaluators),
+    "rows made as they are read": (dense, lazy, lambda m: L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), {"weight_decay": 0.1}, None),
+    "two losses": (dense, {"pairs": scored, "triplets": triplets}, scores, {"multi_dataset_batch_sampler": "round_robin"}, None),
+    "angle of triplets": (dense, triplets, L.AnglELoss, {}, None),
+    "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, None),
+    "LoRA": (adapted, triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # an adapter begins at random
+    "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),
+    "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=3), {}, None),
+    "sparse": (lambda: st.SparseEncoder("start", device="cpu"), triplets, lambda m: S.SpladeLoss(m, S.SparseMultipleNegativesRankingLoss(m), 0.01, 0.02), {}, None),
+    "sparse, documents alone": (lambda: st.SparseEncoder("start", device="cpu"), scored, lambda m: S.SpladeLoss(m, S.SparseCoSENTLoss(m), 0.02, use_document_regularizer_only=True), {}, None),
+    "multi-vector": (lambda: st.MultiVectorEncoder("start", device="cpu"), triplets, V.MultiVectorMultipleNegativesRankingLoss, {"max_length": {"query": 7, "document": 5}}, None),
+}  # fmt: skip
+
+bad = 0
+for name, (make, rows, loss, more, evaluate) in CASES.items():
+    torch.manual_seed(3)
+    model = make()
+    kind = type(model).__name__
+    arguments = getattr(st, kind + "TrainingArguments")(**{
+        "output_dir": "there", "per_device_train_batch_size": ROWS, "learning_rate": 1e-3, "warmup_steps": 1, "max_steps": STEPS, "logging_steps": 1, "save_strategy": "no",
+        "report_to": "none", "use_cpu": True, "disable_tqdm": True} | more)  # fmt: skip
+    trainer = getattr(st, kind + "Trainer")(model, arguments, train_dataset=rows, loss=loss(model), evaluator=evaluate and evaluate())
+    trainer_settings.write(trainer, "moved")
+    r = subprocess.run([contraflow, "import", "moved/args.json"], capture_output=True, text=True)
+    said = [line for line in r.stderr.splitlines() if not line.startswith(("assumed", "without counterpart: transform"))]
+    Path("recipe.yaml").write_text(r.stdout)
+    trained = subprocess.run([contraflow, "train", "-c", "recipe.yaml", "--set", "save.dir=here", "--set", "train.device=cpu"], capture_output=True, text=True)
+    if r.returncode or said or trained.returncode:
+        sys.exit(f"{name}: {r.stdout}{said}\n{trained.stderr}")
+    trainer.evaluator = None
+    trainer.train()
+    ours = [(m["loss"], m["lr"]) for m in map(json.loads, open("here/metrics.jsonl")) if "lr" in m]
+    theirs = [(m["loss"], m["learning_rate"]) for m in trainer.state.log_history if "loss" in m]
+    off = max(abs(a - b) / abs(b) for (a, _), (b, _) in zip(ours, theirs, strict=True))
+    rates = max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True))
+    wrong = off > 1e-4 or rates > 1e-12 or any(task not in r.stdout for task in (["sts:", "triplets:", "retrieval:"] if evaluate else []))
+    bad += wrong
+    print(f"{name:28} {' '.join(f'{a:.5f}' for a, _ in ours)}  off by {off:.1e}{'  WRONG' if wrong else ''}")
+    for run in ("here", "moved"):
+        subprocess.run(["rm", "-r", run], check=True)
+sys.exit(bad > 0)
