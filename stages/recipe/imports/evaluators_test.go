@@ -49,7 +49,13 @@ func TestSplitBatches(t *testing.T) {
 			t.Errorf("%t:\n%s", split, res.Recipe)
 		}
 	}
-	s := imports.Settings{"model": "m", "per_device_train_batch_size": 6.0, "accelerator_config": map[string]any{"split_batches": true}}
+	s := imports.Settings{"model": "m", "per_device_train_batch_size": 64.0, "gather_across_devices": true, "devices": 4.0} // as trainer_settings.py has it
+	for devices, want := range map[int]string{0: "global_size: 256", 2: "global_size: 128"} {
+		if _, res := convert(t, imports.SentenceTransformers, s, devices); !strings.Contains(res.Recipe, want) || len(res.Unknown) > 0 {
+			t.Errorf("%d:\n%s", devices, res.Recipe)
+		}
+	}
+	s = imports.Settings{"model": "m", "per_device_train_batch_size": 6.0, "accelerator_config": map[string]any{"split_batches": true}}
 	if _, err := imports.Convert(imports.SentenceTransformers, s, 4); err == nil || !strings.Contains(fmt.Sprint(err), "split_batches") {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ import json
 import os
 
 import torch
+from datasets import Dataset, IterableDataset
 
 KNOWN = ("transformers", "sentence_transformers", "pylate")  # whose classes import tells by other settings; others are a script's own
 LABELS = ("label", "labels", "score", "scores")
@@ -34,6 +35,8 @@ def write(trainer, folder):
     settings |= dict(zip(["train_dataset", "columns", "label_length"], datasets(trainer.train_dataset, folder + "/train", rows)))
     each = trainer.train_dataset.values() if isinstance(trainer.train_dataset, dict) else [trainer.train_dataset]
     settings["transform"] = any(made_when_read(one) for one in each)
+    if any(isinstance(one, IterableDataset) for one in each):
+        settings["train_sampling_strategy"] = "sequential"  # a stream's rows come as they are
     settings["eval_dataset"] = datasets(trainer.eval_dataset, folder + "/eval")[0]
     if hasattr(trainer.model, "query_prefix"):
         settings["prompts"] = late_prompts(trainer, settings["columns"], trainer.data_collator.prompts or {})
@@ -120,8 +123,6 @@ def datasets(of, name, most=None):
     if isinstance(of, dict):
         each = {key: datasets(one, f"{name}-{key}", most) for key, one in of.items()}
         return tuple({key: said[i] for key, said in each.items() if said[i] is not None} for i in range(3))
-    from datasets import Dataset
-
     rows = of
     if not isinstance(of, Dataset) or of.format["type"] == "custom":  # a stream, or a transform, of which the trainer's own adds the dataset's name
         read = of if isinstance(of, Dataset) else itertools.islice(of, most)
@@ -174,8 +175,6 @@ def cut_shorter(of, model):
 
 def evaluation(of, folder, model, all=None):
     """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names."""
-    from datasets import Dataset
-
     all = {} if all is None else all
     kind = type(of).__name__
 
