@@ -59,7 +59,7 @@ triplets = datasets.Dataset.from_dict({"anchor": texts(), "positive": texts(), "
 scored = datasets.Dataset.from_dict({"score": [rng.random() for _ in range(ROWS)], "a": texts(), "b": texts()})
 margins = datasets.Dataset.from_dict({"query": texts(), "positive": texts(), "negative": texts(), "score": [rng.random() for _ in range(ROWS)]})
 repeated = datasets.Dataset.from_dict({"query": texts(ROWS // 2) * 2, "answer": texts(ROWS // 2) * 2})
-lists = datasets.Dataset.from_dict({"query": texts(), "docs": [texts(4) for _ in range(ROWS)], "labels": [[1, 0, 0, 0]] * ROWS})
+lists = datasets.Dataset.from_dict({"query": texts(), "docs": [texts(4) for _ in range(ROWS)], "labels": [[0, 1, 3, 2]] * ROWS})
 lazy = datasets.Dataset.from_dict({"i": list(range(ROWS))})
 lazy.set_transform(lambda batch: {"anchor": [triplets[i]["anchor"] for i in batch["i"]], "positive": [triplets[i]["positive"] for i in batch["i"]]})
 
@@ -97,7 +97,7 @@ CASES = {
     "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, None),
     "LoRA": (adapted, triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # an adapter begins at random
     "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),
-    "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=3), {}, None),
+    "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=2), {}, None),
     "sparse": (lambda: st.SparseEncoder("start", device="cpu"), triplets, lambda m: S.SpladeLoss(m, S.SparseMultipleNegativesRankingLoss(m), 0.01, 0.02), {}, None),
     "sparse, documents alone": (lambda: st.SparseEncoder("start", device="cpu"), scored, lambda m: S.SpladeLoss(m, S.SparseCoSENTLoss(m), 0.02, use_document_regularizer_only=True), {}, None),
     "multi-vector": (lambda: st.MultiVectorEncoder("start", device="cpu"), triplets, V.MultiVectorMultipleNegativesRankingLoss, {"max_length": {"query": 7, "document": 5}}, None),
