@@ -639,6 +639,8 @@ func TestSaid(t *testing.T) {
 		"drop_threshold":              {imports.FlagEmbedding, "50", "no rows are dropped"},
 		"batch_sampler":               {imports.SentenceTransformers, "Own", "own; batches here are in random order"},
 		"adapter":                     {imports.SentenceTransformers, map[string]any{"use_dora": true, "trained": true}, "{trained: true, use_dora: true}; model.lora has rank"},
+		"loss_fct":                    {imports.SentenceTransformers, "torch.nn.modules.loss.L1Loss", "torch.nn.modules.loss.L1Loss; the loss has the square"},
+		"size_average":                {imports.SentenceTransformers, false, "false; the loss is a mean"},
 		"sep_token":                   {imports.FlagEmbedding, "\n", "what stands between"},
 		"model_type":                  {imports.FlagEmbedding, "decoder", "the program"},
 	} {
@@ -647,7 +649,7 @@ func TestSaid(t *testing.T) {
 			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
 		}
 	}
-	for name, value := range map[string]any{"lr_scheduler_kwargs": map[string]any{}, "train_sampling_strategy": "random", "similarity_fct": "cos_sim", "batch_sampler": "no_duplicates_hashed", "small_threshold": "0", "drop_threshold": 0.0} {
+	for name, value := range map[string]any{"lr_scheduler_kwargs": map[string]any{}, "train_sampling_strategy": "random", "similarity_fct": "cos_sim", "batch_sampler": "no_duplicates_hashed", "loss_fct": "torch.nn.modules.loss.MSELoss", "size_average": true, "small_threshold": "0", "drop_threshold": 0.0} {
 		if _, res := convert(t, imports.SentenceTransformers, imports.Settings{name: value}, 1); len(res.Unknown)+len(res.Without) > 0 {
 			t.Errorf("%s: without %q, unknown %q", name, res.Without, res.Unknown)
 		}
