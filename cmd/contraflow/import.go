@@ -85,7 +85,7 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 			return err
 		},
 	}
-	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together, over all machines; default: what torchrun, deepspeed, accelerate, mpirun or srun is told, or 1")
+	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together, over all machines; default: what torchrun, deepspeed, accelerate, mpirun or srun is told, or trainer_settings.py has seen, or 1")
 	cmd.Flags().StringVar(&out, "out", "", "the file to write, which must not be there; default: standard output")
 	cmd.Flags().BoolVar(&python, "python", false, "print trainer_settings.py, a module for a sentence-transformers script, which writes what is imported")
 	notEmpty(cmd, "out")
@@ -162,5 +162,5 @@ func readSettings(cmd *cobra.Command, args []string) (from imports.Source, s imp
 	if _, flag := s["train_group_size"]; flag {
 		from = imports.FlagEmbedding
 	}
-	return from, s, 1, err
+	return from, s, 0, err
 }

@@ -7,6 +7,8 @@ Prints a table. Exits with 1 if a loss is off by more than 1e-4 of it, a learnin
 was used), datasets and peft.
 """
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -56,7 +58,8 @@ def texts(n=ROWS):
 triplets = datasets.Dataset.from_dict({"anchor": texts(), "positive": texts(), "negative": texts()})
 scored = datasets.Dataset.from_dict({"score": [rng.random() for _ in range(ROWS)], "a": texts(), "b": texts()})
 margins = datasets.Dataset.from_dict({"query": texts(), "positive": texts(), "negative": texts(), "score": [rng.random() for _ in range(ROWS)]})
-lists = datasets.Dataset.from_dict({"query": texts(), "docs": [texts(4) for _ in range(ROWS)], "labels": [[1, 0, 0, 0]] * ROWS})
+repeated = datasets.Dataset.from_dict({"query": texts(ROWS // 2) * 2, "answer": texts(ROWS // 2) * 2})
+lists = datasets.Dataset.from_dict({"query": texts(), "docs": [texts(4) for _ in range(ROWS)], "labels": [[0, 1, 3, 2]] * ROWS})
 lazy = datasets.Dataset.from_dict({"i": list(range(ROWS))})
 lazy.set_transform(lambda batch: {"anchor": [triplets[i]["anchor"] for i in batch["i"]], "positive": [triplets[i]["positive"] for i in batch["i"]]})
 
@@ -86,13 +89,15 @@ def scores(model):
 # Each a model, its data, its loss and more of its trainer: arguments, and evaluators.
 CASES = {
     "matryoshka": (dense, triplets, lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m, scale=10), [32, 16]), {"prompts": {"anchor": "cloud: "}, "batch_sampler": "no_duplicates"}, evaluators),
-    "rows made as they are read": (dense, lazy, lambda m: L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), {"weight_decay": 0.1}, None),
+    "rows made as they are read": (dense, lazy, lambda m: L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), {"weight_decay": 5}, None),
+    "repeated rows": (dense, repeated, L.MultipleNegativesRankingLoss, {}, None),
+    "guide": (dense, triplets.select_columns(["anchor", "negative"]), lambda m: L.GISTEmbedLoss(m, dense()), {}, None),
     "two losses": (dense, {"pairs": scored, "triplets": triplets}, scores, {"multi_dataset_batch_sampler": "round_robin"}, None),
     "angle of triplets": (dense, triplets, L.AnglELoss, {}, None),
     "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, None),
     "LoRA": (adapted, triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # an adapter begins at random
     "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),
-    "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=3), {}, None),
+    "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=2), {}, None),
     "sparse": (lambda: st.SparseEncoder("start", device="cpu"), triplets, lambda m: S.SpladeLoss(m, S.SparseMultipleNegativesRankingLoss(m), 0.01, 0.02), {}, None),
     "sparse, documents alone": (lambda: st.SparseEncoder("start", device="cpu"), scored, lambda m: S.SpladeLoss(m, S.SparseCoSENTLoss(m), 0.02, use_document_regularizer_only=True), {}, None),
     "multi-vector": (lambda: st.MultiVectorEncoder("start", device="cpu"), triplets, V.MultiVectorMultipleNegativesRankingLoss, {"max_length": {"query": 7, "document": 5}}, None),
@@ -107,7 +112,9 @@ for name, (make, rows, loss, more, evaluate) in CASES.items():
         "output_dir": "there", "per_device_train_batch_size": ROWS, "learning_rate": 1e-3, "warmup_steps": 1, "max_steps": STEPS, "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "use_cpu": True, "disable_tqdm": True} | more)  # fmt: skip
     trainer = getattr(st, kind + "Trainer")(model, arguments, train_dataset=rows, loss=loss(model), evaluator=evaluate and evaluate())
-    trainer_settings.write(trainer, "moved")
+    trainer.remove_callback(transformers.PrinterCallback)
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer_settings.write(trainer, "moved")
     r = subprocess.run([contraflow, "import", "moved/args.json"], capture_output=True, text=True)
     said = [line for line in r.stderr.splitlines() if not line.startswith(("assumed", "without counterpart: transform"))]
     Path("recipe.yaml").write_text(r.stdout)

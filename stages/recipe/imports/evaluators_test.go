@@ -42,6 +42,28 @@ func TestEvaluators(t *testing.T) {
 	}
 }
 
+// What evaluators measure is what a metric is of, and no setting of theirs is left over.
+func TestEvaluatorsMetric(t *testing.T) {
+	s := imports.Settings{"model": "m", "metric_for_best_model": "eval_dev_spearman_cosine", "evaluator": map[string]any{"sts": []any{map[string]any{"path": "a", "a": "a", "b": "b", "score": "s"}}}}
+	if _, res := convert(t, imports.SentenceTransformers, s, 1); len(res.Without)+len(res.Unknown) > 0 {
+		t.Errorf("%s", res.Recipe)
+	}
+	s["metric_for_best_model"], s["evaluator"] = "eval_dev_cosine_ndcg@10", map[string]any{"retrieval": []any{map[string]any{"queries": "q", "corpus": "c", "qrels": "r"}}}
+	if _, res := convert(t, imports.SentenceTransformers, s, 1); strings.Contains(res.Recipe, "is one evaluator's") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
+// A label that is as long as there are documents has a score of each, and one that is shorter has margins, which is said.
+func TestLabelLength(t *testing.T) {
+	for length, said := range map[float64]int{2: 0, 1: 1} {
+		s := imports.Settings{"model": "m", "loss": "MarginMSELoss", "columns": []any{"q", "p", "n", "score"}, "label_length": length}
+		if r, res := convert(t, imports.SentenceTransformers, s, 1); len(res.Without) != said || r.Data.Train[0].Scores == nil {
+			t.Errorf("%v:\n%s", length, res.Recipe)
+		}
+	}
+}
+
 // With split_batches a batch size is that of all devices, as accelerate has it.
 func TestSplitBatches(t *testing.T) {
 	for split, want := range map[bool]string{true: "global_size: 64", false: "global_size: 256"} {
@@ -50,7 +72,13 @@ func TestSplitBatches(t *testing.T) {
 			t.Errorf("%t:\n%s", split, res.Recipe)
 		}
 	}
-	s := imports.Settings{"model": "m", "per_device_train_batch_size": 6.0, "accelerator_config": map[string]any{"split_batches": true}}
+	s := imports.Settings{"model": "m", "per_device_train_batch_size": 64.0, "gather_across_devices": true, "devices": 4.0} // as trainer_settings.py has it
+	for devices, want := range map[int]string{0: "global_size: 256", 2: "global_size: 128"} {
+		if _, res := convert(t, imports.SentenceTransformers, s, devices); !strings.Contains(res.Recipe, want) || len(res.Unknown) > 0 {
+			t.Errorf("%d:\n%s", devices, res.Recipe)
+		}
+	}
+	s = imports.Settings{"model": "m", "per_device_train_batch_size": 6.0, "accelerator_config": map[string]any{"split_batches": true}}
 	if _, err := imports.Convert(imports.SentenceTransformers, s, 4); err == nil || !strings.Contains(fmt.Sprint(err), "split_batches") {
 		t.Error(err)
 	}

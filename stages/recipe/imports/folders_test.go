@@ -1,6 +1,7 @@
 package imports_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,6 +63,41 @@ func TestFolders(t *testing.T) {
 			t.Errorf("%s: %d rows, want %d", c.folder, d.Rows(), c.rows)
 		}
 		d.Close()
+	}
+}
+
+// FlagEmbedding mixes files in batches, unless it is told not to; then each is a dataset, those of a folder as well, and it drops what fills no batch.
+func TestMixedFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.Mkdir("f", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"f/a.jsonl", "f/b.json", "f/c.txt"} {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const apart = "a is one dataset"
+	for _, c := range []struct {
+		files any
+		same  any
+		small float64
+		want  string
+		said  string
+	}{
+		{"a.jsonl", nil, 0, "[[a.jsonl]]", ""}, {[]any{"a"}, nil, 0, "[[a/*.json*]]", ""}, {[]any{"a.jsonl", "b.jsonl"}, nil, 0, "[[a.jsonl b.jsonl]]", ""},
+		{[]any{"f", "b.jsonl"}, "False", 0, "[[f/*.jsonl f/*.json b.jsonl]]", ""}, {[]any{"a.jsonl", "b.jsonl"}, "True", 0, "[[a.jsonl] [b.jsonl]]", ""},
+		{"f", "True", 0, "[[f/a.jsonl] [f/b.json]]", ""}, {[]any{"f/", "b.jsonl"}, "True", 0, "[[f/a.jsonl] [f/b.json] [b.jsonl]]", ""},
+		{"f", "True", 9, "[[f/*.jsonl f/*.json]]", "f is one dataset"}, {[]any{"a"}, "True", 0, "[[a/*.json*]]", apart},
+	} {
+		r, res := convert(t, imports.FlagEmbedding, imports.Settings{"train_data": c.files, "same_dataset_within_batch": c.same, "small_threshold": c.small}, 1)
+		var got [][]string
+		for _, s := range r.Data.Train {
+			got = append(got, s.Path)
+		}
+		if fmt.Sprint(got) != c.want || strings.Contains(res.Recipe, "is one dataset") != (c.said != "") || !strings.Contains(res.Recipe, c.said) || r.Batch.DropLast != (c.same == "True") || !r.Batch.OneDataset {
+			t.Errorf("%v, %v: %v\n%s", c.files, c.same, got, res.Recipe)
+		}
 	}
 }
 

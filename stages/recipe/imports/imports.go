@@ -64,9 +64,12 @@ type recipe struct {
 	errs     []string
 }
 
-// Convert makes a recipe. devices is how many processes trained together there; 0 means 1. A setting of the wrong type is an error.
+// Convert makes a recipe. devices is how many processes trained together there; 0 means what a trainer's settings say, or 1. A setting of the wrong type is an error.
 func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r := &recipe{from: from, settings: s, devices: max(1, devices), keys: map[string]string{}, used: map[string]bool{}, asked: map[string]bool{}}
+	if n, ok := r.whole("devices"); ok && devices == 0 && from == SentenceTransformers {
+		r.devices = max(1, n)
+	}
 	r.separate()
 	r.embeds()
 	if len(r.errs) > 0 {

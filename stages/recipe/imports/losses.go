@@ -235,7 +235,8 @@ func (r *recipe) loss() {
 		r.keys["loss.partition_mode"] = "per_direction"
 	}
 	if ours == "mnrl" || ours == "gist" || ours == "mega_batch_margin" || !ok {
-		r.assume("a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there")
+		r.keys["loss.mask_duplicates"] = "false"
+		r.assume("a text that occurs twice in a batch is a negative of itself, as it is there; loss.mask_duplicates: true is mostly better")
 	}
 	if v, ok := r.number("hardness_strength"); ok && v == 0 { // which mode it is changes nothing then
 		delete(r.settings, "hardness_strength")

@@ -25,7 +25,9 @@ var TrainerSettings string
 const FromPython = `put a module beside it that writes what its trainer has, contraflow import --python > trainer_settings.py,
 and into it, in place of trainer.train(), what calls it, and run the script:
 
-  import trainer_settings; trainer_settings.write(trainer, "moved")
+  import trainer_settings; trainer_settings.write(trainer, "moved"); raise SystemExit
+
+What follows there would save and publish a model that has learned nothing.
 
 The folder has the model as it was before its first step, the data and those of evaluators as parquet files, and args.json with what the trainer has: its
 arguments, columns, loss with its options, LoRA, early stopping. PyLate's trainers are such trainers. Then: contraflow import moved/args.json > recipe.yaml
@@ -59,7 +61,8 @@ func ofDatasets(name string) bool {
 
 // whole tells settings that are mappings themselves.
 func whole(name string) bool {
-	return name == "prompts" || name == "query_expansion" || name == "columns" || name == "label_length" || name == "max_length" || name == "loss" || name == "inner_loss" || name == "guide" || ofDatasets(name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
+	return slices.Contains([]string{"adapter", "columns", "guide", "inner_loss", "label_length", "loss", "max_length", "prompts", "query_expansion"}, name) ||
+		ofDatasets(name) || counterparts[name] != "" || slices.Contains(nothing, name) ||
 		strings.HasSuffix(name, "_kwargs") || strings.HasSuffix(name, "_mapping")
 }
 

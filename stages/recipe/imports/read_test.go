@@ -191,3 +191,11 @@ func TestVariablesLeft(t *testing.T) {
 		t.Errorf("%s", res.Recipe)
 	}
 }
+
+// What an adapter has that a recipe hasn't stays together, and is no setting of the trainer.
+func TestAdapterRead(t *testing.T) {
+	s, err := imports.ReadMapping("args.json", []byte(`{"model": "m", "adapter": {"bias": "all", "rank_pattern": {"query": 2}}}`))
+	if _, together := s["adapter"].(map[string]any); err != nil || !together {
+		t.Errorf("%v %v", s, err)
+	}
+}

@@ -112,6 +112,9 @@ func (r *recipe) model() {
 	if m := r.list("modules_to_save"); m != nil {
 		lora["modules_to_save"] = names(m)
 	}
+	if v, ok := r.has("adapter"); ok {
+		r.without("adapter", "%s; model.lora has rank, alpha, dropout, targets, rslora and modules_to_save, and begins anew", inFlow(v))
+	}
 	use, said := r.yes("use_lora")
 	if use || !said && (len(lora) > 0 || r.decoder()) {
 		usual := map[string]string{"rank": "8", "alpha": "8"} // PEFT's
@@ -237,6 +240,9 @@ func (r *recipe) batch() {
 	case sampler == "group_by_label":
 		r.without("batch_sampler", "group_by_label puts rows of equal labels side by side; batches here are in random order")
 	default:
+		if sampler != "" && sampler != "batch_sampler" {
+			r.without("batch_sampler", "%s; batches here are in random order", sampler)
+		}
 		r.set("batch.no_duplicates", "false", "true")
 		if r.from == SentenceTransformers {
 			r.assume("batches may hold a text twice, as with batch_sampler's default; batch.no_duplicates: true is mostly better: all rows are read before the first step, and those that fit into no batch are left out and counted")
@@ -648,7 +654,8 @@ var counterparts = map[string]string{
 	"tokenizer":                 "the tokenizer is the one in the model's folder",
 	"callbacks":                 "Python's are not called; eval.early_stopping is there (settings early_stopping_patience and early_stopping_threshold say it)",
 	"compute_metrics":           "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates and a reranker's eval.rerank have metrics of their own",
-	"optimizers":                "the optimizer is AdamW, with the settings of the arguments",
+	"optimizers":                "the optimizer is AdamW, with the settings of the arguments, and so is its schedule",
+	"trainer":                   "Python's own is not called: what it makes of losses, batches or steps is not here",
 	"optimizer_cls_and_kwargs":  "the optimizer is AdamW, with the settings of the arguments",
 	"save_merged_lora_model":    "an embedder's adapter is saved as it is, and contraflow merge makes a model of it; a reranker's is merged when it is saved",
 	"only_merge_lora_model":     "contraflow merge does it, and trains nothing",

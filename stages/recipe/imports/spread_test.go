@@ -17,7 +17,7 @@ func TestSpread(t *testing.T) {
 		assumed      string
 		without      string // "": nothing
 	}{
-		{mega, "", nil, "a text that occurs twice in a batch is no negative of itself (loss.mask_duplicates), which it is there", ""},
+		{mega, "", nil, "a text that occurs twice in a batch is a negative of itself, as it is there; loss.mask_duplicates: true is mostly better", ""},
 		{gor, "", nil, "GlobalOrthogonalRegularizationLoss alone spreads embeddings and teaches nothing else", ""},
 		{mega, "mean_weight", 2.0, "", "mean_weight: 2; MegaBatchMarginLoss has no such setting"},
 		{mega, "aggregation", "sum", "", "aggregation: sum; MegaBatchMarginLoss has no such setting"},

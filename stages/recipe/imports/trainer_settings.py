@@ -2,48 +2,72 @@
 
 In a script, in place of trainer.train():
 
-    import trainer_settings; trainer_settings.write(trainer, "moved")
+    import trainer_settings; trainer_settings.write(trainer, "moved"); raise SystemExit  # what follows would save and publish a model that has learned nothing
 
 Then: contraflow import moved/args.json > recipe.yaml. The folder has the settings, the data as parquet files and the model as it is before its first step.
 """
 
 import copy
+import itertools
 import json
 import os
 
-KNOWN = ("transformers", "sentence_transformers", "pylate")  # whose callbacks and collators import tells by other settings
+import torch
+from datasets import Dataset, IterableDataset
+
+KNOWN = ("transformers", "sentence_transformers", "pylate")  # whose classes import tells by other settings; others are a script's own
 LABELS = ("label", "labels", "score", "scores")
+PROMPTS = ("query_prompt", "query_prompt_name", "corpus_prompt", "corpus_prompt_name")
 
 
 def write(trainer, folder):
+    if not trainer.is_world_process_zero():
+        return
     os.makedirs(folder, exist_ok=True)
-    settings = trainer.args.to_dict() | {"arguments": type(trainer.args).__name__}
+    args = trainer.args
+    settings = args.to_dict() | {"arguments": type(args).__name__, "devices": args.world_size}
+    settings["per_device_train_batch_size"] = args.train_batch_size  # that of a process, which DataParallel splits over its devices
+    for name in ("batch_sampler", "multi_dataset_batch_sampler"):
+        if not isinstance(sampler := getattr(args, name), str):  # a class, a function or an object, which to_dict leaves out
+            settings[name] = getattr(sampler, "__name__", type(sampler).__name__)
     settings |= model(trainer.model, folder)
-    settings |= dict(zip(["train_dataset", "columns", "label_length"], datasets(trainer.train_dataset, folder + "/train")))
+    rows = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size if args.max_steps > 0 else None
+    settings |= dict(zip(["train_dataset", "columns", "label_length"], datasets(trainer.train_dataset, folder + "/train", rows)))
     each = trainer.train_dataset.values() if isinstance(trainer.train_dataset, dict) else [trainer.train_dataset]
     settings["transform"] = any(made_when_read(one) for one in each)
+    if any(isinstance(one, IterableDataset) for one in each):
+        settings["train_sampling_strategy"] = "sequential"  # a stream's rows come as they are
     settings["eval_dataset"] = datasets(trainer.eval_dataset, folder + "/eval")[0]
     if hasattr(trainer.model, "query_prefix"):
         settings["prompts"] = late_prompts(trainer, settings["columns"], trainer.data_collator.prompts or {})
     if isinstance(trainer.loss, dict):
-        settings["loss"] = {name: loss(of, folder) for name, of in trainer.loss.items()}
+        guides = []
+        settings["loss"] = {name: loss(of, folder, guides) for name, of in trainer.loss.items()}
     else:
-        settings["loss"] = loss(trainer.loss, folder)
+        settings["loss"] = loss(trainer.loss, folder, [])
     settings["evaluator"] = evaluation(trainer.evaluator, folder, trainer.model)
     for c in trainer.callback_handler.callbacks:
         if type(c).__name__ == "EarlyStoppingCallback":
             settings["early_stopping_patience"] = c.early_stopping_patience
             settings["early_stopping_threshold"] = c.early_stopping_threshold
-    own = [type(c).__name__ for c in trainer.callback_handler.callbacks if type(c).__module__.split(".")[0] not in KNOWN]
-    if own:
-        settings["callbacks"] = own
-    if type(trainer.data_collator).__module__.split(".")[0] not in KNOWN:
-        settings["data_collator"] = type(trainer.data_collator).__name__
-    if trainer.optimizer is not None:
-        settings["optimizers"] = type(trainer.optimizer).__name__
+    callbacks = [type(c).__name__ for c in trainer.callback_handler.callbacks if own(c)]
+    said = {
+        "callbacks": callbacks or None,
+        "data_collator": type(trainer.data_collator).__name__ if own(trainer.data_collator) else None,
+        "trainer": type(trainer).__name__ if own(trainer) else None,
+        "optimizers": [type(of).__name__ for of in (trainer.optimizer, trainer.lr_scheduler) if of is not None] or None,
+        "optimizer_cls_and_kwargs": getattr(trainer, "optimizer_cls_and_kwargs", None),
+    }
+    settings |= said
     settings = {k: v for k, v in settings.items() if v is not None}
     with open(folder + "/args.json", "w") as f:
         json.dump(settings, f, indent=1, default=str)
+    print(f"{folder}/args.json; next: contraflow import {folder}/args.json > recipe.yaml")
+
+
+def own(of):
+    """Whether a script has made an object's class itself."""
+    return type(of).__module__.split(".")[0] not in KNOWN
 
 
 def model(of, folder):
@@ -56,11 +80,24 @@ def model(of, folder):
             said["frozen"] = frozen
     else:
         adapter = next(iter(adapted.peft_config.values()))
-        names = ["r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "modules_to_save"]
+        lora = adapter.peft_type == "LORA"
+        names = ["r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "modules_to_save"] if lora else []
         said |= {name: getattr(adapter, name) for name in names}
-        if isinstance(said["target_modules"], set):
+        if isinstance(said.get("target_modules"), set):
             said["target_modules"] = sorted(said["target_modules"])
+        elsewhere = [*names, "base_model_name_or_path", "task_type", "inference_mode", "revision", "peft_version"]
+        usual = type(adapter)().to_dict()
+        more = {k: v for k, v in adapter.to_dict().items() if k not in elsewhere and v and v != usual.get(k)}
+        if not lora:
+            more = {"peft_type": type(adapter).__name__}
+        if len(adapted.peft_config) > 1:
+            more["others"] = list(adapted.peft_config)[1:]
+        if any("lora_B" in name and p.any() for name, p in of.named_parameters()):
+            more["trained"] = True
+        said["adapter"] = more or None
         of = below(of)
+    if any(p.dtype != torch.float32 for p in of.parameters()):
+        said["torch_dtype"] = str(next(p.dtype for p in of.parameters() if p.dtype != torch.float32))
     of.save_pretrained(folder + "/model", create_model_card=False)
     return said
 
@@ -79,18 +116,17 @@ def below(of):
     return of
 
 
-def datasets(of, name):
-    """Files, columns and how long labels are (0: numbers), of a dataset or of each of several by its name."""
+def datasets(of, name, most=None):
+    """Files, columns and how long labels are (0: numbers), of a dataset or of each of several by its name. Of a stream there are no more rows than are used."""
     if of is None:
         return None, None, None
     if isinstance(of, dict):
-        each = {key: datasets(one, f"{name}-{key}") for key, one in of.items()}
+        each = {key: datasets(one, f"{name}-{key}", most) for key, one in of.items()}
         return tuple({key: said[i] for key, said in each.items() if said[i] is not None} for i in range(3))
-    from datasets import Dataset
-
     rows = of
     if not isinstance(of, Dataset) or of.format["type"] == "custom":  # a stream, or a transform, of which the trainer's own adds the dataset's name
-        rows = Dataset.from_list([{k: v for k, v in row.items() if k != "dataset_name"} for row in of])
+        read = of if isinstance(of, Dataset) else itertools.islice(of, most)
+        rows = Dataset.from_list([{k: v for k, v in row.items() if k != "dataset_name"} for row in read])
     rows.to_parquet(name + ".parquet")
     label = next((rows[0][c] for c in LABELS if c in rows.column_names), None)
     length = len(label) if isinstance(label, (list, tuple)) else None if label is None else 0
@@ -112,8 +148,8 @@ def made_when_read(of):
     return (inner if "dataset_name" in getattr(transform, "keywords", {}) else transform) is not None
 
 
-def loss(of, folder):
-    """A loss's class and options, and those of the loss in it."""
+def loss(of, folder, guides):
+    """A loss's class and options, and those of the loss in it; guides are those that are written."""
     if hasattr(of, "get_config_dict"):
         said = of.get_config_dict()
     else:
@@ -122,11 +158,14 @@ def loss(of, folder):
         if hasattr(of_it, name):
             said[name] = getattr(of_it, name)
     if hasattr(getattr(of, "loss", None), "get_config_dict"):
-        said["loss"] = loss(of.loss, folder)
+        said["loss"] = loss(of.loss, folder, guides)
     if "guide" in said:
-        of.guide.save_pretrained(folder + "/guide", create_model_card=False)
-        said["guide"] = folder + "/guide"
-    return {"name": type(of).__name__} | said
+        at = next((i for i, guide in enumerate(guides) if guide is of.guide), len(guides))
+        said["guide"] = f"{folder}/guide-{at}"
+        if at == len(guides):
+            guides.append(of.guide)
+            of.guide.save_pretrained(said["guide"], create_model_card=False)
+    return {"name": type(of).__name__ + (" of the script" if own(of) else "")} | said
 
 
 def cut_shorter(of, model):
@@ -136,8 +175,6 @@ def cut_shorter(of, model):
 
 def evaluation(of, folder, model, all=None):
     """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names."""
-    from datasets import Dataset
-
     all = {} if all is None else all
     kind = type(of).__name__
     shorter = of is not None and cut_shorter(of, model)
@@ -161,6 +198,8 @@ def evaluation(of, folder, model, all=None):
     if kind == "SequentialEvaluator":
         for one in of.evaluators:
             evaluation(one, folder, model, all)
+    elif own(of):
+        all.setdefault("other", []).append(f"{kind}, which is the script's own")
     elif shorter and kind not in ("EmbeddingSimilarityEvaluator", "BinaryClassificationEvaluator", "TripletEvaluator"):
         all.setdefault("other", []).append(kind + " of embeddings that are cut")
     elif "NanoBEIR" in kind:
@@ -177,7 +216,10 @@ def evaluation(of, folder, model, all=None):
         add("pair_classification", {"path": file(pairs() | {"label": list(of.labels)}), "a": "a", "b": "b", "label": "label"})
     elif kind.endswith("TripletEvaluator"):
         columns = {"query": list(of.anchors), "positive": list(of.positives), "negative": list(of.negatives)}
-        add("triplets", {"path": file(columns)} | {c: c for c in columns})
+        margin = max(of.margin.values()) if isinstance(of.margin, dict) else of.margin
+        add("triplets", {"path": file(columns)} | {c: c for c in columns} | ({"margin": margin} if margin else {}))
+    elif kind.endswith("InformationRetrievalEvaluator") and (said := [p for p in PROMPTS if getattr(of, p, None) is not None]):
+        all.setdefault("other", []).append(f"{kind} with {' and '.join(said)}")
     elif kind.endswith("InformationRetrievalEvaluator"):
         judged = [(q, d) for q in of.queries_ids for d in of.relevant_docs[q]]
         add("retrieval", {
