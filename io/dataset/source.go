@@ -454,8 +454,8 @@ func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, 
 		if p == "-" {
 			return nil, fail(ErrNoFiles, "-: data is read from files, some of it twice, and not from standard input: write it to one, such as data.jsonl")
 		}
-		if strings.Contains(p, "**") && (Remote(p) || IsGlob(p)) {
-			return nil, fail(ErrNoFiles, "%s: ** for folders in folders is not known: name them, or give a path for each depth, such as %s and %s", p, strings.ReplaceAll(p, "**/", ""), strings.ReplaceAll(p, "**", "*"))
+		if err := checkDepth(p); err != nil {
+			return nil, err
 		}
 		found := []string{filepath.Clean(p)}
 		if Remote(p) {
@@ -494,6 +494,14 @@ func expandInOrder(ctx context.Context, patterns []string, s Splits) ([]string, 
 	return paths, nil
 }
 
+// checkDepth refuses a pattern of folders in folders, which would be read as one of a single depth.
+func checkDepth(p string) error {
+	if strings.Contains(p, "**") && (Remote(p) || IsGlob(p)) {
+		return fail(ErrNoFiles, "%s: ** for folders in folders is not known: name them, or give a path for each depth, such as %s and %s", p, strings.ReplaceAll(p, "**/", ""), strings.ReplaceAll(p, "**", "*"))
+	}
+	return nil
+}
+
 func matching(glob string) ([]string, error) {
 	found, err := filepath.Glob(glob)
 	if err != nil {
@@ -507,11 +515,14 @@ func matching(glob string) ([]string, error) {
 
 // Missing is the error of a file or folder that is not here, or of a glob that matches none. What a URL names only fetching it tells.
 func Missing(path string) error {
+	if err := checkDepth(path); err != nil {
+		return err
+	}
 	if IsGlob(path) {
 		_, err := matching(path)
 		return err
 	}
-	_, err := os.Stat(path)
+	_, err := os.Stat(filepath.Clean(path)) // as it is read: a/../b needs no a
 	if not := (*fs.PathError)(nil); errors.As(err, &not) && errors.Is(err, fs.ErrNotExist) && !Remote(path) {
 		not.Op = "open" // as where it is read
 		return fail(ErrNoFiles, "%w%s", err, onHub(path))

@@ -12,10 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
 	"contraflow/testdata/harness"
-
-	"contraflow/io/dataset"
 )
 
 // tasks writes two retrieval tasks, the first as a folder in BEIR's layout, and returns their settings.
@@ -208,13 +207,15 @@ func TestMissingToMeasure(t *testing.T) {
 		"eval.loss: ":            fmt.Sprintf("eval.loss={path: [%q, %q], query: q, positive: p}", data, nowhere),
 		"eval.retrieval: ":       fmt.Sprintf("eval.retrieval={queries: %q, corpus: %[1]q, qrels: none.tsv}", data),
 		"eval.candidates: open ": "eval.candidates={path: a/b.jsonl, query: q, positive: p, negative: n}",
+		"eval.loss: a/**/b.jsonl: ** for folders in folders is not known": "eval.loss={path: a/**/b.jsonl, query: q, positive: p}",
 	} {
 		_, err := j.run(t, "run", nil, 0, false, "model.path=./nowhere", "data.train.0.path=nowhere.jsonl", set)
-		if !errors.Is(err, dataset.ErrNoFiles) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "no such file") && !strings.HasSuffix(err.Error(), nowhere+" matches no file") {
+		if !errors.Is(err, dataset.ErrNoFiles) || !strings.Contains(err.Error(), want) || !strings.Contains(set, "**") && !strings.Contains(err.Error(), "no such file") && !strings.HasSuffix(err.Error(), nowhere+" matches no file") {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if _, err := j.run(t, "run", nil, 0, false, "model.path=./nowhere", "eval.nanobeir=true", "eval.retrieval="+j.tasks(t)[0]); err == nil || !strings.Contains(err.Error(), "model.path: ") {
+	there := fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", j.dir+"/nowhere/../data.jsonl") // as it is read
+	if _, err := j.run(t, "run", nil, 0, false, "model.path=./nowhere", there, "eval.nanobeir=true", "eval.retrieval="+j.tasks(t)[0]); err == nil || !strings.Contains(err.Error(), "model.path: ") {
 		t.Errorf("what is there, or on the hub: %v", err)
 	}
 }

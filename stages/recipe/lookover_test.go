@@ -150,7 +150,7 @@ func TestPlanPassesOver(t *testing.T) {
 	j := newJob(t, 30)
 	at := "nowhere://data/" // fetching it is an error
 	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), "eval.every=2", "eval.loss={path: " + at + "dev.jsonl, query: q, positive: p}",
-		"eval.retrieval={queries: " + at + "task}", "eval.sts={path: " + at + "sts.jsonl, a: a, b: b, score: s}", "eval.nanobeir=true"})
+		"eval.retrieval={queries: " + at + "q.jsonl, corpus: " + at + "c.jsonl, qrels: elsewhere.tsv}", "eval.sts={path: " + at + "sts.jsonl, a: a, b: b, score: s}", "eval.nanobeir=true"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func TestPlanPassesOver(t *testing.T) {
 			t.Errorf("%s: it trains, without what it is measured on: %v", name, err)
 		}
 	}
-	if x, err := Open(t.Context(), r, Observer{}); err == nil || !strings.Contains(err.Error(), "nowhere://") {
+	if x, err := Open(t.Context(), r, Observer{}); err == nil || !strings.Contains(err.Error(), "elsewhere.tsv") {
 		t.Errorf("a run without them: %v, %v", x, err)
 	}
 }

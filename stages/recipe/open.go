@@ -128,7 +128,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 			x.Close()
 		}
 	}()
-	if err := r.Eval.checkFiles(); err != nil {
+	if err := x.checkFiles(); err != nil {
 		return err
 	}
 	if err := x.openModel(ctx); err != nil {

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/checkpoint"
 	"contraflow/tokenize"
 )
 
@@ -25,6 +27,52 @@ func TestCausalPooling(t *testing.T) {
 	}
 	if _, err := j.run(t, "bert", nil, 0, false, "model.pooling=cls", "train.max_steps=1"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A run goes on with the pooling that it has had, also where nobody has said which it is; before a checkpoint kept it that was a mean.
+func TestResumePooling(t *testing.T) {
+	j := newJob(t, 30)
+	silent := j.family(t, "mistral", map[string]any{"architectures": []string{"MistralForCausalLM"}})
+	if err := os.Remove(filepath.Join(silent, "modules.json")); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{"model.path=" + silent, "train.max_steps=4"}
+	if _, err := j.run(t, "run", nil, 2, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, true, append(sets, "model.pooling=mean")...); !errors.Is(err, ErrRecipeChanged) || !strings.Contains(err.Error(), "model.pooling: embeddings were pooled by last, and now are by mean; model.pooling: last goes on") {
+		t.Error(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, true, append(sets, "model.pooling=last")...); err != nil {
+		t.Error(err)
+	}
+	model, bert, cls := os.DirFS(filepath.Join(j.dir, "model")), filepath.Join(j.dir, "silent"), filepath.Join(j.dir, "cls")
+	if err := errors.Join(os.CopyFS(bert, model), os.Remove(filepath.Join(bert, "modules.json")), os.CopyFS(cls, model),
+		os.WriteFile(filepath.Join(cls, "1_Pooling", "config.json"), []byte(`{"word_embedding_dimension": 32, "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		was  string // as the checkpoint's recipe says it, which keeps it nowhere else
+		sets []string
+		ok   bool
+	}{
+		{"", sets, false},
+		{"", append(sets, "model.pooling=mean"), true},
+		{"last", sets, true},
+		{"", []string{"model.path=" + cls}, true}, // which it says
+		{"", []string{"model.path=" + cls, "model.pooling=mean"}, false},
+		{"", []string{"model.path=" + bert, "model.kind=m3"}, true},           // of which cls is usual
+		{"", append(sets, "model.kind=multi_vector", "loss.name=mnrl"), true}, // which pools nothing
+	} {
+		x := j.opened(t, append(c.sets, "save.dir="+filepath.Join(j.dir, "old")))
+		old := &checkpoint.Checkpoint{State: checkpoint.State{Recipe: "model: {path: a}"}}
+		if c.was != "" {
+			old.Recipe = "model: {path: a, pooling: " + c.was + "}"
+		}
+		if err := x.checkPooled(old); (err == nil) != c.ok {
+			t.Errorf("%q, %q: %v", c.was, c.sets, err)
+		}
 	}
 }
 

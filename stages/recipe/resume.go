@@ -22,7 +22,9 @@ import (
 	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 	"contraflow/stages"
+	"contraflow/stages/embedder"
 	"contraflow/stages/transformer"
 )
 
@@ -31,11 +33,11 @@ var ErrRecipeChanged = errors.New("the recipe has changed since the checkpoint")
 
 // mayChange are the keys (and sections) that a run may go on with after they have changed: how fast, where and how often, not what is
 // computed. Where the data lies may change as well; that it is the same data is checked by its fingerprint. What eval measures may change, but
-// not in mid-comparison: see checkBest. How a reranker's pairs are cut changes no batch, and what it changes of long pairs is asked for where one has
+// not in mid-comparison: see checkBest. What pooling there is, by the recipe or the folder or neither, is compared by itself. How a reranker's pairs are cut changes no batch, and what it changes of long pairs is asked for where one has
 // ended the run.
 var mayChange = []string{
 	"optimizer.lr", "optimizer.groups[].lr", "save", "log", "eval", "mesh", "train.device", "train.epochs", "train.max_steps", "train.sync",
-	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.truncation", "model.activation_checkpointing", "data.train[].path", "loss.guide.path", "loss.guide.device",
+	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.pooling", "model.truncation", "model.activation_checkpointing", "data.train[].path", "loss.guide.path", "loss.guide.device",
 }
 
 // beginsToSkip is how compareRecipes says that rows that can't be used no longer end the run. Before a checkpoint there were none of those, and what
@@ -125,6 +127,45 @@ const theGuide = "the guide"
 // frozenQueries is the name there of a file with frozen weights of queries' tokens, before that of all frozen parameters, of which they are.
 const frozenQueries = "the file of frozen weights"
 
+// thePooling is the name there of how embeddings are pooled: where neither the recipe nor the folder says, nothing else keeps it.
+const thePooling = "the pooling"
+
+// pooling is how embeddings are pooled; "": nothing that trains is.
+func (x *Run) pooling() string {
+	if kind := x.Recipe.Model.Kind; kind != "embedder" && kind != "m3" {
+		return ""
+	}
+	return string(embedder.PoolingModes[x.model.Head.Pooling])
+}
+
+// checkPooled refuses a checkpoint of another pooling. One that does not say is of when a folder that says nothing had a mean, whatever its model.
+func (x *Run) checkPooled(c *checkpoint.Checkpoint) error {
+	now := x.pooling()
+	if now == "" {
+		return nil
+	}
+	was, known := c.Contents[thePooling]
+	if !known {
+		values, err := Flatten("the checkpoint's recipe", []byte(c.Recipe))
+		if err != nil {
+			return err
+		}
+		y := *x
+		if y.Recipe.Model.Pooling = values["model.pooling"]; x.folder.Pooling == nil && y.Recipe.Model.Kind == "embedder" {
+			y.Recipe.Model.Pooling = cmp.Or(y.Recipe.Model.Pooling, string(hfmodel.Mean))
+		}
+		head, err := y.head()
+		if err != nil {
+			return err
+		}
+		was = string(embedder.PoolingModes[head.Pooling])
+	}
+	if was != now {
+		return fmt.Errorf("%w: model.pooling: embeddings were pooled by %s, and now are by %s; model.pooling: %[2]s goes on with it, another save.dir starts anew", ErrRecipeChanged, was, now)
+	}
+	return nil
+}
+
 // contents are hashes of what a checkpoint relies on and does not hold: all of the model's folder but the weights that train. Of files that
 // are not there the hash is "none", so that one that comes or goes is noticed as well. All ranks call it.
 func (x *Run) contents() (map[string]string, error) {
@@ -139,6 +180,9 @@ func (x *Run) contents() (map[string]string, error) {
 			return nil, fmt.Errorf("model.path: %w", err)
 		}
 		out[name] = h
+	}
+	if p := x.pooling(); p != "" {
+		out[thePooling] = p
 	}
 	if x.guide != nil {
 		out[theGuide] = x.guide.hash
@@ -269,6 +313,9 @@ func (x *Run) findCheckpoint(again bool) (*checkpoint.Checkpoint, error) {
 func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	changed, err := compareRecipes(c.Recipe, x.Recipe)
 	if err != nil {
+		return err
+	}
+	if err := x.checkPooled(c); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Contents)) {

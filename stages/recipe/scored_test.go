@@ -378,6 +378,15 @@ func TestDimensions(t *testing.T) {
 			t.Errorf("%d dimensions: %+v, want %+v (%v)", size, got, want, err)
 		}
 	}
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.pair_classification={path: p, a: a, b: b, label: l, dimensions: 5}", "eval.triplets={path: t, query: q, positive: p, negative: n, dimensions: 6}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, of := range r.Eval.tasks() {
+		if name, _ := of.identity("ap", nil); of.cut != 5+i || name != fmt.Sprintf("ap of %d dimensions", 5+i) {
+			t.Errorf("%s: %d dimensions, and what decides which evaluation is the best is %s", of.key, of.cut, name)
+		}
+	}
 	for want, sets := range map[string][]string{
 		"eval.sts: dimensions: is 33, and the model's embeddings have 32":      {"eval.sts={dimensions: 33, " + sts + "}"},
 		"eval.sts.dimensions: is 4, want at least 1, of the embeddings of a ":  {"model.kind=multi_vector", "eval.sts={dimensions: 4, " + sts + "}"},

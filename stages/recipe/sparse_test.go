@@ -264,6 +264,9 @@ func TestNewSparse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
+	if f.Splade == nil || f.Normalize {
+		t.Errorf("modules %+v", f.Modules)
+	}
 	for _, name := range []string{"bert.embeddings.word_embeddings.weight", "cls.predictions.transform.dense.weight", "cls.predictions.transform.LayerNorm.bias", "cls.predictions.bias"} {
 		if x, err := f.Tensor(name); err != nil || x.Name != name {
 			t.Errorf("%s: %q, %v", name, x.Name, err)

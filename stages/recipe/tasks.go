@@ -192,7 +192,7 @@ func (c *checker) checkCandidateMeasure(e Eval) {
 }
 
 // checkFiles finds files that are not there, before what takes longer: the model and the data are opened first.
-func (e Eval) checkFiles() error {
+func (x *Run) checkFiles() error {
 	check := func(key string, paths []string) error {
 		for _, p := range paths {
 			if p == "" || p == "-" { // a folder has them, or it is refused where it is read
@@ -204,12 +204,18 @@ func (e Eval) checkFiles() error {
 		}
 		return nil
 	}
-	for _, t := range e.tasks() {
+	for _, t := range x.Recipe.Eval.tasks() {
+		if x.passedOver(t.key, t.files...) {
+			continue
+		}
 		if err := check(t.at(), t.files); err != nil {
 			return err
 		}
 	}
-	for key, h := range e.heldOut() {
+	for key, h := range x.Recipe.Eval.heldOut() {
+		if x.passedOver(key, h.Path...) {
+			continue
+		}
 		if err := check(key, h.Path); err != nil {
 			return err
 		}
