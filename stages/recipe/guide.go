@@ -115,6 +115,7 @@ func (x *Run) openGuide(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	x.obs.tell(key+": ", embedder.HeadNote(g.folder, "", nil))
 	c := g.model.Config
 	text := &stages.Text{Tokenizer: tok, Vocab: c.Vocab}
 	if text.QueryLength, err = embedder.MaxLengthOf(g.folder, c, spec.MaxLength.Query); err != nil {
