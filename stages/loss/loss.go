@@ -23,7 +23,7 @@
 //
 // # Losses of pairs
 //
-// Most other losses compare few pairs: each query with its own documents ([DistillKL], [MarginMSE], [Triplet], ...). They are
+// Most other losses compare few pairs: each query with its own documents ([CrossEntropy], [DistillKL], [MarginMSE], [Triplet], ...). They are
 // functions from these pairs' values to a number and to a coefficient for each pair, computed on the host, where it is one number a
 // document; pairs.go turns embeddings into values and coefficients into the gradient, a chunk of pairs at a time. [CoSENT], whose sum
 // runs over pairs of pairs, takes B log B steps. [BatchTriplet] compares all texts of a batch, and [MegaBatchMargin] all queries with all

@@ -278,6 +278,63 @@ func (l MarginMSE) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Resu
 
 func (l MarginMSE) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 
+// CrossEntropy is InfoNCE without the texts of other rows: with s = Scale * similarity,
+//
+//	l = log sum over the row's own documents of exp s(query, document) - s(query, positive)
+//
+// FlagEmbedding takes it of datasets whose files' names end in no_in_batch_neg, such as those of classes, where another row's documents may be right as well.
+type CrossEntropy struct {
+	Scale  float64 // 20 if 0; 1/temperature
+	Metric Metric  // Cosine if empty; Dot
+}
+
+func (CrossEntropy) SplitsRows() {}
+
+func (CrossEntropy) MeansRows() bool { return true }
+
+// CheckNegatives is DistillKL's.
+func (CrossEntropy) CheckNegatives(n int) error { return checkNegatives("cross_entropy", n) }
+
+// Check finds settings that make no sense.
+func (l CrossEntropy) Check() error {
+	if l.Scale < 0 || !finite(l.Scale) {
+		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
+	}
+	if err := checkMetric(l.Metric, Cosine, Dot); err != nil {
+		return fmt.Errorf("similarity %w", err)
+	}
+	return nil
+}
+
+func (l CrossEntropy) metric() Metric { return cmp.Or(l.Metric, Cosine) }
+
+func (l CrossEntropy) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
+	if err := l.Check(); err != nil {
+		return Result{}, err
+	}
+	if err := b.need(needs{negatives: true}); err != nil {
+		return Result{}, err
+	}
+	scale := cmp.Or(l.Scale, 20)
+	return computeRows(s, a, b, l.metric(), 0, func(g *groups) func(int, []int32) float64 {
+		var q []float64
+		return func(_ int, own []int32) float64 {
+			q = q[:0]
+			for _, k := range own {
+				q = append(q, scale*g.values[k])
+			}
+			logSoftmax(q)
+			for i, k := range own {
+				g.coef[k] = scale * math.Exp(q[i])
+			}
+			g.coef[own[0]] -= scale
+			return -q[0]
+		}
+	})
+}
+
+func (l CrossEntropy) Memory(z Size) int { return rowsMemory(z, l.metric()) }
+
 // DistillKL wants the distribution over a row's own documents to be a teacher's: with p = softmax(scores / TeacherTemperature) and
 // q = softmax(s(query, documents) / StudentTemperature),
 //

@@ -239,7 +239,7 @@ func TestPairwiseRagged(t *testing.T) {
 		return m
 	}
 	for _, l := range []Loss{
-		MarginMSE{}, DistillKL{Temperature: 2}, Triplet{}, Triplet{Metric: Cosine, Margin: 0.2}, TeacherEmbedding{}, CoSENT{Metric: Angle, Scale: 3},
+		MarginMSE{}, CrossEntropy{Scale: 3}, CrossEntropy{Metric: Dot, Scale: 1}, DistillKL{Temperature: 2}, Triplet{}, Triplet{Metric: Cosine, Margin: 0.2}, TeacherEmbedding{}, CoSENT{Metric: Angle, Scale: 3},
 		InfoNCE{Scale: 3, Hardness: InBatchNegatives, HardnessStrength: 1e-9, MaskDuplicates: true}, wrap(DistillKL{}), wrap(TeacherEmbedding{}),
 		wrap(InfoNCE{Scale: 2, Directions: Directions, MaskDuplicates: true}),
 	} {
@@ -253,10 +253,44 @@ func TestPairwiseRagged(t *testing.T) {
 	}
 }
 
+// A row's cross-entropy is InfoNCE of a batch that has no other row.
+func TestCrossEntropy(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := ragged(t, s, rand.New(rand.NewPCG(7, 8)))
+	sum, grad := compute(t, s, CrossEntropy{Scale: 4}, b)
+	want, e := 0.0, b.Embeddings.Cols
+	for i := range b.Rows {
+		places := []int{i, b.Rows + i}
+		for k, owner := range b.Owner {
+			if int(owner) == i {
+				places = append(places, 2*b.Rows+k)
+			}
+		}
+		var x []float64
+		for _, p := range places {
+			x = append(x, gpustage.Slice[float64](b.Embeddings)[p*e:(p+1)*e]...)
+		}
+		n := len(places)
+		alone := &Batch{Rows: 1, Owner: make([]int32, n-2), Embeddings: tensor(t, s, gpustage.F64, n, e, x), Gradient: tensor(t, s, gpustage.F64, n, e, nil), Texts: uniqueTexts(n)}
+		value, of := compute(t, s, InfoNCE{Scale: 4}, alone)
+		want += value
+		for k, p := range places {
+			for f := range e {
+				if got, want := grad[p*e+f]*float64(b.Rows), of[k*e+f]; math.Abs(got-want) > 1e-12 {
+					t.Errorf("row %d, text %d: gradient %v, want %v", i, k, got, want)
+				}
+			}
+		}
+	}
+	if want /= float64(b.Rows); math.Abs(sum-want) > 1e-12 {
+		t.Errorf("loss %v, want %v", sum, want)
+	}
+}
+
 // Where rows may have negatives, a batch in which none has one is no error: there is nothing to compare. Where none can have any, and no labels, it is one.
 func TestPairwiseWithoutNegatives(t *testing.T) {
 	s, _ := ref.New().OpenStream()
-	for _, l := range []Loss{MarginMSE{}, DistillKL{}, Triplet{}, CoSENT{Metric: Angle}} {
+	for _, l := range []Loss{MarginMSE{}, CrossEntropy{}, DistillKL{}, Triplet{}, CoSENT{Metric: Angle}} {
 		b := ragged(t, s, rand.New(rand.NewPCG(5, 6)))
 		n := 2 * b.Rows
 		b.Embeddings, b.Gradient, b.Owner, b.Texts, b.Scores, b.Labels = b.Embeddings.Span(0, n), b.Gradient.Span(0, n), nil, b.Texts[:n], b.Scores[:b.Rows], nil
@@ -367,6 +401,8 @@ func TestPairwiseErrors(t *testing.T) {
 		{BatchTriplet{Mode: SemiHard}, single, "row 1 has weight 2, but the loss is of the batch as a whole"},
 		{BatchTriplet{Mode: All}, single, "row 1 has weight 2, but the loss is of the batch as a whole"},
 		{CoSENT{Scale: math.NaN()}, nil, "scale is NaN"},
+		{CrossEntropy{Scale: -1}, nil, "scale is -1"},
+		{CrossEntropy{Metric: Euclidean}, nil, "similarity "},
 		{DistillKL{}, func(b *Batch) { b.Scores = nil }, "needs a teacher's scores: data.train[].scores"},
 		{DistillKL{TeacherTemperature: -1}, nil, "temperature is -1"},
 		{MarginMSE{}, func(b *Batch) { b.Scores, b.Labels = nil, nil }, "needs a teacher's scores"},

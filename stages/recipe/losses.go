@@ -18,7 +18,7 @@ type Loss struct {
 	Name               string           `yaml:"name"`
 	Weight             float64          `yaml:"weight,omitempty"` // of a term of a sum; 0: 1
 	Scale              float64          `yaml:"scale"`
-	Temperature        float64          `yaml:"temperature,omitempty"` // of mnrl, cosent and angle: resolved into Scale
+	Temperature        float64          `yaml:"temperature,omitempty"` // of losses with a scale resolved into that
 	StudentTemperature float64          `yaml:"student_temperature,omitempty"`
 	TeacherTemperature float64          `yaml:"teacher_temperature,omitempty"`
 	Directions         []loss.Direction `yaml:"directions"`
@@ -178,6 +178,7 @@ var lossKinds = []lossKind{
 	{names: []string{"contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true},
 	{names: []string{"online_contrastive"}, options: []string{"distance", "margin"}, distances: []string{"cosine", "euclidean", "manhattan"}, label: true, pairs: true, whole: true},
 	{names: []string{"triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine", "manhattan"}, negatives: true},
+	{names: []string{"cross_entropy"}, options: []string{"scale", "temperature", "similarity"}, similarity: "cosine", negatives: true},
 	{names: []string{"margin_mse"}, options: []string{"similarity"}, similarity: "dot", readsLabel: true, readsScores: true, negatives: true},
 	{names: []string{"distill_kl", "kl_div"}, options: []string{"similarity", "temperature", "student_temperature", "teacher_temperature"}, similarity: "dot", scores: true, negatives: true},
 	{names: []string{"batch_hard_triplet"}, options: []string{"distance", "margin"}, distances: []string{"euclidean", "cosine"}, label: true, single: true},
@@ -559,6 +560,8 @@ func (l Loss) objective(o driving) loss.RowSplitter {
 		out = loss.Contrastive{Metric: distance, Margin: l.Margin, Online: l.Name == "online_contrastive"}
 	case "triplet":
 		out = loss.Triplet{Metric: distance, Margin: l.Margin}
+	case "cross_entropy":
+		out = loss.CrossEntropy{Scale: l.Scale, Metric: similarity}
 	case "margin_mse":
 		out = loss.MarginMSE{Metric: similarity}
 	case "distill_kl":

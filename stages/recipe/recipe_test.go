@@ -245,6 +245,7 @@ func TestLosses(t *testing.T) {
 		{"{name: online_contrastive, distance: euclidean, margin: 2}", "label: l", loss.Contrastive{Metric: loss.Euclidean, Margin: 2, Online: true}},
 		{"{name: triplet}", "negatives: n", loss.Triplet{Metric: loss.Euclidean}},
 		{"{name: margin_mse}", "negatives: n, scores: s", loss.MarginMSE{Metric: loss.Dot}},
+		{"{name: cross_entropy, temperature: 0.02}", "negatives: n", loss.CrossEntropy{Scale: 50, Metric: loss.Cosine}},
 		{"{name: distill_kl, temperature: 2, teacher_temperature: 3, similarity: cosine}", "negatives: n, scores: s", loss.DistillKL{Metric: loss.Cosine, Temperature: 2, TeacherTemperature: 3}},
 		{"{name: mse}", "teacher: e", loss.TeacherEmbedding{}},
 		{"{name: teacher_embedding, distance: cosine}", "teacher: e", loss.TeacherEmbedding{Metric: loss.Cosine}},

@@ -21,6 +21,7 @@ type part struct {
 	prompts any
 	loss    *recipe // its own; nil: the recipe's
 	whole   bool    // its own is the recipe's
+	alone   bool    // of FlagEmbedding: its rows have no negatives but their own
 	heldOut bool    // its rows are not to train on
 	labels  *int    // how long its label is, a list; 0: a number; nil: nothing tells
 }
@@ -458,6 +459,11 @@ func (r *recipe) source(p *part) string {
 	text += more + ", prompts: " + r.prompts(*p)
 	if p.loss != nil && !p.whole {
 		text += ", loss: " + p.loss.ownLoss()
+	}
+	if p.alone {
+		own := recipe{keys: r.flagOptions()}
+		own.keys["loss.name"] = "cross_entropy"
+		text += ", loss: " + own.ownLoss()
 	}
 	return text + "}"
 }

@@ -2,6 +2,7 @@ package imports_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -132,6 +133,36 @@ func TestFlagEmbeddingDistillation(t *testing.T) {
 			if l.Name != w.Name || l.Weight != w.Weight || i == 0 && l.Scale != w.Scale || l.StudentTemperature != w.StudentTemperature || l.Similarity != w.Similarity || l.GatherAcrossDevices != w.GatherAcrossDevices || i == 0 && l.MaskDuplicates {
 				t.Errorf("%s: loss[%d] is %+v in\n%s", c.more, i, l, res.Recipe)
 			}
+		}
+	}
+}
+
+// A dataset whose name asks for no negatives but a row's own has the loss that has none, with the options of the contrastive one.
+func TestFlagEmbeddingAlone(t *testing.T) {
+	dot := imports.Settings{"temperature": "0.05", "normalize_embeddings": "False"}
+	for _, c := range []struct {
+		file, same, module string
+		more               imports.Settings
+		alone, said        bool
+	}{ // AbsEmbedderSameDatasetTrainDataset alone reads the suffix, of a folder's name as it is written
+		{file: "./clusters_no_in_batch_neg.jsonl", same: "True", module: "embedder.encoder_only.m3", more: dot, alone: true},
+		{file: "./clusters_no_in_batch_neg", same: "True", module: "embedder.encoder_only.base", more: dot, alone: true},
+		{file: "./clusters_no_in_batch_neg/", same: "True", module: "embedder.encoder_only.m3"},
+		{file: "./clusters_no_in_batch_neg.jsonl", same: "False", module: "embedder.encoder_only.m3"},
+		{file: "./clusters_no_in_batch_neg.jsonl", same: "True", module: "reranker.encoder_only.base"},
+		{file: "./clusters_no_in_batch_neg.jsonl", same: "True", module: "embedder.encoder_only.m3", more: imports.Settings{"unified_finetuning": "True"}, said: true},
+		{file: "./clusters_no_in_batch_neg.jsonl", same: "True", module: "embedder.encoder_only.base", more: imports.Settings{"knowledge_distillation": "True"}, said: true},
+		{file: "./clusters_no_in_batch_neg.jsonl", same: "True", module: "embedder.encoder_only.base", more: imports.Settings{"train_group_size": "1"}, said: true},
+	} {
+		s := imports.Settings{"model_name_or_path": "m", "train_data": []any{c.file, "./others.jsonl"}, "same_dataset_within_batch": c.same, "module": "FlagEmbedding.finetune." + c.module}
+		maps.Copy(s, c.more)
+		r, res := convert(t, imports.FlagEmbedding, s, 1)
+		if strings.Contains(strings.Join(res.Without, "\n"), "no negatives but a row's own") != c.said {
+			t.Errorf("%+v: without %v", c, res.Without)
+		}
+		own := r.Data.Train[0].Loss
+		if (own != nil) != c.alone || c.alone && (own.Name != "cross_entropy" || own.Scale != 20 || own.Similarity != "dot" || r.Data.Train[1].Loss != nil || r.Loss.Name != "mnrl") {
+			t.Errorf("%+v: %s", c, res.Recipe)
 		}
 	}
 }

@@ -54,6 +54,20 @@ func (r *recipe) file(file string, heldOut bool) []string {
 	return []string{name + "/*.json*"}
 }
 
+// alone tells whether the name of a file or folder asks for no negatives but a row's own, as AbsEmbedderSameDatasetTrainDataset reads it.
+func (r *recipe) alone(v any) bool {
+	file, _ := v.(string)
+	if r.reranks() || !strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(file, ".jsonl"), ".json"), "no_in_batch_neg") {
+		return false
+	}
+	kd, _ := r.yes("knowledge_distillation")
+	if n, ok := r.whole("train_group_size"); r.unified() || kd || ok && n < 2 {
+		r.without("train_data", "%s: its name asks for no negatives but a row's own, which has a counterpart with negatives, neither M3's parts nor a teacher; here other rows' documents are negatives as well", file)
+		return false
+	}
+	return true
+}
+
 // filesApart has a folder's files, each of which is a dataset with same_dataset_within_batch, unless small_threshold merges some.
 func (r *recipe) filesApart(v any) (files []any) {
 	file, _ := v.(string)
@@ -61,9 +75,6 @@ func (r *recipe) filesApart(v any) (files []any) {
 		return []any{v}
 	}
 	name := strings.TrimSuffix(file, "/")
-	if strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(file, ".jsonl"), ".json"), "no_in_batch_neg") { // AbsEmbedderSameDatasetTrainDataset
-		r.without("train_data", "%s: its name asks for no negatives but a row's own, and here other rows' documents are negatives as well", file)
-	}
 	small, _ := r.whole("small_threshold")
 	entries, _ := os.ReadDir(name)
 	for _, e := range entries {

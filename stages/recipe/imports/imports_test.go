@@ -108,21 +108,6 @@ func TestFlagEmbeddingM3(t *testing.T) {
 	if len(res.Unknown)+len(res.Without) > 0 {
 		t.Errorf("unknown %v, without %v", res.Unknown, res.Without)
 	}
-	for _, c := range []struct {
-		file, same, module string
-		said               bool
-	}{ // AbsEmbedderSameDatasetTrainDataset alone reads the suffix, of a folder's name as it is written
-		{"./clusters_no_in_batch_neg.jsonl", "True", "embedder.encoder_only.m3", true},
-		{"./clusters_no_in_batch_neg", "True", "embedder.encoder_only.m3", true},
-		{"./clusters_no_in_batch_neg/", "True", "embedder.encoder_only.m3", false},
-		{"./clusters_no_in_batch_neg.jsonl", "False", "embedder.encoder_only.m3", false},
-		{"./clusters_no_in_batch_neg.jsonl", "True", "reranker.encoder_only.base", false},
-	} {
-		s := imports.Settings{"model_name_or_path": "m", "train_data": c.file, "same_dataset_within_batch": c.same, "module": "FlagEmbedding.finetune." + c.module}
-		if _, res := convert(t, imports.FlagEmbedding, s, 1); strings.Contains(strings.Join(res.Without, "\n"), "no negatives but a row's own") != c.said {
-			t.Errorf("%v: without %v", c, res.Without)
-		}
-	}
 }
 
 // What somebody calls a column is a text, whatever YAML thinks of it, and what a comment quotes stays in it.

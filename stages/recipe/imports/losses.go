@@ -118,6 +118,35 @@ func (r *recipe) distillation(t float64) {
 	r.keys["loss"] = "\n  - " + contrastive + "\n  - {" + teacher + "}"
 }
 
+func (r *recipe) flagTemperature() float64 {
+	if t, ok := r.number("temperature"); ok {
+		return t
+	}
+	return 0.02
+}
+
+// flagOptions are those of the contrastive loss of FlagEmbedding's embedders, whichever documents it compares.
+func (r *recipe) flagOptions() map[string]string {
+	keys := map[string]string{"loss.temperature": num(r.flagTemperature())}
+	if mrl, _ := r.yes("use_mrl"); mrl {
+		dims := r.list("mrl_dims")
+		if len(dims) == 1 {
+			dims = strings.Fields(dims[0])
+		}
+		weights := make([]string, len(dims)) // the mean there, a sum here
+		for i := range weights {
+			weights[i] = num(1 / float64(len(dims)))
+		}
+		keys["loss.matryoshka"] = fmt.Sprintf("{dims: %s, weights: %s}", names(dims), flow(weights))
+	}
+	if !r.unified() {
+		if normalized, said := r.yes("normalize_embeddings"); said && !normalized {
+			keys["loss.similarity"] = "dot"
+		}
+	}
+	return keys
+}
+
 // spread sets the options of gor and mega_batch_margin. None of a weight is 0 there.
 func (r *recipe) spread(name, ours string) {
 	for _, option := range []string{"positive_margin", "negative_margin", "mean_weight", "second_moment_weight"} {
@@ -167,36 +196,17 @@ func (r *recipe) loss() {
 		return
 	}
 	if r.from == FlagEmbedding {
-		t, ok := r.number("temperature")
-		if !ok {
-			t = 0.02
-		}
-		r.keys["loss.temperature"] = num(t)
+		maps.Copy(r.keys, r.flagOptions())
 		r.keys["loss.mask_duplicates"] = "false"
-		if mrl, _ := r.yes("use_mrl"); mrl {
-			dims := r.list("mrl_dims")
-			if len(dims) == 1 {
-				dims = strings.Fields(dims[0])
-			}
-			weights := make([]string, len(dims)) // the mean there, a sum here
-			for i := range weights {
-				weights[i] = num(1 / float64(len(dims)))
-			}
-			r.keys["loss.matryoshka"] = fmt.Sprintf("{dims: %s, weights: %s}", names(dims), flow(weights))
-		}
 		if r.unified() {
 			r.m3()
 			return
 		}
-		normalized, said := r.yes("normalize_embeddings")
-		if said && !normalized {
-			r.keys["loss.similarity"] = "dot"
-			if r.keys["loss.matryoshka"] != "" {
-				r.assume("the shorter embeddings of loss.matryoshka are of length 1; with normalize_embeddings: false FlagEmbedding's are not")
-			}
+		if r.keys["loss.similarity"] == "dot" && r.keys["loss.matryoshka"] != "" {
+			r.assume("the shorter embeddings of loss.matryoshka are of length 1; with normalize_embeddings: false FlagEmbedding's are not")
 		}
 		if r.distills() {
-			r.distillation(t)
+			r.distillation(r.flagTemperature())
 		}
 		return
 	}

@@ -81,8 +81,11 @@ func (r *recipe) readParts(key string, v any) (parts []part, mapped bool) {
 			return []part{r.part(key, "", all)}, false
 		}
 		for _, v := range all {
+			alone := r.alone(v)
 			for _, v := range r.filesApart(v) {
-				parts = append(parts, r.part(key, "", v))
+				p := r.part(key, "", v)
+				p.alone = alone
+				parts = append(parts, p)
 			}
 		}
 		return parts, false
