@@ -42,7 +42,11 @@ func (p *Period) decode(d *decoder, path string, n *node) {
 			return
 		}
 	}
-	d.fail(n.at, path, "want a number of steps, a share of the run such as 0.1, epoch, or a time such as 10m, got %s", describe(n))
+	want := "a number of steps, a share of the run such as 0.1, or epoch"
+	if path == "save.every" {
+		want = "a number of steps, a share of the run such as 0.1, epoch, or a time such as 10m"
+	}
+	d.fail(n.at, path, "want %s, got %s", want, describe(n))
 }
 
 // spelled is a time as a recipe has it: 10m, where time.Duration says 10m0s.

@@ -565,6 +565,7 @@ func TestErrors(t *testing.T) {
 		{"eval: {retrieval: [{queries: beir/a}, {queries: other/a/}]}", `eval.retrieval[1].name: "a" is that of eval.retrieval[0] too`},
 		{"eval: {retrieval: {queries: beir/a}, sts: {name: a, path: p, a: x, b: y, score: s}}", `eval.sts.name: "a" is that of eval.retrieval too`},
 		{"eval: {retrieval: {queries: beir/a}, sts: {path: p, a: x, b: y, score: s}, metric: x}", "eval.metric: "},
+		{"log: {every: soon}", "log.every: want a number of steps, a share of the run such as 0.1, or epoch, got \"soon\""},
 		{"save: {every: soon}", "save.every: want a number of steps, a share of the run such as 0.1, epoch, or a time such as 10m, got \"soon\""},
 		{"save: {every: 1.5}", "save.every: want a number of steps, a share of the run"},
 		{"eval: {every: -1}", "eval.every: want a number of steps, a share of the run"},
