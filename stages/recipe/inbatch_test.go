@@ -101,15 +101,7 @@ func TestInBatchOwnRows(t *testing.T) {
 func TestInBatchVerified(t *testing.T) {
 	harness.Thorough(t)
 	j := newJob(t, 60)
-	r, err := Parse("job", []byte(j.text), j.inBatch("{name: mnrl, num_negatives: 2}", "save.dir="+filepath.Join(j.dir, "verify")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, j.inBatch("{name: mnrl, num_negatives: 2}", "save.dir="+filepath.Join(j.dir, "verify")))
 	o := DefaultVerify()
 	o.Plant = FaultRemote
 	if _, err := x.Verify(t.Context(), o); err == nil || !strings.Contains(err.Error(), "nothing comes back from other ranks") {

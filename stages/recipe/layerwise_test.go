@@ -275,15 +275,7 @@ func TestVerifyLayerWise(t *testing.T) {
 	for what, more := range map[string][]string{
 		"whole": {}, "lora": {"model.lora={rank: 2, alpha: 4, targets: all-linear, modules_to_save: [linear_head]}", "model.activation_checkpointing={every: 3}"},
 	} {
-		r, err := Parse("job", []byte(j.text), slices.Concat(base, more, []string{"save.dir=" + filepath.Join(j.dir, "verify")}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := Open(t.Context(), r, Observer{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer x.Close()
+		x := j.opened(t, slices.Concat(base, more, []string{"save.dir=" + filepath.Join(j.dir, "verify")}))
 		for _, fault := range []Fault{"", FaultFactor, FaultDropout} {
 			o := DefaultVerify()
 			o.Accumulate, o.SubBatches, o.Rows, o.Plant = []int{2}, []int{5}, 4, fault

@@ -322,15 +322,7 @@ func decoupled(scale float64, forgets bool) loss.Host {
 func TestVerifyOwn(t *testing.T) {
 	harness.Thorough(t)
 	j := newJob(t, 40)
-	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "model.dropout=0.1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "out"), "model.dropout=0.1"})
 	rows := 0
 	seen := WithRow(func(*dataset.Example) error { rows++; return nil })
 	var report []VerifyRow

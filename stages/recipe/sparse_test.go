@@ -233,15 +233,7 @@ func TestVerifySparse(t *testing.T) {
 func verifySparse(t *testing.T, fault Fault, sets ...string) (rows []VerifyRow) {
 	t.Helper()
 	j := sparseJob(t, 30)
-	r, err := Parse("job", []byte(j.text), slices.Concat(sparseSets(t), sets, []string{"save.dir=" + filepath.Join(j.dir, "r")}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, slices.Concat(sparseSets(t), sets, []string{"save.dir=" + filepath.Join(j.dir, "r")}))
 	o := DefaultVerify()
 	o.Accumulate, o.SubBatches, o.Rows, o.Replicas, o.Shards, o.Plant = []int{1}, []int{3}, 6, []int{2}, []int{1, 2}, fault
 	o.Report = func(r VerifyRow) { rows = append(rows, r) }

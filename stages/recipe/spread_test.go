@@ -13,17 +13,9 @@ import (
 func TestSpreadVerifies(t *testing.T) {
 	harness.Thorough(t)
 	j := newJob(t, 5)
-	r, err := Parse("job", []byte(j.text), []string{
+	x := j.opened(t, []string{
 		"model.dropout=0", "save.dir=" + filepath.Join(j.dir, "run"), "loss=[{name: mega_batch_margin, positive_margin: 0.99}, {name: gor, weight: 2, matryoshka: {dims: [24, 7]}}]",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
 	for _, fault := range []Fault{"", FaultFactor, FaultRemote, FaultMask, FaultGather} {
 		o := DefaultVerify()
 		o.Rows, o.SubBatches, o.Accumulate, o.Plant = 6, []int{4}, []int{1, 2}, fault

@@ -388,18 +388,10 @@ func TestSumTrains(t *testing.T) {
 func TestSumVerifies(t *testing.T) {
 	harness.Thorough(t)
 	j := newJob(t, 5)
-	r, err := Parse("job", []byte(j.text), []string{
+	x := j.opened(t, []string{
 		j.taught(t, 30), "model.dropout=0", "save.dir=" + filepath.Join(j.dir, "run"),
 		fmt.Sprintf("loss=[{name: mnrl, temperature: 0.05}, {name: distill_kl, similarity: cosine, student_temperature: 0.05, weight: 400}, {name: gist, guide: %q, weight: 0.5, margin: 0.01, scale: 20}]", filepath.Join(j.dir, "model")),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
 	for _, fault := range []Fault{"", FaultFactor, FaultRemote, FaultGather} {
 		o := DefaultVerify()
 		o.Rows, o.SubBatches, o.Accumulate, o.Plant = 6, []int{4}, []int{1, 2}, fault
