@@ -210,12 +210,8 @@ func (t *Tokenizer) AppendPair(dst, types []int32, a, b string, maxLen int, how 
 
 // longestFirst shares keep ids between two texts that have more.
 func longestFirst(na, nb, keep int) (int, int) {
-	short, long := min(na, nb), max(na, nb)
-	if short > keep {
-		long = short
-	} else {
-		long = max(short, keep-short)
-	}
+	short := min(na, nb)
+	long := max(short, keep-short)
 	if short+long > keep {
 		short = keep / 2
 		long = short + keep%2

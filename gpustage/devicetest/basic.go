@@ -461,7 +461,7 @@ func testRotary(t *testing.T, dev gpustage.Device) {
 }
 
 func testActivation(t *testing.T, dev gpustage.Device) {
-	extreme := []float64{0, -0.0, 1e-30, -1e-30, 1e-8, 0.5, -0.5, 1, -1, 3, -3, 5.5, -5.5, 10, -10, 40, -40, 88, -88, 1e4, -1e4, 3e38, -3e38}
+	extreme := []float64{0, math.Copysign(0, -1), 1e-30, -1e-30, 1e-8, 0.5, -0.5, 1, -1, 3, -3, 5.5, -5.5, 10, -10, 40, -40, 88, -88, 1e4, -1e4, 3e38, -3e38}
 	for _, act := range []gpustage.Activation{gpustage.Identity, gpustage.GELU, gpustage.GELUTanh, gpustage.ReLU, gpustage.SiLU, gpustage.Tanh} {
 		for _, sz := range append(sizes, [2]int{2, len(extreme)}) {
 			t.Run(name(act, sz), func(t *testing.T) {

@@ -54,12 +54,11 @@ func Run(t *testing.T, open func() (gpustage.Device, error), except ...string) {
 
 // arg is one argument on both devices.
 type arg struct {
-	name      string
-	dev, ref  gpustage.Tensor
-	back      gpustage.Tensor // the device's whole allocation, guard elements included
-	guard     []float64       // what it held at first
-	exactType gpustage.DType
-	slack     []float64 // what check allows each element beyond its tolerance; nil: nothing
+	name     string
+	dev, ref gpustage.Tensor
+	back     gpustage.Tensor // the device's whole allocation, guard elements included
+	guard    []float64       // what it held at first
+	slack    []float64       // what check allows each element beyond its tolerance; nil: nothing
 }
 
 // fixture is one comparison: arguments are made, an op is run on both devices, outputs are compared.

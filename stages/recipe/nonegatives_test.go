@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/stages/loss"
 	"contraflow/testdata/harness"
@@ -112,16 +111,6 @@ func TestRowsWithoutNegatives(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `data.jsonl:9, column "n": the row has no negatives`) {
 		t.Errorf("held-out rows: %v", err)
 	}
-}
-
-// getsScores is a loss that takes rows without negatives, and needs scores.
-type getsScores struct{ loss.InfoNCE }
-
-func (l getsScores) Compute(s gpustage.Stream, a *gpustage.Arena, b *loss.Batch) (loss.Result, error) {
-	if len(b.Scores) != b.N()-b.Rows {
-		return loss.Result{}, fmt.Errorf("%d scores for %d documents", len(b.Scores), b.N()-b.Rows)
-	}
-	return l.InfoNCE.Compute(s, a, b)
 }
 
 // Every loss that needs negatives says so of a row.

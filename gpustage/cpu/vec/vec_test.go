@@ -307,7 +307,7 @@ func TestAddRows(t *testing.T) {
 // A shorter slice must not reach the assembly.
 func TestShortSlices(t *testing.T) {
 	forEach(t, func(t *testing.T, k *Kernels) {
-		long, short := make([]float32, 40), make([]float32, 39, 39)
+		long, short := make([]float32, 40), make([]float32, 39)
 		for name, f := range map[string]func(){
 			"add":        func() { k.Add(long, long, short) },
 			"dot":        func() { k.Dot(long, short) },

@@ -150,9 +150,6 @@ func (m *machine) holdExp() {
 	m.hold(coef.ExpMin, expTop)
 }
 
-// expStep is how many vectors of exponentials an iteration does.
-const expStep = 4
-
 func (m *machine) exponentials() {
 	m.function("expScale", "(y, x []float32, shift, w float32)", "is y = w*exp(x - shift), of y's length.")
 	slice("y", RDI)
