@@ -284,7 +284,7 @@ func median(xs []time.Duration) time.Duration {
 	if len(xs) == 0 {
 		return 0
 	}
-	sort.Slice(xs, func(i, j int) bool { return xs[i] < xs[j] })
+	slices.Sort(xs)
 	return xs[len(xs)/2]
 }
 

@@ -3,6 +3,7 @@ package stages_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -165,9 +166,7 @@ func TestInBatchOrder(t *testing.T) {
 				if got[b] == nil {
 					got[b] = map[int64][]string{}
 				}
-				for row, texts := range batch {
-					got[b][row] = texts
-				}
+				maps.Copy(got[b], batch)
 			}
 		}
 		if !reflect.DeepEqual(got, want) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
 
 	"contraflow/collective"
 	"contraflow/gpustage"
@@ -421,7 +420,7 @@ func distinctIDs(ids []int32) lastRows {
 	for id := range at {
 		l.ids = append(l.ids, id)
 	}
-	sort.Slice(l.ids, func(i, j int) bool { return l.ids[i] < l.ids[j] })
+	slices.Sort(l.ids)
 	for i, id := range l.ids {
 		at[id] = int32(i)
 	}

@@ -161,7 +161,7 @@ func parseUnicodeTables(text string) (*unicodeData, error) {
 			clusters.or(r, clusterLVT)
 		}
 	}
-	for r := rune(0); r < utf8.RuneSelf; r++ {
+	for r := range rune(utf8.RuneSelf) {
 		if r < ' ' || r == 0x7F {
 			clusters.or(r, clusterControl)
 		}

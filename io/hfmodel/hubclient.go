@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -153,9 +154,7 @@ func (c *client) send(ctx context.Context, method, address string, header http.H
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", errRefused, err)
 		}
-		for key, values := range header {
-			req.Header[key] = values
-		}
+		maps.Copy(req.Header, header)
 		req.Header.Set("User-Agent", "contraflow")
 		// Sizes and ranges are those of the file, not of its compressed form.
 		req.Header.Set("Accept-Encoding", "identity")

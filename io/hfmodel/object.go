@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -62,9 +63,7 @@ func (o *object) clone() *object {
 	c := newObject()
 	if o != nil {
 		c.keys = slices.Clone(o.keys)
-		for k, v := range o.values {
-			c.values[k] = v
-		}
+		maps.Copy(c.values, o.values)
 	}
 	return c
 }

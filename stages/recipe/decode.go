@@ -221,8 +221,8 @@ func name(f reflect.StructField) string {
 
 func fieldNames(t reflect.Type) []string {
 	var names []string
-	for i := range t.NumField() {
-		if n := name(t.Field(i)); n != "" {
+	for field := range t.Fields() {
+		if n := name(field); n != "" {
 			names = append(names, n)
 		}
 	}
@@ -288,14 +288,14 @@ func Keys() []string {
 		if t.Kind() != reflect.Struct {
 			return
 		}
-		for i := range t.NumField() {
-			if name(t.Field(i)) == "" {
+		for field := range t.Fields() {
+			if name(field) == "" {
 				continue // of a type with a form of its own
 			}
-			full := join(path, name(t.Field(i)))
+			full := join(path, name(field))
 			out = append(out, full)
-			if t.Field(i).Type != reflect.TypeFor[*Loss]() { // has the keys of loss
-				walk(full, t.Field(i).Type)
+			if field.Type != reflect.TypeFor[*Loss]() { // has the keys of loss
+				walk(full, field.Type)
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package recipe
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,9 +25,7 @@ func (j *job) family(t *testing.T, name string, edit map[string]any) string {
 	if err := json.Unmarshal(raw, &config); err != nil {
 		t.Fatal(err)
 	}
-	for k, v := range edit {
-		config[k] = v
-	}
+	maps.Copy(config, edit)
 	if raw, err = json.Marshal(config); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package imports_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -37,9 +38,7 @@ func TestCrossEncoder(t *testing.T) {
 		{imports.Settings{"num_labels": 1.0, "loss": "MultipleNegativesRankingLoss", "num_negatives": 4.0, "scale": 10.0, "activation_fn": "torch.nn.modules.activation.Sigmoid", "columns": list("q", "p")}, recipe.Source{Query: "q", Positive: "p"}, recipe.Loss{Name: "mnrl", NumNegatives: 4, Scale: 10, Activation: "sigmoid"}, "documents of other rows are no negatives where"},
 		{imports.Settings{"num_labels": 3.0, "loss": "BinaryCrossEntropyLoss", "columns": list("q", "a", "l")}, recipe.Source{Query: "q", Positive: "a", Label: "l"}, recipe.Loss{Name: "bce"}, "num_labels: 3: a reranker gives one score"},
 	} {
-		for k, v := range (imports.Settings{"model": "m", "train_dataset": "d.parquet", "learning_rate": 3e-5, "per_device_train_batch_size": 16.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "max_steps": 50.0, "save_steps": 20.0, "max_length": 256.0, "bf16": true}) {
-			c.s[k] = v
-		}
+		maps.Copy(c.s, imports.Settings{"model": "m", "train_dataset": "d.parquet", "learning_rate": 3e-5, "per_device_train_batch_size": 16.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "max_steps": 50.0, "save_steps": 20.0, "max_length": 256.0, "bf16": true})
 		r, res := convert(t, imports.SentenceTransformers, c.s, 1)
 		if r.Model.Kind != "reranker" || r.Model.MaxLength.Document != 256 || r.Model.Truncation != "" || r.Optimizer.LR != 3e-5 || r.Optimizer.Schedule.Name != "cosine" || r.Batch.GlobalSize != 16 || r.Batch.DropLast || r.Train.MaxSteps != 50 || r.Save.Every.Steps != 20 || r.Train.Precision != "bf16" {
 			t.Errorf("%v:\n%s", c.s, res.Recipe)
