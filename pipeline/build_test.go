@@ -102,6 +102,22 @@ func TestBuildErrors(t *testing.T) {
 			In(s, "y", Fan[int](y, "subs").Port)
 			s.Do(do)
 		}, []string{`stage "both": its inputs come from two splits, "x" and "y"`}},
+		{"two outputs that split", func(g *Graph) {
+			s := g.Stage("split")
+			In(s, "batch", batches(g))
+			Fan[int](s, "queries")
+			Fan[int](s, "documents")
+			s.Do(do)
+		}, []string{`stage "split": output "documents": a stage splits a batch once`}},
+		{"two sources of batches", func(g *Graph) {
+			rows := source(g)
+			for _, name := range []string{"one", "two"} {
+				s := g.Stage(name)
+				In(s, "rows", rows)
+				Batches[int](s, "batches")
+				s.Do(do)
+			}
+		}, []string{`stage "two": two stages emit batches: this one and "one"`}},
 		{"loop to a batch port", func(g *Graph) {
 			s := g.Stage("embed")
 			b := batches(g)
