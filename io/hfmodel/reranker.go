@@ -1,6 +1,7 @@
 package hfmodel
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -141,6 +142,7 @@ type RerankerSpec struct {
 	Prefix       string   // of the base model within the larger one ("bert.")
 	Head         []string // the modules of the head: their tensors have no prefix, but for a pooler's in families other than DeBERTa
 	Reranker     Reranker // with TrueID for a language model's tokens
+	Pad          *int32   // config.json's pad_token_id; nil: as it is
 	Layers       int      // of a layer-wise reranker
 	MaxSeqLength int
 	Base         *Folder
@@ -197,6 +199,9 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 		config.set("id2label", map[string]string{"0": "LABEL_0"})
 		config.set("label2id", map[string]int{"LABEL_0": 0})
 		config.remove("num_labels")
+		if s.Pad != nil {
+			config.set("pad_token_id", s.Pad)
+		}
 	}
 	config.remove("auto_map")
 	spec := Spec{Config: config.bytes(), Tensors: s.Tensors}
@@ -230,7 +235,11 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 		}
 	}
 	o.set("model_type", "CrossEncoder")
-	o.set("activation_fn", "torch.nn.modules.activation.Sigmoid")
+	activation, err := activationFn(o, config)
+	if err != nil {
+		return nil, err
+	}
+	o.set("activation_fn", activation)
 	o.set("prompts", map[string]string{})
 	o.set("default_prompt_name", nil)
 	if s.promptsQueries() {
@@ -243,6 +252,21 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	}
 	files["modules.json"], err = moduleFile(modules)
 	return files, err
+}
+
+// activationFn is the function that CrossEncoder applies to scores: what the folder says, in the places where one of its versions has saved it, or a sigmoid.
+func activationFn(model, config *object) (string, error) {
+	var now, first string
+	var then struct {
+		Activation string `json:"activation_fn"`
+	}
+	if err := model.getAll(map[string]any{"activation_fn": &now}); err != nil {
+		return "", fmt.Errorf("%s: %w", modelFile, err)
+	}
+	if err := config.getAll(map[string]any{"sentence_transformers": &then, "sbert_ce_default_activation_function": &first}); err != nil {
+		return "", fmt.Errorf("config.json: %w", err)
+	}
+	return cmp.Or(now, then.Activation, first, "torch.nn.modules.activation.Sigmoid"), nil
 }
 
 // promptsQueries tells whether CrossEncoder's default prompt, which it puts before the first text of each pair and no other, is the reranker's. With a

@@ -359,6 +359,70 @@ func TestCutoffLayer(t *testing.T) {
 	}
 }
 
+// A decoder that classifies scores by the last token that is not padding, as transformers' classes do, whatever a pair ends with; a new head is saved with the
+// tokenizer's padding, without which they score no two pairs at once.
+func TestPadding(t *testing.T) {
+	for pad, want := range map[string][2][]int32{"13": {{11, 12}, {13}}, "null": {{11, 12, 13, 13}, {13, 13, 13}}} {
+		dir := t.TempDir()
+		copyFiles(t, dir, goldens.Path(t, "rerank/qwen3-score"), "config.json", "model.safetensors")
+		writeTokenizer(t, dir)
+		config := filepath.Join(dir, "config.json")
+		data, err := os.ReadFile(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(config, bytes.Replace(data, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Load(dir, OnDevice(ref.New()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		got, _, err := r.ScorePairs(t.Context(), []string{"a", "c"}, []string{"b c c", "c c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, ids := range want {
+			if score := scoreIDs(t, dir, ids, func(f *hfmodel.Folder, c *transformer.Config) (err error) {
+				c.Scorer, err = c.Classifier(f.Config, false)
+				return err
+			}); got[i] != score {
+				t.Errorf("padding %s, pair %d: %v, want %v", pad, i, got[i], score)
+			}
+		}
+	}
+
+	for pad, want := range map[string]string{"1": "1", "null": "13"} {
+		from, dir := t.TempDir(), filepath.Join(t.TempDir(), "saved")
+		copyFiles(t, from, goldens.Path(t, "rerank/qwen3-yes-no"), "config.json", "model.safetensors")
+		writeTokenizer(t, from)
+		if err := os.WriteFile(filepath.Join(from, "tokenizer_config.json"), []byte(`{"pad_token": "c"}`), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		f, _, _ := open(t, from)
+		f.Config = bytes.Replace(f.Config, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1)
+		if err := os.WriteFile(filepath.Join(from, "config.json"), f.Config, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		m, err := LoadTrainable(from, ref.New(), TextOptions{NewHead: true}, transformer.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		if ids, _, _, err := m.Pairs.Append(nil, nil, "a", "b c"); err != nil || len(ids) != map[string]int{"1": 3, "13": 2}[want] {
+			t.Errorf("padding %s: trained on %v, %v", want, ids, err)
+		}
+		if err := m.Save(dir, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		saved, err := os.ReadFile(filepath.Join(dir, "config.json"))
+		if err != nil || !strings.Contains(string(saved), `"pad_token_id": `+want+",") {
+			t.Errorf("saved without padding %s: %s, %v", want, saved, err)
+		}
+	}
+}
+
 // Candidates are scored in their places, pairs that are cut are counted, and a closed reranker says so.
 func TestRerank(t *testing.T) {
 	var told []string
