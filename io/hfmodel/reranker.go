@@ -21,7 +21,7 @@ import (
 type Reranker struct {
 	Template    tokenize.Template `json:"template,omitempty"`
 	Instruction string            `json:"instruction,omitempty"`
-	Truncation  string            `json:"truncation,omitempty"` // longest_first or only_second; "": the first
+	Truncation  string            `json:"truncation,omitempty"` // longest_first or only_second; "": the first. Of the first module's processing_kwargs too
 
 	QueryPrompt    string `json:"query_prompt,omitempty"` // put before each
 	DocumentPrompt string `json:"document_prompt,omitempty"`
@@ -35,7 +35,10 @@ type Reranker struct {
 	Chat bool `json:"-"` // CrossEncoder puts pairs into the tokenizer's chat template
 }
 
-const rerankerFile = "reranker.json"
+const (
+	rerankerFile = "reranker.json"
+	onlySecond   = "only_second" // a truncation, which transformers has by this name
+)
 
 func (f *Folder) reranks() *Reranker {
 	if f.Reranker == nil {
@@ -225,6 +228,9 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	o.set("modality_config", modality)
 	o.set("module_output_name", out)
 	o.set("max_seq_length", s.MaxSeqLength)
+	if s.Reranker.Truncation == onlySecond && s.Reranker.Template == nil {
+		o.set("processing_kwargs", map[string]any{"text": map[string]string{"truncation": onlySecond}})
+	}
 	files["sentence_bert_config.json"] = o.bytes()
 
 	o = newObject()

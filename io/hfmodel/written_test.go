@@ -279,6 +279,38 @@ func TestSavedReranker(t *testing.T) {
 	}
 }
 
+// How a saved reranker's pairs are cut CrossEncoder reads too, where its own way is another.
+func TestSavedTruncation(t *testing.T) {
+	f := open(t, golden+"st6")
+	for _, x := range []struct {
+		how      string
+		template tokenize.Template
+		kwargs   any
+		read     string
+	}{
+		{"only_second", nil, "only_second", "only_second"}, {"longest_first", nil, nil, ""}, {"", nil, nil, ""}, {"only_second", tokenize.Template{{Text: "{query}"}, {Text: "{document}", Cut: true}}, nil, ""},
+	} {
+		s := RerankerSpec{
+			Config: []byte(`{"model_type": "bert"}`), Tensors: []safetensors.Tensor{floatsOf(t, "classifier.weight", []int{1}, 2)}, Prefix: "bert.", Head: []string{"classifier"}, MaxSeqLength: 9, Tokenizer: f.CopyTokenizer,
+			Reranker: Reranker{Truncation: x.how, Template: x.template},
+		}
+		dir := filepath.Join(t.TempDir(), "reranker")
+		if err := SaveReranker(dir, s); err != nil {
+			t.Fatal(err)
+		}
+		holds(t, dir, "sentence_bert_config.json", map[string]any{"processing_kwargs/text/truncation": x.kwargs})
+		if r := open(t, dir).Reranker; r.Truncation != x.how {
+			t.Errorf("saved as %q, read as %q", x.how, r.Truncation)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, rerankerFile)); err != nil {
+			t.Fatal(err)
+		}
+		if r := open(t, dir).Reranker; r.Truncation != x.read {
+			t.Errorf("without %s %q is read as %q, want %q", rerankerFile, x.how, r.Truncation, x.read)
+		}
+	}
+}
+
 // A saved reranker's scores go through the function that the one it was trained from has, wherever that says so.
 func TestSavedActivation(t *testing.T) {
 	f := open(t, golden+"st6")
