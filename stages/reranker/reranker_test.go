@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -65,6 +66,27 @@ func TestGoldenScores(t *testing.T) {
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Rounded inputs of products give other scores, by less than a few of bf16's 8 bits.
+func TestBF16(t *testing.T) {
+	queries, docs, want := goldenPairs(t)
+	r, err := Load(goldens.Path(t, "rerank/cross"), OnDevice(ref.New()), BF16())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	got, _, err := r.ScorePairs(t.Context(), queries, docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worst, top := 0.0, 0.0
+	for i, w := range want {
+		worst, top = max(worst, math.Abs(float64(got[i])-w)), max(top, math.Abs(w))
+	}
+	if !(worst > 1e-4*top && worst < 0.03*top) {
+		t.Errorf("error %.3g of a largest score %.3g", worst, top)
 	}
 }
 
@@ -570,7 +592,16 @@ func TestErrors(t *testing.T) {
 	if err := os.Remove(filepath.Join(chatty, "modules.json")); err != nil {
 		t.Fatal(err)
 	}
-	for dir, want := range map[string]int{f.Dir: 0, chatty: 1} {
+	moduled, plain := t.TempDir(), t.TempDir()
+	for _, dir := range []string{moduled, plain} {
+		if err := os.CopyFS(dir, os.DirFS(f.Dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(moduled, "chat_template.jinja"), []byte("{{ x }}"), 0o600), os.Remove(filepath.Join(plain, "modules.json"))); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]int{f.Dir: 0, chatty: 1, moduled: 0, plain: 0} {
 		var said []string
 		r, err := Load(dir, OnDevice(ref.New()), Warn(func(m string) { said = append(said, m) }))
 		if err != nil {
