@@ -90,6 +90,16 @@ func TestBF16(t *testing.T) {
 	}
 }
 
+func TestSigmoid(t *testing.T) {
+	scores := []float32{0, float32(math.Log(3)), -float32(math.Log(3))}
+	Sigmoid(scores)
+	for i, want := range []float64{0.5, 0.75, 0.25} {
+		if math.Abs(float64(scores[i])-want) > 1e-7 {
+			t.Errorf("%v, want %v", scores[i], want)
+		}
+	}
+}
+
 func TestConcurrent(t *testing.T) {
 	queries, docs, want := goldenPairs(t)
 	r, err := Load(goldens.Path(t, "rerank/cross"))
