@@ -82,6 +82,7 @@ type Pairs struct {
 	query, doc  string // put before each
 	instruction string
 	segments    []segment
+	pad         *int32
 }
 
 type segment struct {
@@ -97,11 +98,12 @@ type PairOptions struct {
 	DocumentPrompt string
 	Template       Template // nil: the tokenizer's own way of joining two texts
 	Instruction    string   // what {instruction} stands for
+	Pad            *int32   // an id of which a pair has none at its end, but for the pair's first; nil: there is none
 }
 
 // NewPairs prepares pairs of texts for a tokenizer.
 func (t *Tokenizer) NewPairs(o PairOptions) (*Pairs, error) {
-	p := &Pairs{t: t, maxLength: o.MaxLength, how: o.Truncation, query: o.QueryPrompt, doc: o.DocumentPrompt, instruction: o.Instruction}
+	p := &Pairs{t: t, maxLength: o.MaxLength, how: o.Truncation, query: o.QueryPrompt, doc: o.DocumentPrompt, instruction: o.Instruction, pad: o.Pad}
 	fixed := t.pairSpecials
 	if o.Template != nil {
 		if err := o.Template.Check(); err != nil {
@@ -210,6 +212,19 @@ func (p *Pairs) HasRoom(query string) error {
 // Append appends a pair's ids to dst, and each id's type to kinds: 0 if the tokenizer is one whose models are given no types. The error, which wraps ErrTooShort, says that what may be cut is not
 // enough; then nothing is appended.
 func (p *Pairs) Append(dst, kinds []int32, query, document string) (ids, kindsOut []int32, truncated bool, err error) {
+	first := len(dst)
+	if dst, kinds, truncated, err = p.append(dst, kinds, query, document); err != nil || p.pad == nil {
+		return dst, kinds, truncated, err
+	}
+	n := len(dst)
+	for n > first+1 && dst[n-1] == *p.pad {
+		n--
+	}
+	return dst[:n], kinds[:len(kinds)-(len(dst)-n)], truncated, nil
+}
+
+// append is Append with what a pair has at its end.
+func (p *Pairs) append(dst, kinds []int32, query, document string) (ids, kindsOut []int32, truncated bool, err error) {
 	query, document = p.query+query, p.doc+document
 	if p.segments == nil {
 		from := len(kinds)

@@ -58,6 +58,10 @@ func (f *Folder) asRead(o *object, task string) error {
 	for _, of := range []string{"common", "text"} {
 		for _, name := range sortedKeys(calls[of]) {
 			raw := string(calls[of][name])
+			if f.Reranker != nil && of == "text" && name == "truncation" && raw == `"`+onlySecond+`"` {
+				f.Reranker.Truncation = onlySecond
+				continue
+			}
 			if !slices.Contains(calledWith, name) && !(name == "truncation" && (raw == "true" || raw == `"longest_first"`)) {
 				return fmt.Errorf("processing_kwargs: %s of %s, %s, is not supported: remove it; where texts are cut max_seq_length says", name, of, short(calls[of][name]))
 			}

@@ -1,6 +1,7 @@
 package hfmodel
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ import (
 type Reranker struct {
 	Template    tokenize.Template `json:"template,omitempty"`
 	Instruction string            `json:"instruction,omitempty"`
-	Truncation  string            `json:"truncation,omitempty"` // longest_first or only_second; "": the first
+	Truncation  string            `json:"truncation,omitempty"` // longest_first or only_second; "": the first. Of the first module's processing_kwargs too
 
 	QueryPrompt    string `json:"query_prompt,omitempty"` // put before each
 	DocumentPrompt string `json:"document_prompt,omitempty"`
@@ -34,7 +35,10 @@ type Reranker struct {
 	Chat bool `json:"-"` // CrossEncoder puts pairs into the tokenizer's chat template
 }
 
-const rerankerFile = "reranker.json"
+const (
+	rerankerFile = "reranker.json"
+	onlySecond   = "only_second" // a truncation, which transformers has by this name
+)
 
 func (f *Folder) reranks() *Reranker {
 	if f.Reranker == nil {
@@ -141,6 +145,7 @@ type RerankerSpec struct {
 	Prefix       string   // of the base model within the larger one ("bert.")
 	Head         []string // the modules of the head: their tensors have no prefix, but for a pooler's in families other than DeBERTa
 	Reranker     Reranker // with TrueID for a language model's tokens
+	Pad          *int32   // config.json's pad_token_id; nil: as it is
 	Layers       int      // of a layer-wise reranker
 	MaxSeqLength int
 	Base         *Folder
@@ -197,6 +202,9 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 		config.set("id2label", map[string]string{"0": "LABEL_0"})
 		config.set("label2id", map[string]int{"LABEL_0": 0})
 		config.remove("num_labels")
+		if s.Pad != nil {
+			config.set("pad_token_id", s.Pad)
+		}
 	}
 	config.remove("auto_map")
 	spec := Spec{Config: config.bytes(), Tensors: s.Tensors}
@@ -220,6 +228,9 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	o.set("modality_config", modality)
 	o.set("module_output_name", out)
 	o.set("max_seq_length", s.MaxSeqLength)
+	if s.Reranker.Truncation == onlySecond && s.Reranker.Template == nil {
+		o.set("processing_kwargs", map[string]any{"text": map[string]string{"truncation": onlySecond}})
+	}
 	files["sentence_bert_config.json"] = o.bytes()
 
 	o = newObject()
@@ -230,7 +241,11 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 		}
 	}
 	o.set("model_type", "CrossEncoder")
-	o.set("activation_fn", "torch.nn.modules.activation.Sigmoid")
+	activation, err := activationFn(o, config)
+	if err != nil {
+		return nil, err
+	}
+	o.set("activation_fn", activation)
 	o.set("prompts", map[string]string{})
 	o.set("default_prompt_name", nil)
 	if s.promptsQueries() {
@@ -243,6 +258,21 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 	}
 	files["modules.json"], err = moduleFile(modules)
 	return files, err
+}
+
+// activationFn is the function that CrossEncoder applies to scores: what the folder says, in the places where one of its versions has saved it, or a sigmoid.
+func activationFn(model, config *object) (string, error) {
+	var now, first string
+	var then struct {
+		Activation string `json:"activation_fn"`
+	}
+	if err := model.getAll(map[string]any{"activation_fn": &now}); err != nil {
+		return "", fmt.Errorf("%s: %w", modelFile, err)
+	}
+	if err := config.getAll(map[string]any{"sentence_transformers": &then, "sbert_ce_default_activation_function": &first}); err != nil {
+		return "", fmt.Errorf("config.json: %w", err)
+	}
+	return cmp.Or(now, then.Activation, first, "torch.nn.modules.activation.Sigmoid"), nil
 }
 
 // promptsQueries tells whether CrossEncoder's default prompt, which it puts before the first text of each pair and no other, is the reranker's. With a

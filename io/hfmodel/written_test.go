@@ -279,6 +279,60 @@ func TestSavedReranker(t *testing.T) {
 	}
 }
 
+// How a saved reranker's pairs are cut CrossEncoder reads too, where its own way is another.
+func TestSavedTruncation(t *testing.T) {
+	f := open(t, golden+"st6")
+	for _, x := range []struct {
+		how      string
+		template tokenize.Template
+		kwargs   any
+		read     string
+	}{
+		{"only_second", nil, "only_second", "only_second"}, {"longest_first", nil, nil, ""}, {"", nil, nil, ""}, {"only_second", tokenize.Template{{Text: "{query}"}, {Text: "{document}", Cut: true}}, nil, ""},
+	} {
+		s := RerankerSpec{
+			Config: []byte(`{"model_type": "bert"}`), Tensors: []safetensors.Tensor{floatsOf(t, "classifier.weight", []int{1}, 2)}, Prefix: "bert.", Head: []string{"classifier"}, MaxSeqLength: 9, Tokenizer: f.CopyTokenizer,
+			Reranker: Reranker{Truncation: x.how, Template: x.template},
+		}
+		dir := filepath.Join(t.TempDir(), "reranker")
+		if err := SaveReranker(dir, s); err != nil {
+			t.Fatal(err)
+		}
+		holds(t, dir, "sentence_bert_config.json", map[string]any{"processing_kwargs/text/truncation": x.kwargs})
+		if r := open(t, dir).Reranker; r.Truncation != x.how {
+			t.Errorf("saved as %q, read as %q", x.how, r.Truncation)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, rerankerFile)); err != nil {
+			t.Fatal(err)
+		}
+		if r := open(t, dir).Reranker; r.Truncation != x.read {
+			t.Errorf("without %s %q is read as %q, want %q", rerankerFile, x.how, r.Truncation, x.read)
+		}
+	}
+}
+
+// A saved reranker's scores go through the function that the one it was trained from has, wherever that says so.
+func TestSavedActivation(t *testing.T) {
+	f := open(t, golden+"st6")
+	const identity, tanh, sigmoid = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh", "torch.nn.modules.activation.Sigmoid"
+	newest, newer, old := `, "activation_fn": "`+tanh+`"`, `, "sentence_transformers": {"activation_fn": "`+identity+`"}`, `, "sbert_ce_default_activation_function": "`+identity+`"`
+	for _, x := range []struct{ model, config, want string }{
+		{"", "", sigmoid}, {newest, newer, tanh}, {"", newer, identity}, {"", old, identity}, {`, "activation_fn": null`, `, "sentence_transformers": {"version": "4.1"}`, sigmoid},
+	} {
+		base := copyGolden(t, "st6")
+		put(t, base, modelFile, `{"model_type": "CrossEncoder"`+x.model+`}`)
+		s := RerankerSpec{
+			Config: []byte(`{"model_type": "bert"` + x.config + `}`), Tensors: []safetensors.Tensor{floatsOf(t, "classifier.weight", []int{1}, 2)}, Prefix: "bert.", Head: []string{"classifier"},
+			MaxSeqLength: 9, Base: open(t, base), Tokenizer: f.CopyTokenizer,
+		}
+		dir := filepath.Join(t.TempDir(), "reranker")
+		if err := SaveReranker(dir, s); err != nil {
+			t.Fatal(err)
+		}
+		holds(t, dir, modelFile, map[string]any{"activation_fn": x.want})
+	}
+}
+
 // A reranker with a template is saved with a chat template, through which CrossEncoder has pairs go, and without the prompt that is in it.
 func TestSavedTemplate(t *testing.T) {
 	f := open(t, golden+"st6")

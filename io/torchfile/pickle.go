@@ -12,7 +12,7 @@ import (
 // Values of a pickle are Go's nil, bool, int64, float64 and string, tuple, *sequence, *dictionary, global, storage and tensor.
 type (
 	tuple      []any
-	sequence   struct{ items []any }
+	sequence   struct{}
 	dictionary struct{ keys, values []any }
 	global     string // a name that is known, as "module.name"
 	storage    struct {
@@ -282,8 +282,7 @@ func (m *machine) fill(op byte) (err error) {
 	}
 	switch to := m.stack[len(m.stack)-1].(type) {
 	case *sequence:
-		if op == 'a' || op == 'e' {
-			to.items = append(to.items, items...)
+		if op == 'a' || op == 'e' { // no list is asked for what it holds
 			return nil
 		}
 	case *dictionary:

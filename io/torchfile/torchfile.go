@@ -128,7 +128,7 @@ func (a *archive) list(z *zip.Reader) error {
 	for _, f := range z.File {
 		name := f.Name
 		switch {
-		case name == "" || !filepath.IsLocal(filepath.FromSlash(name)) || path.Clean(name) != strings.TrimSuffix(name, "/") || strings.ContainsAny(name, "\\\x00:"):
+		case !filepath.IsLocal(filepath.FromSlash(name)) || path.Clean(name) != strings.TrimSuffix(name, "/") || strings.ContainsAny(name, "\\\x00:"):
 			return fmt.Errorf("%w: the archive has an entry %q, which leaves its folder", ErrUnsafe, name)
 		case a.files[name] != nil:
 			return fmt.Errorf("the archive has two entries %q", name)

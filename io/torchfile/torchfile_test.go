@@ -163,6 +163,11 @@ func TestHostile(t *testing.T) {
 		"a name twice":        {archived(t, entry{name: "a/data.pkl", data: append(good[:len(good)-1:len(good)-1], good[3:]...)}, entry{name: "a/data/0", data: two}), `the tensor "weight" is there twice`, false},
 		"a nameless storage":  {archived(t, entry{name: "a/data.pkl", data: pickled(2, 2, "")}), "a storage is called", true},
 		"an unclean name":     {archived(t, entry{name: "a//data.pkl", data: good}), "leaves its folder", true},
+		"nameless":            {archived(t, entry{name: "", data: good}), "leaves its folder", true},
+		"a negative offset":   {archived(t, entry{name: "a/data.pkl", data: bytes.Replace(good, []byte("\x8a\x08"+strings.Repeat("\x00", 8)), []byte("\x8a\x08"+strings.Repeat("\xff", 8)), 1)}, entry{name: "a/data/0", data: two}), "from element -1 is not within", false},
+		"two sizes":           {archived(t, entry{name: "a/data.pkl", data: append(good[:len(good)-1:len(good)-1], bytes.Replace(pickled(4, 4, "0"), []byte("weight"), []byte("height"), 1)[3:]...)}, entry{name: "a/data/0", data: two}), "a/data/0 has 8 bytes, want 16", false},
+		"past the end":        {archived(t, entry{name: "a/data.pkl", data: good, size: uint64(len(good)) + 100}), "are not within the file's", false},
+		"a long pickle":       {archived(t, entry{name: "a/data.pkl", data: make([]byte, maxPickle+1)}), "has 1048577 bytes, want at most 1048576", false},
 		"a list of tensors":   {archived(t, entry{name: "a/data.pkl", data: []byte("].")}), "holds a list", false},
 	} {
 		_, err := Parse(c.data)
@@ -196,6 +201,12 @@ func TestInstructions(t *testing.T) {
 		"\x80\x05N":                   nil,
 		rebuild("(K\x08t", "(K\x01t"): tensor{storage: storageOf(8), shape: []int{8}, stride: []int64{1}},
 
+		"\x80\x04\x95\x02\x00\x00\x00\x00\x00\x00\x00K\x01": int64(1),
+		"]K\x01a":            &sequence{},
+		"](K\x01K\x02e":      &sequence{},
+		"K\x05\x94h\x00\x86": tuple{int64(5), int64(5)},
+		"K\x05r\x07\x00\x00\x00j\x07\x00\x00\x00\x86": tuple{int64(5), int64(5)},
+
 		"\x80\x06N":                      "protocol 6",
 		"K\x01K\x02":                     "1 values are left",
 		"K\x01K\x02s":                    "a value is missing",
@@ -204,6 +215,8 @@ func TestInstructions(t *testing.T) {
 		"]K\x01K\x02s":                   "can't be added to a list",
 		"}K\x01a":                        "can't be added to a dictionary",
 		"}(K\x01u":                       "can't be added to a dictionary",
+		"}(K\x01K\x02e":                  "can't be added to a dictionary",
+		"](K\x01K\x02u":                  "can't be added to a list",
 		"K\x01K\x02\x93":                 "a name that is 2",
 		"e":                              "a mark is missing",
 		storage[:len(storage)-4] + "NtQ": "a storage of", // of None elements
@@ -227,6 +240,10 @@ func TestInstructions(t *testing.T) {
 		rebuild("(\x8a\x05\x00\x00\x00\x80\x00t", "(K\x01t"):                                "along one dimension",
 		rebuild("("+strings.Repeat("K\x01", maxDims)+"t", "("+strings.Repeat("K\x01", maxDims)+"t"):     tensor{storage: storageOf(8), shape: slices.Repeat([]int{1}, maxDims), stride: slices.Repeat([]int64{1}, maxDims)},
 		rebuild("("+strings.Repeat("K\x01", maxDims+1)+"t", "("+strings.Repeat("K\x01", maxDims+1)+"t"): "a tensor of",
+		strings.Replace(rebuild("(K\x08t", "(K\x01t"), ")RtR", ")R}tR", 1):                              tensor{storage: storageOf(8), shape: []int{8}, stride: []int64{1}},
+		strings.Replace(rebuild("(K\x08t", "(K\x01t"), ")RtR", ")R]tR", 1):                              "not what its storage holds",
+		"ctorch._utils\n_rebuild_parameter\n(" + rebuild("(K\x08t", "(K\x01t") + "\x88tR":               "a call of",
+		"ctorch._utils\n_rebuild_tensor_v2\n(" + rebuild("(K\x08t", "(K\x01t") + "NNtR":                 "a call of",
 		"(X\x05\x00\x00\x00otherNNNNtQ": "is no storage",
 		rebuild("(K\x08t", ")"):         "a tensor of",
 		rebuild("(Nt", "(K\x01t"):       "a tensor of None along one dimension",

@@ -16,8 +16,10 @@ import (
 
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 	"contraflow/io/safetensors"
 	"contraflow/stages/mine"
+	"contraflow/stages/transformer"
 	"contraflow/testdata/goldens"
 )
 
@@ -394,4 +396,25 @@ func product(a, b []float32) (sum float64) {
 		sum += float64(a[i]) * float64(b[i])
 	}
 	return sum
+}
+
+// A sparse encoder with LoRA is saved whole, which SparseEncoder loads, with the factors merged.
+func TestSparseLoRA(t *testing.T) {
+	m, err := LoadTrainable(goldens.Path(t, "splade/encoder"), ref.New(), ModelOptions(transformer.Options{Tuning: transformer.Tuning{LoRA: &transformer.LoRA{Rank: 2, Alpha: 4, Targets: []string{"query"}, Seed: 1}}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	dir := filepath.Join(t.TempDir(), "out")
+	if err := m.Save(dir, Saving{}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.Splade == nil || f.Adapter != nil {
+		t.Errorf("a sparse encoder: %t, an adapter: %t", f.Splade != nil, f.Adapter != nil)
+	}
 }

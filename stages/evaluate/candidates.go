@@ -1,6 +1,7 @@
 package evaluate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -99,14 +100,7 @@ func byScore(scores []float64, yes []bool) (groups []alike) {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortFunc(order, func(a, b int) int {
-		if scores[a] > scores[b] {
-			return -1
-		} else if scores[a] < scores[b] {
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(scores[b], scores[a]) })
 	for _, i := range order {
 		if n := len(groups); n == 0 || groups[n-1].score != scores[i] {
 			groups = append(groups, alike{score: scores[i]})

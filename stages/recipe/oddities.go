@@ -47,6 +47,7 @@ func (x *Run) noteModel() {
 	x.obs.tell("model.max_length: ", embedder.ExpansionNote(x.vectors, m.MaxLength.Query))
 	x.obs.tell("", embedder.LengthNote(folder, x.model.Config, min(m.MaxLength.Query, m.MaxLength.Document)))
 	x.noteEnd()
+	x.notePadding()
 	if x.reranker != nil && x.reranker.Scorer.New {
 		x.obs.note("%s has no head that scores: a new one, on %s pooling, begins at random", folder.Dir, embedder.PoolingModes[x.reranker.Scorer.Pooling])
 	}
@@ -63,6 +64,18 @@ func (x *Run) noteModel() {
 	} else if heads.New {
 		x.obs.note("%s has no colbert_linear.pt and sparse_linear.pt: both heads of tokens are new, and begin at random", folder.TransformerDir)
 	}
+}
+
+// notePadding tells of a tokenizer without the token that fills texts up, which is not needed here. Llama's and Mistral's are so as published.
+func (x *Run) notePadding() {
+	if _, ok := x.tok.PadID(); ok || x.folder.Static() {
+		return
+	}
+	such := ""
+	if eos := x.tok.EOS(); eos != "" {
+		such = fmt.Sprintf(", such as %q,", eos)
+	}
+	x.obs.note("%s: its tokenizer has no padding token, and so sentence-transformers will take no texts of different lengths at once of what is saved: write one of its tokens%s as pad_token into tokenizer_config.json", x.folder.TokenizerDir, such)
 }
 
 // leastStaticRate is below what moves static embeddings: an update of AdamW moves a number by the learning rate at most, theirs are about 1, and most

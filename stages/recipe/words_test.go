@@ -1,11 +1,15 @@
 package recipe
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/io/hfmodel"
+	"contraflow/tokenize"
 )
 
 // What a run says of itself before its first step: of a reranker pairs, and that its head is new; of datasets the span of their texts; and the precision.
@@ -105,4 +109,30 @@ func labelled(t *testing.T, j *job) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// A tokenizer without padding is told of, with a token that could be it; static embeddings fill nothing up.
+func TestNotePadding(t *testing.T) {
+	for _, c := range []struct{ vocabulary, config, kind, want string }{
+		{`{"a": 0, "</s>": 1}`, `{"eos_token": "</s>"}`, "llama", `has no padding token, and so sentence-transformers will take no texts of different lengths at once of what is saved: write one of its tokens, such as "</s>", as pad_token`},
+		{`{"a": 0}`, `{}`, "llama", "write one of its tokens as pad_token"},
+		{`{"a": 0, "</s>": 1}`, `{"pad_token": "</s>"}`, "llama", ""},
+		{`{"a": 0}`, `{}`, hfmodel.StaticType, ""},
+	} {
+		dir := t.TempDir()
+		if err := errors.Join(
+			os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(`{"version": "1.0", "model": {"type": "WordPiece", "vocab": `+c.vocabulary+`, "unk_token": "a", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9}}`), 0o600),
+			os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), []byte(c.config), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		tok, err := tokenize.Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := ""
+		x := &Run{tok: tok, folder: &hfmodel.Folder{TokenizerDir: dir, ModelType: c.kind}, obs: Observer{Note: func(s string) { notes += s }}}
+		if x.notePadding(); !strings.Contains(notes, c.want) || (c.want == "") != (notes == "") {
+			t.Errorf("%s: %q, want %q", c.config, notes, c.want)
+		}
+	}
 }

@@ -16,6 +16,7 @@ package reranker
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -167,6 +168,7 @@ type Spec struct {
 	Scorer    transformer.Scorer
 	Layers    int // at which the model ends; 0: all
 	Pairs     *tokenize.Pairs
+	Pad       *int32 // of a decoder that classifies: it scores by the last token but this one
 	MaxLength int
 	Folder    hfmodel.Reranker // for a folder that scores as this one
 }
@@ -237,6 +239,9 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	} else {
 		s.Scorer, err = c.Classifier(f.Config, f.Reranker == nil || !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
 		s.Scorer.Seed = o.Seed
+		if err == nil && s.Scorer.Pooling == gpustage.LastPooling {
+			s.Pad, err = padding(f, tok, s.Scorer.New)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Dir, err)
@@ -245,7 +250,7 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		return nil, err
 	}
 	s.Pairs, err = tok.NewPairs(tokenize.PairOptions{
-		MaxLength: s.MaxLength, Truncation: how, QueryPrompt: r.QueryPrompt, DocumentPrompt: r.DocumentPrompt, Template: r.Template, Instruction: r.Instruction,
+		MaxLength: s.MaxLength, Truncation: how, QueryPrompt: r.QueryPrompt, DocumentPrompt: r.DocumentPrompt, Template: r.Template, Instruction: r.Instruction, Pad: s.Pad,
 	})
 	if err != nil {
 		return nil, err
@@ -254,6 +259,22 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		return nil, fmt.Errorf("%s: its tokenizer gives a document's tokens type %d, and the model has %d; with \"model_input_names\": [\"input_ids\", \"attention_mask\"] in tokenizer_config.json it gives no types", f.Dir, slices.Max(kinds), c.TypeVocab)
 	}
 	return s, nil
+}
+
+// padding is the token by which transformers' decoders for sequence classification never score, also where a text has it at its end, as where it is the one
+// that ends texts too: they look for the last that is another. Tokens behind that one change nothing, since a decoder does not look ahead. It is config.json's; a
+// new head is trained and saved with the tokenizer's, where that has none, since there a model without scores no batches.
+func padding(f *hfmodel.Folder, tok *tokenize.Tokenizer, fresh bool) (*int32, error) {
+	var config struct {
+		Pad *int32 `json:"pad_token_id"`
+	}
+	if err := json.Unmarshal(f.Config, &config); err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	if id, ok := tok.PadID(); ok && fresh && config.Pad == nil {
+		return &id, nil
+	}
+	return config.Pad, nil
 }
 
 // usable refuses what is asked for and would change nothing.

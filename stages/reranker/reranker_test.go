@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -64,6 +65,37 @@ func TestGoldenScores(t *testing.T) {
 		}
 		if err := r.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Rounded inputs of products give other scores, by less than a few of bf16's 8 bits.
+func TestBF16(t *testing.T) {
+	queries, docs, want := goldenPairs(t)
+	r, err := Load(goldens.Path(t, "rerank/cross"), OnDevice(ref.New()), BF16())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	got, _, err := r.ScorePairs(t.Context(), queries, docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worst, top := 0.0, 0.0
+	for i, w := range want {
+		worst, top = max(worst, math.Abs(float64(got[i])-w)), max(top, math.Abs(w))
+	}
+	if !(worst > 1e-4*top && worst < 0.03*top) {
+		t.Errorf("error %.3g of a largest score %.3g", worst, top)
+	}
+}
+
+func TestSigmoid(t *testing.T) {
+	scores := []float32{0, float32(math.Log(3)), -float32(math.Log(3))}
+	Sigmoid(scores)
+	for i, want := range []float64{0.5, 0.75, 0.25} {
+		if math.Abs(float64(scores[i])-want) > 1e-7 {
+			t.Errorf("%v, want %v", scores[i], want)
 		}
 	}
 }
@@ -359,6 +391,70 @@ func TestCutoffLayer(t *testing.T) {
 	}
 }
 
+// A decoder that classifies scores by the last token that is not padding, as transformers' classes do, whatever a pair ends with; a new head is saved with the
+// tokenizer's padding, without which they score no two pairs at once.
+func TestPadding(t *testing.T) {
+	for pad, want := range map[string][2][]int32{"13": {{11, 12}, {13}}, "null": {{11, 12, 13, 13}, {13, 13, 13}}} {
+		dir := t.TempDir()
+		copyFiles(t, dir, goldens.Path(t, "rerank/qwen3-score"), "config.json", "model.safetensors")
+		writeTokenizer(t, dir)
+		config := filepath.Join(dir, "config.json")
+		data, err := os.ReadFile(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(config, bytes.Replace(data, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Load(dir, OnDevice(ref.New()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		got, _, err := r.ScorePairs(t.Context(), []string{"a", "c"}, []string{"b c c", "c c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, ids := range want {
+			if score := scoreIDs(t, dir, ids, func(f *hfmodel.Folder, c *transformer.Config) (err error) {
+				c.Scorer, err = c.Classifier(f.Config, false)
+				return err
+			}); got[i] != score {
+				t.Errorf("padding %s, pair %d: %v, want %v", pad, i, got[i], score)
+			}
+		}
+	}
+
+	for pad, want := range map[string]string{"1": "1", "null": "13"} {
+		from, dir := t.TempDir(), filepath.Join(t.TempDir(), "saved")
+		copyFiles(t, from, goldens.Path(t, "rerank/qwen3-yes-no"), "config.json", "model.safetensors")
+		writeTokenizer(t, from)
+		if err := os.WriteFile(filepath.Join(from, "tokenizer_config.json"), []byte(`{"pad_token": "c"}`), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		f, _, _ := open(t, from)
+		f.Config = bytes.Replace(f.Config, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1)
+		if err := os.WriteFile(filepath.Join(from, "config.json"), f.Config, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		m, err := LoadTrainable(from, ref.New(), TextOptions{NewHead: true}, transformer.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		if ids, _, _, err := m.Pairs.Append(nil, nil, "a", "b c"); err != nil || len(ids) != map[string]int{"1": 3, "13": 2}[want] {
+			t.Errorf("padding %s: trained on %v, %v", want, ids, err)
+		}
+		if err := m.Save(dir, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		saved, err := os.ReadFile(filepath.Join(dir, "config.json"))
+		if err != nil || !strings.Contains(string(saved), `"pad_token_id": `+want+",") {
+			t.Errorf("saved without padding %s: %s, %v", want, saved, err)
+		}
+	}
+}
+
 // Candidates are scored in their places, pairs that are cut are counted, and a closed reranker says so.
 func TestRerank(t *testing.T) {
 	var told []string
@@ -506,7 +602,16 @@ func TestErrors(t *testing.T) {
 	if err := os.Remove(filepath.Join(chatty, "modules.json")); err != nil {
 		t.Fatal(err)
 	}
-	for dir, want := range map[string]int{f.Dir: 0, chatty: 1} {
+	moduled, plain := t.TempDir(), t.TempDir()
+	for _, dir := range []string{moduled, plain} {
+		if err := os.CopyFS(dir, os.DirFS(f.Dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(moduled, "chat_template.jinja"), []byte("{{ x }}"), 0o600), os.Remove(filepath.Join(plain, "modules.json"))); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]int{f.Dir: 0, chatty: 1, moduled: 0, plain: 0} {
 		var said []string
 		r, err := Load(dir, OnDevice(ref.New()), Warn(func(m string) { said = append(said, m) }))
 		if err != nil {

@@ -14,7 +14,7 @@ func Save(dir string, base *hfmodel.Folder, m *transformer.Model, tensors []safe
 		head = append(head, spec.Scorer.LMHead)
 	}
 	return hfmodel.SaveReranker(dir, hfmodel.RerankerSpec{
-		Config: base.Config, Tensors: tensors, Prefix: m.Config.Prefixes()[0], Head: head, Reranker: spec.Folder, Layers: m.Config.Layers, MaxSeqLength: spec.MaxLength,
+		Config: base.Config, Tensors: tensors, Prefix: m.Config.Prefixes()[0], Head: head, Reranker: spec.Folder, Pad: spec.Pad, Layers: m.Config.Layers, MaxSeqLength: spec.MaxLength,
 		Base: base, Tokenizer: base.CopyTokenizer, Card: card,
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -93,6 +94,50 @@ func TestRankedDocuments(t *testing.T) {
 	}
 }
 
+// Pairs are scored in the file's order by what the columns hold, and another score or label is another task.
+func TestPairs(t *testing.T) {
+	for _, c := range []struct {
+		kind    *Kind
+		numbers [2][3]string // of two files
+		want    []Figure     // by hand, of the first
+	}{
+		{STS, [2][3]string{{"1", "2", "4"}, {"1", "2", "3"}}, []Figure{{"spearman", 0.5}, {"pearson", 3 / math.Sqrt(84)}}},
+		{PairClassification, [2][3]string{{"1", "0", "1"}, {"1", "0", "0"}}, []Figure{{"ap", 1./2 + 1./3}}}, // the pair that is 0 is second
+	} {
+		var contents []string
+		for i, n := range c.numbers {
+			path := write(t, fmt.Sprint(i, ".csv"), "a,b,n", "a,b,"+n[0], "c,d,"+n[1], "e,f,"+n[2])
+			task, err := c.kind.Load(t.Context(), Source{Path: path, Columns: []string{"a", "b", "n"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a, b := strings.Join(task.A, ""), strings.Join(task.B, ""); a != "ace" || b != "bdf" || task.Counts() != c.want[0].Name {
+				t.Errorf("%s: %q, %q, %s", c.kind.Key, a, b, task.Counts())
+			}
+			content, err1 := json.Marshal(task.Content)
+			contents = append(contents, string(content))
+			result, all, err := task.Measure([]float64{1, 3, 2})
+			if c.kind == PairClassification {
+				result, all, err = task.Measure([]float64{3, 2, 1})
+			}
+			if err := errors.Join(err, err1); err != nil || reflect.TypeOf(result) != reflect.TypeOf(task.None) {
+				t.Fatal(err, result)
+			}
+			for k, w := range c.want {
+				if i == 0 && (all[k].Name != w.Name || math.Abs(all[k].Value-w.Value) > 1e-12) {
+					t.Errorf("%v, want %v", all[k], w)
+				}
+			}
+			if _, _, err := task.Measure([]float64{1, math.NaN(), 2}); err == nil || !strings.HasPrefix(err.Error(), path+": ") || c.kind == STS && !strings.Contains(err.Error(), "the first list is the pairs' similarities") {
+				t.Error(err)
+			}
+		}
+		if contents[0] == contents[1] {
+			t.Errorf("%s: both are %s", c.kind.Key, contents[0])
+		}
+	}
+}
+
 // A row's positives and negatives may be lists or a text each; queries that lack either are left out, and a note counts them.
 func TestCandidates(t *testing.T) {
 	for name, lines := range map[string][]string{
@@ -140,6 +185,8 @@ func TestErrors(t *testing.T) {
 			documents(true, `{"query": "a", "positive": ["x"], "documents": ["y", "z"]}`, `{"query": "b", "positive": ["x", "y"], "documents": ["y", "x"]}`)},
 		`column "negative": recall@2 is the same for every model: of 2 queries 1 has one text as a positive and as another candidate, 1 has no more than 2 candidates; it takes another negative`: {Candidates,
 			Source{Path: write(t, "f.jsonl", `{"query": "a", "positive": ["x"], "negative": ["x", "x"]}`, `{"query": "b", "positive": ["x"], "negative": ["z"]}`), Measures: []evaluate.Measure{evaluate.Recall(2)}}},
+		`precision@2 is the same for every model: of 1 query 1 has no more than 2 candidates`: {Candidates,
+			Source{Path: write(t, "k.jsonl", `{"query": "b", "positive": ["x"], "negative": ["z"]}`), Measures: []evaluate.Measure{evaluate.Precision(2)}}},
 		`o.jsonl, column "negative": no query with a positive (column "positive") has another candidate: there is nothing to rank; it takes another negative`: {Candidates, Source{Path: write(t, "o.jsonl", `{"query": "a", "positive": ["x"], "negative": []}`)}},
 		`t.csv: no rows`: {Triplets, Source{Path: write(t, "t.csv", "anchor,positive,negative")}},
 		`column "label": 2 of 2 labels are 1: there is nothing to tell apart; it takes another label`:     {PairClassification, Source{Path: write(t, "p.csv", "sentence1,sentence2,label", "a,b,1", "c,d,true")}},

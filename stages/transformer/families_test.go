@@ -626,6 +626,9 @@ func TestDefaults(t *testing.T) {
 			case map[string]any:
 				others = []any{map[string]any{"rope_type": "linear", "factor": 2}}
 			}
+			none := maps.Clone(base)
+			none[key] = nil
+			parse(none) // which may be an error, and is no panic
 			read := false
 			for _, other := range others {
 				changed := maps.Clone(base)

@@ -24,26 +24,28 @@ func init() {
 }
 
 func parseGTE(raw []byte) (Config, error) {
+	var of struct {
+		ModelType string `json:"model_type"`
+	}
+	if err := json.Unmarshal(raw, &of); err != nil {
+		return Config{}, err
+	}
 	c := struct {
 		bertConfig
 		ropeConfig
-		ModelType string `json:"model_type"`
-		NormType  string `json:"layer_norm_type"`
-		LogScale  bool   `json:"logn_attention_scale"`
-		PackQKV   bool   `json:"pack_qkv"`
+		NormType string `json:"layer_norm_type"`
+		LogScale bool   `json:"logn_attention_scale"`
+		PackQKV  bool   `json:"pack_qkv"`
 	}{bertConfig: bertDefaults(), NormType: "layer_norm", PackQKV: true}
 	c.AttentionDropout, c.TypeVocab, c.PositionType = 0, 1, "rope"
-	if err := json.Unmarshal(raw, &c); err != nil { // for the model type
-		return Config{}, err
-	}
 	theta := 10000.0
-	if c.MaxPositions = 2048; c.ModelType == "gte" {
+	if c.MaxPositions = 2048; of.ModelType == "gte" {
 		c.VocabSize, c.MaxPositions, *c.PadID, theta = 250048, 8192, 1, 160000
 	}
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return Config{}, err
 	}
-	c.ntk = c.ModelType == "new"
+	c.ntk = of.ModelType == "new"
 	for _, x := range []struct{ key, got, want string }{
 		{"position_embedding_type", c.PositionType, "rope"}, {"layer_norm_type", c.NormType, "layer_norm"},
 		{"logn_attention_scale", fmt.Sprint(c.LogScale), "false"}, {"pack_qkv", fmt.Sprint(c.PackQKV), "true"},

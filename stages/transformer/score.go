@@ -147,16 +147,17 @@ func (c Config) Classifier(raw []byte, fresh bool) (h Scorer, err error) {
 // TokenScorer scores by a decoder's language-model head: the logit of the first token, less that of the second if there is one.
 func (c Config) TokenScorer(raw []byte, tokens ...int32) (Scorer, error) {
 	var s scorerConfig
+	if c.Family == "gemma2" {
+		limit := 30.0 // where nothing is said; null is none
+		s.Cap = &limit
+	}
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return Scorer{}, fmt.Errorf("config.json: %w", err)
 	}
 	tied := strings.HasPrefix(c.Family, "gemma") // whose default it is
-	h := Scorer{Pooling: gpustage.LastPooling, Tokens: tokens, Cap: or(s.Cap, 0)}
-	switch {
-	case c.Family == "gemma2" && s.Cap == nil:
-		h.Cap = 30
-	case c.Family == "gemma": // which has none
-		h.Cap = 0
+	h := Scorer{Pooling: gpustage.LastPooling, Tokens: tokens}
+	if c.Family == "gemma2" || c.Family == "gemma3_text" { // no others read it
+		h.Cap = or(s.Cap, 0)
 	}
 	if !or(s.Tied, tied) {
 		h.LMHead = "lm_head"

@@ -239,8 +239,11 @@ func TestTokenScorerDefaults(t *testing.T) {
 	for config, want := range map[string]Scorer{
 		`{"model_type":"gemma2"}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, Cap: 30},
 		`{"model_type":"gemma2","final_logit_softcapping":0,"tie_word_embeddings":false}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
+		`{"model_type":"gemma2","final_logit_softcapping":null}`:                          {Pooling: gpustage.LastPooling, Tokens: []int32{7}},
+		`{"model_type":"gemma3_text","final_logit_softcapping":20}`:                       {Pooling: gpustage.LastPooling, Tokens: []int32{7}, Cap: 20},
+		`{"model_type":"llama","final_logit_softcapping":30}`:                             {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
 		`{"model_type":"gemma","final_logit_softcapping":30}`:                             {Pooling: gpustage.LastPooling, Tokens: []int32{7}}, // Gemma caps nothing
-		`{"model_type":"llama"}`: {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
+		`{"model_type":"llama"}`:                                                          {Pooling: gpustage.LastPooling, Tokens: []int32{7}, LMHead: "lm_head"},
 	} {
 		c, err := ParseConfig([]byte(config))
 		if err != nil {

@@ -52,6 +52,7 @@ KINDS = {
     "ModernBERT, mean": ("ModernBert", {**SMALL, "local_attention": 16, "classifier_pooling": "mean"}, "modernbert", WP, "classifier"),
     "Qwen3, last token": ("Qwen3", {**DECODER, "head_dim": 16, "num_labels": 1}, "qwen2", BPE, "classifier"),
     "Llama, last token": ("Llama", {**DECODER, "num_labels": 1}, "llama3", {"pad_token": "<|end_of_text|>"}, "classifier"),
+    "Mistral, padding ends texts": ("Mistral", {**DECODER, "num_labels": 1}, "mistral", {"pad_token": "</s>"}, "classifier"),
     "Qwen3, yes/no": ("Qwen3", {**DECODER, "head_dim": 16, "tie_word_embeddings": True}, "qwen2", BPE, "tokens"),
     "Qwen3-Reranker": ("Qwen3", {**DECODER, "head_dim": 16, "tie_word_embeddings": True}, "qwen2", BPE, "qwen3"),
     "FlagEmbedding, Gemma 2": (

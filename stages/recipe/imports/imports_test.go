@@ -666,6 +666,19 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// A trainer with SGD has what it says of Adam all the same, of which a recipe has none then.
+func TestSGD(t *testing.T) {
+	s := imports.Settings{"model": "m", "train_dataset": "d.parquet", "columns": []any{"a", "b"}, "output_dir": "out", "optim": "sgd", "adam_beta2": 0.98, "adam_epsilon": 1e-6, "weight_decay": 0.3}
+	r, res := convert(t, imports.SentenceTransformers, s, 1)
+	if o := r.Optimizer; o.Name != "sgd" || o.Betas != nil || o.Eps != 0 || o.Momentum != 0 || o.WeightDecay != 0.3 || len(res.Without) > 0 {
+		t.Errorf("%+v, without %q", o, res.Without)
+	}
+	s["optim"] = "adafactor"
+	if r, res := convert(t, imports.SentenceTransformers, s, 1); r.Optimizer.Name != "adamw" || r.Optimizer.Betas[1] != 0.98 || fmt.Sprint(res.Without) != "[optim: adafactor; AdamW is taken]" {
+		t.Errorf("%+v, without %q", r.Optimizer, res.Without)
+	}
+}
+
 // A slip is told from a name that nobody has.
 func TestUnknown(t *testing.T) {
 	_, res := convert(t, imports.SentenceTransformers, imports.Settings{"leaning_rate": 0.0, "eval_datset": "x", "frobnicate": 1.0, "lr": 3.0, "q": 1.0}, 1)

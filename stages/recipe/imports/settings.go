@@ -388,6 +388,17 @@ func (r *recipe) optimizer() {
 	r.set("optimizer.weight_decay", num(wd), "0.01")
 	b1, ok1 := r.number("adam_beta1")
 	b2, ok2 := r.number("adam_beta2")
+	eps, hasEps := r.number("adam_epsilon")
+	optim, _ := r.word("optim")
+	switch {
+	case optim == "sgd":
+		r.keys["optimizer.name"] = "sgd"
+		ok1, ok2, hasEps = false, false, false // which it does not read
+	case optim != "" && !strings.HasPrefix(optim, "adamw"):
+		r.without("optim", "%s; AdamW is taken", optim)
+	case optim != "" && optim != "adamw_torch" && optim != "adamw_torch_fused":
+		r.without("optim", "%s keeps its state in another form; AdamW with f32 state is taken", optim)
+	}
 	if ok1 || ok2 {
 		if !ok1 {
 			b1 = 0.9
@@ -397,8 +408,8 @@ func (r *recipe) optimizer() {
 		}
 		r.set("optimizer.betas", fmt.Sprintf("[%s, %s]", num(b1), num(b2)), "[0.9, 0.999]")
 	}
-	if v, ok := r.number("adam_epsilon"); ok {
-		r.set("optimizer.eps", num(v), "1e-08")
+	if hasEps {
+		r.set("optimizer.eps", num(eps), "1e-08")
 	}
 	if v, ok := r.number("max_grad_norm"); ok {
 		r.set("optimizer.max_grad_norm", num(v), "1")
@@ -418,11 +429,6 @@ func (r *recipe) optimizer() {
 		r.set("optimizer.warmup_ratio", num(steps), "0.1")
 	default:
 		r.set("optimizer.warmup_ratio", num(ratio), "0.1")
-	}
-	if o, ok := r.word("optim"); ok && !strings.HasPrefix(o, "adamw") {
-		r.without("optim", "%s; AdamW is taken", o)
-	} else if ok && o != "adamw_torch" && o != "adamw_torch_fused" {
-		r.without("optim", "%s keeps its state in another form; AdamW with f32 state is taken", o)
 	}
 }
 
@@ -641,7 +647,7 @@ var counterparts = map[string]string{
 	"eval_delay":                "evaluations begin after eval.every steps, or with eval.at_start: true before the first",
 	"bf16_full_eval":            "evaluation has no precision of its own",
 	"fp16_full_eval":            "evaluation has no precision of its own",
-	"optim_args":                "AdamW's options are optimizer.betas, optimizer.eps and optimizer.weight_decay",
+	"optim_args":                "AdamW's options are optimizer.betas, optimizer.eps and optimizer.weight_decay, and SGD's optimizer.momentum",
 	"optim_target_modules":      "GaLore and APOLLO are not here; AdamW is taken",
 	"adafactor":                 "AdamW is taken",
 	"save_only_model":           "checkpoints have the optimizer's state too; the model alone is in save.dir's model/",
