@@ -12,7 +12,6 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
-	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
 
@@ -274,12 +273,12 @@ func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32)
 }
 
 // Memory is how many bytes of the device ranking the documents takes, besides the model and its passes, where texts have so many tokens at most.
-func (t *Task) Memory(m *transformer.Model, query, document int) int64 {
-	weights := partWeights(t.Fusion, m)
+func (t *Task) Memory(e *Engine, query, document int) int64 {
+	weights := partWeights(t.Fusion, e.Model)
 	if weights == nil {
-		return evaluate.SearchMemory(len(t.queries), len(t.docs), m.EmbeddingSize())
+		return evaluate.SearchMemory(len(t.queries), len(t.docs), e.Size())
 	}
-	return partMemory(m, weights, min(partQueries, len(t.queries)), len(t.docs), query, document)
+	return partMemory(e.Model, weights, min(partQueries, len(t.queries)), len(t.docs), query, document)
 }
 
 // Queries and Docs are the task's sizes; Judged how many queries have judgements.

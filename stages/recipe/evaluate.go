@@ -166,7 +166,9 @@ func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task)
 	if t.scored != nil {
 		by, card = x.score, t.scored.Card
 	}
+	engine.Cut = t.cut
 	v, all, err := by(ctx, engine, t)
+	engine.Cut = 0
 	if err != nil || v == nil {
 		return nil, nil, err
 	}
@@ -244,7 +246,7 @@ func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
 	if x.model.Partial() {
 		return nil, errors.New("this rank holds a part of the model: with mesh.parameters: streamed it is evaluated while it is trained")
 	}
-	engine := &embedder.Engine{Model: x.model, Stream: x.stream}
+	engine := &embedder.Engine{Model: x.model, Stream: x.stream, Cut: t.cut}
 	res, err := x.measure(ctx, engine, t, evaluate.Standard()...)
 	return res, errors.Join(err, engine.Close())
 }
@@ -274,9 +276,7 @@ func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Ta
 
 // score is measureTask of a task of pairs.
 func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
-	engine.Cut = t.cut
 	scores, err := x.scores(ctx, engine, t.scored)
-	engine.Cut = 0
 	if err != nil || !x.Main() {
 		return nil, nil, err
 	}

@@ -248,6 +248,8 @@ type Retrieval struct {
 	Queries string `yaml:"queries" path:"~"`
 	Corpus  string `yaml:"corpus,omitempty" path:"~"`
 	Qrels   string `yaml:"qrels,omitempty" path:"~"`
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // Rerank is a retrieval task of which BM25's first documents are reranked.
@@ -302,6 +304,8 @@ type Candidates struct {
 	Negative  string `yaml:"negative,omitempty"`  // likewise; or
 	Documents string `yaml:"documents,omitempty"` // all candidates, in an order of theirs, which is measured too
 	Found     bool   `yaml:"found,omitempty"`     // positives that are not among documents have been missed: they are not ranked
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 type Save struct {

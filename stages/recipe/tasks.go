@@ -48,12 +48,20 @@ func (t *task) at() string {
 // defaultTop is how many of BM25's documents are reranked.
 const defaultTop = 100
 
-// taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending.
-func taskName(name, path string) string {
+// taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending, with the dimensions that embeddings are cut to.
+func taskName(name, path string, cut int) string {
 	if name != "" || path == "" {
 		return name
 	}
-	return dataset.TaskName(path)
+	return shorter(dataset.TaskName(path), cut)
+}
+
+// shorter is what is called by a name where embeddings are cut to so many dimensions.
+func shorter(name string, cut int) string {
+	if cut == 0 {
+		return name
+	}
+	return fmt.Sprintf("%s-%d", name, cut)
 }
 
 func taskKey(kind string, i, n int) string {
@@ -65,16 +73,16 @@ func taskKey(kind string, i, n int) string {
 
 // tasks are all of them, in the order in which they are measured.
 func (e Eval) tasks() (all []task) {
-	ranked := func(kind string, i, n int, name, queries, corpus, qrels string) task {
+	ranked := func(kind string, i, n int, name string, cut int, queries, corpus, qrels string) task {
 		return task{
-			key: taskKey(kind, i, n), name: taskName(name, queries), from: shortTask(queries), files: []string{queries, corpus, qrels},
+			key: taskKey(kind, i, n), name: taskName(name, queries, cut), from: shortTask(queries), files: []string{queries, corpus, qrels}, cut: cut,
 			load: func(ctx context.Context) (*dataset.Retrieval, error) {
 				return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
 			},
 		}
 	}
 	scored := func(kind *scoring.Kind, i, n int, name string, cut int, s scoring.Source) {
-		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s, cut: cut}
+		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path, cut), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s, cut: cut}
 		if name != "" {
 			t.from = name + ": " + t.from
 		}
@@ -84,14 +92,14 @@ func (e Eval) tasks() (all []task) {
 		all = append(all, t)
 	}
 	for i, r := range e.Retrieval {
-		all = append(all, ranked("retrieval", i, len(e.Retrieval), r.Name, r.Queries, r.Corpus, r.Qrels))
+		all = append(all, ranked("retrieval", i, len(e.Retrieval), r.Name, r.Dimensions, r.Queries, r.Corpus, r.Qrels))
 	}
 	nano := e.nano()
 	if len(nano) > 0 && nano[0].kind == nil {
 		all, nano = append(all, nano...), nil
 	}
 	for i, r := range e.Rerank {
-		t := ranked("rerank", i, len(e.Rerank), r.Name, r.Queries, r.Corpus, r.Qrels)
+		t := ranked("rerank", i, len(e.Rerank), r.Name, 0, r.Queries, r.Corpus, r.Qrels)
 		t.from, t.rerank = t.from+", BM25's candidates", &r
 		all = append(all, t)
 	}
@@ -105,7 +113,7 @@ func (e Eval) tasks() (all []task) {
 		scored(scoring.Triplets, i, len(e.Triplets), t.Name, t.Dimensions, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
 	}
 	for i, c := range e.Candidates {
-		scored(scoring.Candidates, i, len(e.Candidates), c.Name, 0, scoring.Source{
+		scored(scoring.Candidates, i, len(e.Candidates), c.Name, c.Dimensions, scoring.Source{
 			Path: c.Path, Columns: []string{c.Query, c.Positive, c.Negative}, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures(),
 		})
 	}
@@ -140,6 +148,7 @@ func (c *checker) checkTasks(e Eval, kind string) {
 		} else {
 			ranks = true
 		}
+		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
 		if t.of != "" {
 			continue // checkNano did
 		}
@@ -150,7 +159,6 @@ func (c *checker) checkTasks(e Eval, kind string) {
 			names[t.name] = t.key
 		}
 		c.checkTask(e, t)
-		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
 	}
 	own = slices.Compact(own)
 	if e.Metric == lossMetric {
@@ -240,10 +248,10 @@ func (x *Run) openTasks(ctx context.Context) error {
 
 func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	noting := x.noting(ctx, t.at())
+	if all := x.model.EmbeddingSize(); t.cut > all {
+		return fmt.Errorf("dimensions: is %d, and the model's embeddings have %d", t.cut, all)
+	}
 	if t.kind != nil {
-		if all := x.model.EmbeddingSize(); t.cut > all {
-			return fmt.Errorf("dimensions: is %d, and the model's embeddings have %d", t.cut, all)
-		}
 		t.scored, err = t.kind.Load(noting, t.source)
 		return err
 	}

@@ -548,21 +548,24 @@ func (r *recipe) nanobeir(bare, name string) bool {
 	if r.keys["eval.nanobeir"] != "" {
 		return true // its evaluator has said more
 	}
-	tasks, top, cut := "true", "", ""
+	tasks, more, cut := "true", "", ""
 	for _, p := range parts[1:] {
-		if n, ranked := strings.CutPrefix(p, "R"); isNumber(n) && ranked && n != "100" {
-			top = n
-		} else if isNumber(p) {
-			cut = fmt.Sprintf("; there embeddings were cut to %s dimensions, here they are whole", p)
+		switch n, ranked := strings.CutPrefix(p, "R"); {
+		case isNumber(n) && ranked && n != "100":
+			more = "top: " + n
+		case isNumber(p) && r.sparse():
+			cut = fmt.Sprintf("; there embeddings had their %s largest features, here they have all", p)
+		case isNumber(p):
+			more = "dimensions: " + p
 		}
 	}
 	switch {
-	case !all && top != "":
-		tasks = fmt.Sprintf("{tasks: [%s], top: %s}", task, top)
+	case !all && more != "":
+		tasks = fmt.Sprintf("{tasks: [%s], %s}", task, more)
 	case !all:
 		tasks = "[" + task + "]"
-	case top != "":
-		tasks = fmt.Sprintf("{top: %s}", top)
+	case more != "":
+		tasks = "{" + more + "}"
 	}
 	r.keys["eval.nanobeir"] = tasks
 	if all {

@@ -168,8 +168,8 @@ def loss(of, folder, guides):
     return {"name": type(of).__name__ + (" of the script" if own(of) else "")} | said
 
 
-def cut_shorter(of, model):
-    dims = getattr(of, "truncate_dim", None) or getattr(of, "max_active_dims", None)
+def cut_shorter(of, model, how):
+    dims = getattr(of, how, None)
     return dims is not None and dims < model.get_embedding_dimension()
 
 
@@ -177,7 +177,7 @@ def evaluation(of, folder, model, all=None):
     """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names."""
     all = {} if all is None else all
     kind = type(of).__name__
-    shorter = of is not None and cut_shorter(of, model)
+    shorter = {"dimensions": of.truncate_dim} if cut_shorter(of, model, "truncate_dim") else {}
 
     def file(columns, name=None):
         path = f"{folder}/{name or kind}-{len(sum(all.values(), []))}.parquet"
@@ -191,7 +191,9 @@ def evaluation(of, folder, model, all=None):
 
     def add(task, entry):
         name = {"name": of.name} if getattr(of, "name", "") and task != "nanobeir" else {}
-        all.setdefault(task, []).append(name | entry | ({"dimensions": of.truncate_dim} if shorter else {}))
+        if name and of.name in (taken := [one.get("name") for key in all if key != "other" for one in all[key]]):
+            name["name"] += f"-{shorter.get('dimensions', len(taken) + 1)}"
+        all.setdefault(task, []).append(name | entry | shorter)
 
     if of is None:
         return None
@@ -200,8 +202,8 @@ def evaluation(of, folder, model, all=None):
             evaluation(one, folder, model, all)
     elif own(of):
         all.setdefault("other", []).append(f"{kind}, which is the script's own")
-    elif shorter and kind not in ("EmbeddingSimilarityEvaluator", "BinaryClassificationEvaluator", "TripletEvaluator"):
-        all.setdefault("other", []).append(kind + " of embeddings that are cut")
+    elif cut_shorter(of, model, "max_active_dims"):
+        all.setdefault("other", []).append(kind + " of embeddings with fewer features")
     elif "NanoBEIR" in kind:
         entry = {"dataset": of.dataset_id, "tasks": list(of.dataset_names)}
         query, document = getattr(of, "query_prompts", None), getattr(of, "corpus_prompts", None)
