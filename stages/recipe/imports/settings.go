@@ -515,6 +515,9 @@ func (r *recipe) rest() {
 func (r *recipe) metric(name string) {
 	bare := strings.TrimPrefix(name, "eval_")
 	measure := bare[strings.LastIndexByte(bare, '_')+1:]
+	if measure == "mse" { // MSEEvaluator's
+		measure = "loss"
+	}
 	switch _, err := evaluate.ParseMeasure(measure); {
 	case err == nil:
 		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")

@@ -189,11 +189,19 @@ def evaluation(of, folder, model, all=None):
             return {"a": [a for a, _ in of.sentence_pairs], "b": [b for _, b in of.sentence_pairs]}
         return {"a": list(of.sentences1), "b": list(of.sentences2)}
 
-    def add(task, entry):
-        name = {"name": of.name} if getattr(of, "name", "") and task != "nanobeir" else {}
-        if name and of.name in (taken := [one.get("name") for key in all if key != "other" for one in all[key]]):
-            name["name"] += f"-{shorter.get('dimensions', len(taken) + 1)}"
-        all.setdefault(task, []).append(name | entry | shorter)
+    def add(task, entry, called=getattr(of, "name", "")):
+        taken = [one.get("name") for each in all.values() for one in each if isinstance(one, dict)]
+        if called in taken:
+            called += f"-{shorter.get('dimensions', len(taken) + 1)}"
+        all.setdefault(task, []).append(({"name": called} if called and task != "nanobeir" else {}) | entry | shorter)
+
+    def found(queries, corpus, judged, called):
+        ids, texts = zip(*queries)
+        files = {"queries": file({"id": ids, "text": texts}, "queries")}
+        ids, texts = zip(*corpus)
+        files["corpus"] = file({"id": ids, "text": texts}, "corpus")
+        files["qrels"] = file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels")
+        add("retrieval", files, called)
 
     if of is None:
         return None
@@ -224,11 +232,16 @@ def evaluation(of, folder, model, all=None):
         all.setdefault("other", []).append(f"{kind} with {' and '.join(said)}")
     elif kind.endswith("InformationRetrievalEvaluator"):
         judged = [(q, d) for q in of.queries_ids for d in of.relevant_docs[q]]
-        add("retrieval", {
-            "queries": file({"id": of.queries_ids, "text": of.queries}, "queries"),
-            "corpus": file({"id": of.corpus_ids, "text": of.corpus}, "corpus"),
-            "qrels": file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels"),
-        })
+        found(zip(of.queries_ids, of.queries), zip(of.corpus_ids, of.corpus), judged, of.name)
+    elif kind == "TranslationEvaluator":
+        sides = {"src2trg": (of.source_sentences, of.target_sentences), "trg2src": (of.target_sentences, of.source_sentences)}
+        for way, (a, b) in sides.items():
+            texts = {text: i for i, text in enumerate(b)}  # one that comes twice is right wherever it stands
+            found(enumerate(a), [(i, text) for text, i in texts.items()], [(i, texts[text]) for i, text in enumerate(b)], f"{of.name}-{way}".lstrip("-"))
+        all["metric"] = ["precision@1"]
+    elif kind == "MSEEvaluator" and not shorter:
+        texts = {"text": list(of.target_sentences), "teacher": [list(map(float, e)) for e in of.source_embeddings]}
+        add("loss", {"path": file(texts), "query": "text", "teacher": "teacher", "loss": "mse", "prompts": {}})
     elif kind.endswith("RerankingEvaluator"):
         samples = list(of.samples)
         columns = [c for c in ("query", "positive", "negative", "documents") if c in samples[0]]
