@@ -130,7 +130,6 @@ func (c *checker) checkNano(r *Recipe) {
 		c.require(n.Top >= 0, key+".top", "is negative")
 		if !reranker {
 			c.require(n.Top == 0 && !n.Found, key, "top and found are of a reranker, which ranks what BM25 has found: an embedder ranks all documents")
-			c.require(n.Prompts == nil || n.Prompts.Positive+n.Prompts.Negative == "", key+".prompts", "positive and negative are for training: queries and documents are measured")
 			continue
 		}
 		c.require(n.Prompts == nil, key+".prompts", "are for embedders: a reranker has those of data.train")

@@ -249,7 +249,8 @@ type Retrieval struct {
 	Corpus  string `yaml:"corpus,omitempty" path:"~"`
 	Qrels   string `yaml:"qrels,omitempty" path:"~"`
 
-	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Prompts    *Prompts `yaml:"prompts,omitempty"`    // of queries and documents; nil: those of other evaluations
+	Dimensions int      `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // Rerank is a retrieval task of which BM25's first documents are reranked.

@@ -342,15 +342,10 @@ func TestScoredNames(t *testing.T) {
 	}
 }
 
-// Pairs are compared by the first dimensions of their embeddings where a task says so, and by all in the next one.
-func TestDimensions(t *testing.T) {
-	j := newJob(t, 20)
-	sts := fmt.Sprintf("path: %q, a: a, b: b, score: s", j.stsFile(t))
-	p, err := dataset.LoadPairs(t.Context(), j.stsFile(t), "a", "b", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	texts := map[string]string{} // of a retrieval task, in which each first text is to find its second
+// pairsTask writes a retrieval task, in which each first text is to find its second.
+func (j *job) pairsTask(t *testing.T, p *dataset.Pairs) string {
+	t.Helper()
+	texts := map[string]string{}
 	for i := range p.A {
 		texts["queries.jsonl"] += fmt.Sprintf("{\"_id\": \"q%d\", \"text\": %q}\n", i, p.A[i])
 		texts["corpus.jsonl"] += fmt.Sprintf("{\"_id\": \"d%d\", \"text\": %q}\n", i, p.B[i])
@@ -361,7 +356,41 @@ func TestDimensions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	found := fmt.Sprintf("queries: %q, corpus: %q, qrels: %q", filepath.Join(j.dir, "queries.jsonl"), filepath.Join(j.dir, "corpus.jsonl"), filepath.Join(j.dir, "qrels.jsonl"))
+	return fmt.Sprintf("queries: %q, corpus: %q, qrels: %q", filepath.Join(j.dir, "queries.jsonl"), filepath.Join(j.dir, "corpus.jsonl"), filepath.Join(j.dir, "qrels.jsonl"))
+}
+
+// A retrieval task's own prompts are in place of those that train, all of them.
+func TestRetrievalPrompts(t *testing.T) {
+	j := newJob(t, 20)
+	p, err := dataset.LoadPairs(t.Context(), j.stsFile(t), "a", "b", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := j.words[7] + " " + j.words[8] + " "
+	begun := dataset.Pairs{B: p.B}
+	for _, a := range p.A {
+		begun.A = append(begun.A, prompt+a)
+	}
+	measured := func(p *dataset.Pairs, more string) string {
+		return first(t, j.opened(t, []string{"save.dir=" + j.dir, "data.train.0.prompts={document: no}", "eval.retrieval={" + j.pairsTask(t, p) + more + "}"}))
+	}
+	if got, want, others := measured(p, fmt.Sprintf(", prompts: {query: %q}", prompt)), measured(&begun, ", prompts: {}"), measured(&begun, ""); got != want || got == others {
+		t.Errorf("%s, texts that begin so have %s, and with the prompts that train %s", got, want, others)
+	}
+	if _, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.retrieval={queries: q, prompts: {positive: p}}"}); err == nil || !strings.Contains(err.Error(), "eval.retrieval.prompts: positive and negative are for training") {
+		t.Error(err)
+	}
+}
+
+// Pairs are compared by the first dimensions of their embeddings where a task says so, and by all in the next one.
+func TestDimensions(t *testing.T) {
+	j := newJob(t, 20)
+	sts := fmt.Sprintf("path: %q, a: a, b: b, score: s", j.stsFile(t))
+	p, err := dataset.LoadPairs(t.Context(), j.stsFile(t), "a", "b", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := j.pairsTask(t, p)
 	if _, err := j.run(t, "run", nil, 0, false, fmt.Sprintf("eval.sts=[{dimensions: 4, %s}, {%[1]s}]", sts), fmt.Sprintf("eval.retrieval=[{dimensions: 4, %s}, {%[1]s}]", found), "eval.metric=mrr", "train.max_steps=1"); err != nil {
 		t.Fatal(err)
 	}

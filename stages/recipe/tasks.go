@@ -92,7 +92,9 @@ func (e Eval) tasks() (all []task) {
 		all = append(all, t)
 	}
 	for i, r := range e.Retrieval {
-		all = append(all, ranked("retrieval", i, len(e.Retrieval), r.Name, r.Dimensions, r.Queries, r.Corpus, r.Qrels))
+		t := ranked("retrieval", i, len(e.Retrieval), r.Name, r.Dimensions, r.Queries, r.Corpus, r.Qrels)
+		t.prompts = r.Prompts
+		all = append(all, t)
 	}
 	nano := e.nano()
 	if len(nano) > 0 && nano[0].kind == nil {
@@ -149,6 +151,7 @@ func (c *checker) checkTasks(e Eval, kind string) {
 			ranks = true
 		}
 		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
+		c.require(t.prompts == nil || t.prompts.Positive+t.prompts.Negative == "", t.key+".prompts", "positive and negative are for training: queries and documents are measured")
 		if t.of != "" {
 			continue // checkNano did
 		}

@@ -80,7 +80,7 @@ def evaluators():
     found = [dict(enumerate(triplets["anchor"])), dict(enumerate(triplets["positive"])), {i: {i} for i in range(ROWS)}]
     return [
         (E.InformationRetrievalEvaluator(*found, name="found"), {"found": "cosine_ndcg@10"}),
-        (E.InformationRetrievalEvaluator(*found, name="found", truncate_dim=16), {"found-16": "cosine_ndcg@10"}),
+        (E.InformationRetrievalEvaluator(*found, name="found", truncate_dim=16, corpus_prompt="wind rain: "), {"found-16": "cosine_ndcg@10"}),
         (E.InformationRetrievalEvaluator(*found, name="found", truncate_dim=3), {"found-3": "cosine_ndcg@10"}),
         (E.EmbeddingSimilarityEvaluator(scored["a"], scored["b"], scored["score"], name="pairs"), {"pairs": "spearman_cosine"}),
         (E.TripletEvaluator(*(triplets[c] for c in triplets.column_names), name="pairs", truncate_dim=5), {"pairs-5": "cosine_accuracy"}),

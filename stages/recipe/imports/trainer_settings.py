@@ -195,13 +195,19 @@ def evaluation(of, folder, model, all=None):
             called += f"-{shorter.get('dimensions', len(taken) + 1)}"
         all.setdefault(task, []).append(({"name": called} if called and task != "nanobeir" else {}) | entry | shorter)
 
-    def found(queries, corpus, judged, called):
+    def prompts():
+        names = model.prompts
+        query = names.get(of.query_prompt_name or "query", "")
+        document = next((names[n] for n in (of.corpus_prompt_name, "document", "passage", "corpus") if n in names), "")
+        return {"query": query if of.query_prompt is None else of.query_prompt, "document": document if of.corpus_prompt is None else of.corpus_prompt}
+
+    def found(queries, corpus, judged, called, **more):
         ids, texts = zip(*queries)
         files = {"queries": file({"id": ids, "text": texts}, "queries")}
         ids, texts = zip(*corpus)
         files["corpus"] = file({"id": ids, "text": texts}, "corpus")
         files["qrels"] = file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels")
-        add("retrieval", files, called)
+        add("retrieval", files | more, called)
 
     if of is None:
         return None
@@ -228,11 +234,10 @@ def evaluation(of, folder, model, all=None):
         columns = {"query": list(of.anchors), "positive": list(of.positives), "negative": list(of.negatives)}
         margin = max(of.margin.values()) if isinstance(of.margin, dict) else of.margin
         add("triplets", {"path": file(columns)} | {c: c for c in columns} | ({"margin": margin} if margin else {}))
-    elif kind.endswith("InformationRetrievalEvaluator") and (said := [p for p in PROMPTS if getattr(of, p, None) is not None]):
-        all.setdefault("other", []).append(f"{kind} with {' and '.join(said)}")
     elif kind.endswith("InformationRetrievalEvaluator"):
         judged = [(q, d) for q in of.queries_ids for d in of.relevant_docs[q]]
-        found(zip(of.queries_ids, of.queries), zip(of.corpus_ids, of.corpus), judged, of.name)
+        said = any(getattr(of, p, None) is not None for p in PROMPTS)
+        found(zip(of.queries_ids, of.queries), zip(of.corpus_ids, of.corpus), judged, of.name, **({"prompts": prompts()} if said else {}))
     elif kind == "TranslationEvaluator":
         sides = {"src2trg": (of.source_sentences, of.target_sentences), "trg2src": (of.target_sentences, of.source_sentences)}
         for way, (a, b) in sides.items():
