@@ -359,6 +359,66 @@ func (j *job) pairsTask(t *testing.T, p *dataset.Pairs) string {
 	return fmt.Sprintf("queries: %q, corpus: %q, qrels: %q", filepath.Join(j.dir, "queries.jsonl"), filepath.Join(j.dir, "corpus.jsonl"), filepath.Join(j.dir, "qrels.jsonl"))
 }
 
+// Paraphrases are found among the texts as pair_classification of all pairs has them.
+func TestParaphrases(t *testing.T) {
+	j := newJob(t, 20)
+	var texts, pairs, all strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&texts, "{\"id\": %d, \"text\": \"%s %s\"}\n", i, j.words[i], j.words[2*i+1])
+		for k := range i {
+			together := 0
+			if (i+k)%5 == 0 {
+				together = 1
+				fmt.Fprintf(&pairs, "{\"query_id\": %d, \"doc_id\": %d, \"relevance\": 1}\n", k, i)
+			}
+			fmt.Fprintf(&all, "{\"a\": \"%s %s\", \"b\": \"%s %s\", \"label\": %d}\n", j.words[i], j.words[2*i+1], j.words[k], j.words[2*k+1], together)
+		}
+	}
+	at := func(name string) string { return filepath.Join(j.dir, name) }
+	for name, text := range map[string]string{"texts.jsonl": texts.String(), "pairs.jsonl": pairs.String(), "all.jsonl": all.String(), "none.jsonl": strings.ReplaceAll(pairs.String(), "1}", "0}")} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set := fmt.Sprintf("{name: same, texts: %q, pairs: %q", at("texts.jsonl"), at("pairs.jsonl"))
+	prompts := "data.train.0.prompts={query: " + j.words[3] + "}"
+	for out, more := range map[string][]string{"one": nil, "two": {"mesh.replicate=2"}} {
+		sets := append(more, prompts, "eval.paraphrases=["+set+"}, "+strings.Replace(set, "same", "short", 1)+", dimensions: 3}]", "eval.metric=ap", "train.max_steps=1", "save.best=true",
+			fmt.Sprintf("eval.pair_classification=[{name: all, path: %q, a: a, b: b, label: label}, {name: all short, path: %[1]q, a: a, b: b, label: label, dimensions: 3}]", at("all.jsonl")))
+		if _, err := j.run(t, out, nil, 0, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+		got := j.evaluations(t, out)[0]
+		for i, name := range []string{"same", "short"} {
+			if found, want := got.Tasks[i], got.Tasks[2+i]; found.Name != name || found.Metric != "ap" || got.Metric != "mean ap" || math.Abs(found.Value-want.Value) > 1e-6 || found.Value == 0 {
+				t.Errorf("%s: %+v, want the figure of %+v", out, found, want)
+			}
+		}
+	}
+	if same, short := j.evaluations(t, "one")[0].Tasks[0].Value, j.evaluations(t, "one")[0].Tasks[1].Value; same == short {
+		t.Errorf("both are %v", same)
+	}
+	for want, sets := range map[string][]string{
+		"eval.paraphrases: no two texts are paraphrases":                      {fmt.Sprintf("eval.paraphrases={texts: %q, pairs: %q}", at("texts.jsonl"), at("none.jsonl"))},
+		"eval.paraphrases: needs texts, a file of ids and texts, and pairs":   {fmt.Sprintf("eval.paraphrases={texts: %q}", at("texts.jsonl"))},
+		"eval.paraphrases: is for a model.kind: embedder":                     {"model.kind=multi_vector", "eval.paraphrases=" + set + "}"},
+		`what else is measured here goes by ap;`:                              {"eval.metric=nonsense", "eval.paraphrases=" + set + "}"},
+		"the recipe has no eval.retrieval, eval.nanobeir of an embedder, or ": {"eval.paraphrases=" + set + "}"},
+	} {
+		r, err := Parse("job", []byte(j.text), append(sets, "save.dir="+at("wrong")))
+		if err == nil {
+			var x *Run
+			if x, err = Open(t.Context(), r, Observer{}); err == nil {
+				_, err = x.Evaluate(t.Context())
+				x.Close()
+			}
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // A retrieval task's own prompts are in place of those that train, all of them.
 func TestRetrievalPrompts(t *testing.T) {
 	j := newJob(t, 20)

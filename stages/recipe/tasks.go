@@ -26,6 +26,7 @@ type task struct {
 
 	load   func(context.Context) (*dataset.Retrieval, error) // documents to rank; nil: kind and source say which pairs it has
 	rerank *Rerank                                           // which of them a reranker ranks; nil: an embedder ranks all
+	mined  bool                                              // they are the queries, among which paraphrases are to be found
 	kind   *scoring.Kind
 	source scoring.Source
 	cut    int // dimensions of the embeddings that are compared; 0: all
@@ -108,6 +109,11 @@ func (e Eval) tasks() (all []task) {
 	for i, s := range e.STS {
 		scored(scoring.STS, i, len(e.STS), s.Name, s.Dimensions, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
 	}
+	for i, p := range e.Paraphrases {
+		t := ranked("paraphrases", i, len(e.Paraphrases), p.Name, p.Dimensions, p.Texts, p.Texts, p.Pairs)
+		t.mined = true
+		all = append(all, t)
+	}
 	for i, p := range e.PairClassification {
 		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, p.Dimensions, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
 	}
@@ -145,11 +151,15 @@ func (c *checker) checkTasks(e Eval, kind string) {
 	var own []string // figures that tasks go by, whatever eval.metric says
 	ranks := false
 	for _, t := range e.tasks() {
-		if t.kind != nil && t.kind.Metric != "" {
+		switch {
+		case t.mined:
+			own = append(own, minedMetric)
+		case t.kind != nil && t.kind.Metric != "":
 			own = append(own, t.kind.Metric)
-		} else {
+		default:
 			ranks = true
 		}
+		c.require(!t.mined || kind == "embedder", t.key, "is for a model.kind: embedder")
 		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
 		c.require(t.prompts == nil || t.prompts.Positive+t.prompts.Negative == "", t.key+".prompts", "positive and negative are for training: queries and documents are measured")
 		if t.of != "" {
@@ -177,11 +187,13 @@ func (c *checker) checkTasks(e Eval, kind string) {
 
 // checkTask checks one that is none of NanoBEIR.
 func (c *checker) checkTask(e Eval, t task) {
-	switch f, s := t.files, t.source; t.kind {
-	case nil:
+	switch f, s := t.files, t.source; {
+	case t.mined:
+		c.require(f[0] != "" && f[2] != "", t.key, "needs texts, a file of ids and texts, and pairs, of the ids of those that say the same, as qrels are")
+	case t.kind == nil:
 		c.require(f[0] != "" && (f[1] == "") == (f[2] == ""), t.key, "needs queries, corpus and qrels, or as queries a folder that has all three in BEIR's or MTEB's layout")
 		c.require(t.rerank == nil || t.rerank.Top >= 0, t.key+".top", "is negative")
-	case scoring.Candidates:
+	case t.kind == scoring.Candidates:
 		query, positive, negative := s.Columns[0], s.Columns[1], s.Columns[2]
 		c.require(s.Path != "" && query != "" && positive != "" && (negative == "") != (s.Documents == ""), t.key, "needs path and the columns query, positive and one of negative and documents")
 		c.require(!s.Found || s.Documents != "", t.key+".found", "is of documents: which of them are positives; with negative all positives are ranked")
@@ -271,7 +283,10 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	if t.rerank != nil { // which reads pairs
 		text = embedder.Text{}
 	}
-	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err != nil || t.rerank == nil {
+	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err == nil && t.mined {
+		err = t.retrieval.CheckParaphrases()
+	}
+	if err != nil || t.rerank == nil {
 		return err
 	}
 	if t.first = (evaluate.Run{}); !x.planned {
@@ -304,6 +319,8 @@ func (x *Run) passedOver(key string, paths ...string) bool {
 func (t *task) identity(metric string, fusion map[string]float64) (name string, content any) {
 	name, content = metric, t.data
 	switch {
+	case t.mined:
+		name = minedMetric
 	case t.scored != nil:
 		name, content = t.scored.Counts(), t.scored.Content
 	case t.first != nil:

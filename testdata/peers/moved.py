@@ -91,6 +91,7 @@ def of_languages():
     a, b = [*triplets["anchor"], triplets["anchor"][0]], [*triplets["positive"], triplets["positive"][1]]
     return [
         (E.MSEEvaluator(a, b, dense(), name="taught"), {"loss": "negative_mse"}),
+        (E.ParaphraseMiningEvaluator(dict(enumerate(a + b)), [(i, i + ROWS + 1) for i in range(ROWS)], add_transitive_closure=True, name="same", truncate_dim=20), {"same": "average_precision"}),
         (E.TranslationEvaluator(a, b, name="both"), {f"both-{way}": f"{way}_accuracy" for way in ("src2trg", "trg2src")}),
     ]
 

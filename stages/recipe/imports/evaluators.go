@@ -25,7 +25,7 @@ func (r *recipe) evaluators() {
 			continue
 		case "other":
 			for _, kind := range all {
-				r.without("evaluator", "%v: there is eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets and eval.candidates, and no such", kind)
+				r.without("evaluator", "%v: there is eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases and eval.candidates, and no such", kind)
 			}
 			continue
 		}

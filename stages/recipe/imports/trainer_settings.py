@@ -244,6 +244,11 @@ def evaluation(of, folder, model, all=None):
             texts = {text: i for i, text in enumerate(b)}  # one that comes twice is right wherever it stands
             found(enumerate(a), [(i, text) for text, i in texts.items()], [(i, texts[text]) for i, text in enumerate(b)], f"{of.name}-{way}".lstrip("-"))
         all["metric"] = ["precision@1"]
+    elif kind == "ParaphraseMiningEvaluator" and (of.max_pairs, of.top_k) == (500000, 100):
+        there = set(of.ids)
+        same = [(a, b) for a in there & set(of.duplicates) for b in there & set(of.duplicates[a]) if a != b and of.duplicates[a][b]]
+        pairs = {"query_id": [a for a, _ in same], "doc_id": [b for _, b in same], "relevance": [1] * len(same)}
+        add("paraphrases", {"texts": file({"id": of.ids, "text": of.sentences}, "texts"), "pairs": file(pairs, "pairs")})
     elif kind == "MSEEvaluator" and not shorter:
         texts = {"text": list(of.target_sentences), "teacher": [list(map(float, e)) for e in of.source_embeddings]}
         add("loss", {"path": file(texts), "query": "text", "teacher": "teacher", "loss": "mse", "prompts": {}})
