@@ -12,7 +12,6 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
-	"contraflow/stages/transformer"
 	"contraflow/tokenize"
 )
 
@@ -158,6 +157,37 @@ func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error)
 	return evaluate.Search(ctx, e.Stream, q, d, e.Size(), k, t.tie, nil)
 }
 
+// Paraphrases measures how well the model finds those texts that say the same, of a task whose documents are its queries, by the relevance of one to another: they
+// are embedded once, as queries. On ranks but the first it is nil.
+func (t *Task) Paraphrases(ctx context.Context, e *Engine) (*evaluate.Paraphrases, error) {
+	x, err := t.embed(ctx, e, Query, t.queries)
+	if err != nil || !e.first() {
+		return nil, err
+	}
+	nearest, err := evaluate.Search(ctx, e.Stream, x, x, e.Size(), evaluate.Neighbours+1, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return t.measureParaphrases(nearest)
+}
+
+// CheckParaphrases tells whether there are any to find.
+func (t *Task) CheckParaphrases() error {
+	_, err := t.measureParaphrases(nil)
+	return err
+}
+
+func (t *Task) measureParaphrases(nearest evaluate.Run) (*evaluate.Paraphrases, error) {
+	var paraphrases [][2]int
+	for _, j := range t.data.Judgements {
+		if j.Relevance >= 1 {
+			paraphrases = append(paraphrases, [2]int{j.Query, j.Doc})
+		}
+	}
+	found, err := evaluate.MeasureParaphrases(nearest, paraphrases)
+	return &found, err
+}
+
 // blockTokens bounds the documents, or the texts of pairs, whose parts are in memory at once: at 1,024 features, to 512 MiB. A test sets it.
 var blockTokens = 1 << 17
 
@@ -274,12 +304,12 @@ func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32)
 }
 
 // Memory is how many bytes of the device ranking the documents takes, besides the model and its passes, where texts have so many tokens at most.
-func (t *Task) Memory(m *transformer.Model, query, document int) int64 {
-	weights := partWeights(t.Fusion, m)
+func (t *Task) Memory(e *Engine, query, document int) int64 {
+	weights := partWeights(t.Fusion, e.Model)
 	if weights == nil {
-		return evaluate.SearchMemory(len(t.queries), len(t.docs), m.EmbeddingSize())
+		return evaluate.SearchMemory(len(t.queries), len(t.docs), e.Size())
 	}
-	return partMemory(m, weights, min(partQueries, len(t.queries)), len(t.docs), query, document)
+	return partMemory(e.Model, weights, min(partQueries, len(t.queries)), len(t.docs), query, document)
 }
 
 // Queries and Docs are the task's sizes; Judged how many queries have judgements.

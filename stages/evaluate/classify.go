@@ -69,22 +69,27 @@ func ClassifyPairs(scores []float64, together []bool) (PairClassification, error
 	right, above := 0.0, 0.0 // pairs that belong together among those above a threshold, and all of these
 	for i, g := range groups {
 		right, above = right+float64(g.yes), above+float64(g.n)
-		threshold := g.score
-		if i+1 < len(groups) {
-			next := groups[i+1].score
-			if middle := threshold/2 + next/2; middle > next { // rounding may make it the next score, which is below
-				threshold = middle
-			}
-		}
 		if accuracy := (right + negatives - (above - right)) / float64(len(scores)); accuracy > c.Accuracy {
-			c.Accuracy, c.AccuracyThreshold = accuracy, threshold
+			c.Accuracy, c.AccuracyThreshold = accuracy, threshold(groups, i)
 		}
 		if f1 := 2 * right / (above + positives); f1 > c.F1 {
-			c.F1, c.F1Threshold, c.Precision, c.Recall = f1, threshold, right/above, right/positives
+			c.F1, c.F1Threshold, c.Precision, c.Recall = f1, threshold(groups, i), right/above, right/positives
 			c.MCC = matthews(right, above-right, positives-right, negatives-(above-right))
 		}
 	}
 	return c, nil
+}
+
+// threshold is one below the scores of group i: halfway to the next ones.
+func threshold(groups []alike, i int) float64 {
+	score := groups[i].score
+	if i+1 < len(groups) {
+		next := groups[i+1].score
+		if middle := score/2 + next/2; middle > next { // rounding may make it the next score, which is below
+			return middle
+		}
+	}
+	return score
 }
 
 // matthews is the correlation of what is said and what is so (Matthews 1975), by how many are rightly said to belong together, wrongly so, wrongly

@@ -263,7 +263,7 @@ func (c *checker) checkRest(r *Recipe) {
 	c.checkTasks(e, r.Model.Kind)
 	c.checkHeldOut(r)
 	c.require(r.Save.Dir != "" || r.Save.unsaved, "save.dir", noDir)
-	measured, task := len(e.tasks())+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"
+	measured, task := len(e.tasks())+len(e.Loss) > 0, "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates or eval.loss"
 	if r.Model.Kind == "reranker" {
 		task = strings.Replace(task, "retrieval", "rerank", 1)
 	}

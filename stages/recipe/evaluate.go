@@ -163,10 +163,15 @@ func meanBase(tasks []TaskValue) *float64 {
 // measureTask measures the model on one task; the value is nil on ranks but the first, and where there is none.
 func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []hfmodel.Metric, error) {
 	by, card := x.rank, ""
-	if t.scored != nil {
+	switch {
+	case t.scored != nil:
 		by, card = x.score, t.scored.Card
+	case t.mined:
+		by, card = x.mine, "paraphrase-mining"
 	}
+	engine.Cut = t.cut
 	v, all, err := by(ctx, engine, t)
+	engine.Cut = 0
 	if err != nil || v == nil {
 		return nil, nil, err
 	}
@@ -205,6 +210,19 @@ func (x *Run) rank(ctx context.Context, engine *embedder.Engine, t *task) (*Task
 	return v, scoring.Figures(res.Measures, res.Means), nil
 }
 
+// minedMetric is what a task of finding paraphrases counts by: average precision.
+const minedMetric = "ap"
+
+// mine is measureTask of a task of finding paraphrases.
+func (x *Run) mine(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
+	p, err := t.retrieval.Paraphrases(ctx, engine)
+	if err != nil || !x.Main() {
+		return nil, nil, err
+	}
+	js, err := json.Marshal(p)
+	return &TaskValue{Metric: minedMetric, Value: p.AP, Eval: json.RawMessage(js)}, []scoring.Figure{{Name: minedMetric, Value: p.AP}, {Name: "f1", Value: p.F1}}, err
+}
+
 // measure ranks a task's documents; on ranks but the first it returns nil.
 func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, measures ...evaluate.Measure) (*evaluate.Result, error) {
 	if t.first == nil {
@@ -225,7 +243,7 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, mea
 // ranking is the recipe's first task of ranking documents.
 func (x *Run) ranking() (*task, error) {
 	for i := range x.tasks {
-		if x.tasks[i].retrieval != nil {
+		if t := x.tasks[i]; t.retrieval != nil && !t.mined {
 			return &x.tasks[i], nil
 		}
 	}
@@ -244,7 +262,7 @@ func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
 	if x.model.Partial() {
 		return nil, errors.New("this rank holds a part of the model: with mesh.parameters: streamed it is evaluated while it is trained")
 	}
-	engine := &embedder.Engine{Model: x.model, Stream: x.stream}
+	engine := &embedder.Engine{Model: x.model, Stream: x.stream, Cut: t.cut}
 	res, err := x.measure(ctx, engine, t, evaluate.Standard()...)
 	return res, errors.Join(err, engine.Close())
 }
@@ -274,9 +292,7 @@ func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Ta
 
 // score is measureTask of a task of pairs.
 func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
-	engine.Cut = t.cut
 	scores, err := x.scores(ctx, engine, t.scored)
-	engine.Cut = 0
 	if err != nil || !x.Main() {
 		return nil, nil, err
 	}

@@ -50,7 +50,7 @@ func (h HeldOut) name() string {
 	if len(h.Path) == 0 {
 		return h.Name
 	}
-	return taskName(h.Name, h.Path[0])
+	return taskName(h.Name, h.Path[0], 0)
 }
 
 // heldOut gives the datasets that the loss is measured on, with their keys.

@@ -533,7 +533,7 @@ func TestHeldOutWrong(t *testing.T) {
 		"eval.loss[0].sampling_weight: unknown key":                               {entry(", positive: p, sampling_weight: 2")},
 		"or loss, of the rows of eval.loss":                                       {"eval.metric=eval_loss", "eval.retrieval={queries: q, corpus: c, qrels: r}"},
 		"eval.metric: loss needs eval.loss":                                       {"eval.metric=loss"},
-		"save.best: needs eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss": {"save.best=true"},
+		"save.best: needs eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates or eval.loss": {"save.best=true"},
 		"eval.dataset: unknown key":                                                         {"eval.dataset=x"},
 		"eval.eval_dataset: unknown key; here it is eval.loss":                              {"eval.eval_dataset=x"},
 		"eval.loss: open " + filepath.Join(j.dir, "none.jsonl"):                             {strings.Replace(entry(", positive: p"), "dev", "none", 1)},

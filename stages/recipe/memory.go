@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"contraflow/stages"
+	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 )
@@ -247,7 +248,7 @@ func (x *Run) evaluationMemory() int64 {
 	}
 	for _, t := range x.tasks {
 		if t.retrieval != nil && t.first == nil {
-			measuring = max(measuring, t.retrieval.Memory(m, query, document))
+			measuring = max(measuring, t.retrieval.Memory(&embedder.Engine{Model: m, Cut: t.cut}, query, document))
 		}
 		if t.scored != nil {
 			measuring = max(measuring, x.evalText().Memory(m, t.scored.A, query, document))

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
@@ -24,10 +25,15 @@ type NanoBEIR struct {
 	Top     int      `yaml:"top,omitempty"`              // of a reranker: documents of each query; 0: 100
 	Found   bool     `yaml:"found,omitempty"`            // of a reranker: relevant documents that are not among these have been missed, they are not ranked
 
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+
 	reranker bool
 }
 
-// NanoBEIRs are one, or several that differ in their prompts or dataset.
+// set is the dataset as it is measured on: what has the same one counts together.
+func (n NanoBEIR) set() string { return shorter(strings.TrimRight(n.Dataset, "/"), n.Dimensions) }
+
+// NanoBEIRs are one, or several that differ in their prompts, dataset or dimensions.
 type NanoBEIRs []NanoBEIR
 
 // decode takes true for all tasks of the English dataset, a list of tasks, a mapping, or a list of mappings.
@@ -52,14 +58,14 @@ func (l *NanoBEIRs) decode(d *decoder, path string, n *node) {
 // MarshalYAML writes what decode reads.
 func (l NanoBEIRs) MarshalYAML() (any, error) { return OneOrMore[NanoBEIR](l).MarshalYAML() }
 
-// nano are all of their tasks, those of one dataset together.
+// nano are all of their tasks, those of one dataset together, by as many dimensions.
 func (e Eval) nano() (all []task) {
 	var ids []string
 	called := map[string]int{} // datasets by the last part of their ids
 	for _, n := range e.NanoBEIR {
-		if !slices.Contains(ids, n.Dataset) {
-			ids = append(ids, n.Dataset)
-			called[path.Base(n.Dataset)]++
+		if id := n.set(); !slices.Contains(ids, id) {
+			ids = append(ids, id)
+			called[path.Base(id)]++
 		}
 	}
 	for _, id := range ids {
@@ -68,7 +74,7 @@ func (e Eval) nano() (all []task) {
 			of = path.Base(id)
 		}
 		for i, n := range e.NanoBEIR {
-			if n.Dataset != id {
+			if n.set() != id {
 				continue
 			}
 			for _, name := range n.Tasks {
@@ -85,7 +91,7 @@ func (e Eval) nano() (all []task) {
 
 // nanoTask is one task of them: of a reranker, what BM25 has found are its candidates.
 func (e Eval) nanoTask(n NanoBEIR, name, key string) task {
-	t := task{key: key, name: name, from: name + " of " + shortPath(n.Dataset), files: []string{dataset.NanoPath(n.Dataset)}, prompts: n.Prompts}
+	t := task{key: key, name: name, from: name + " of " + shortPath(n.Dataset), files: []string{dataset.NanoPath(n.Dataset)}, prompts: n.Prompts, cut: n.Dimensions}
 	if !n.reranker {
 		t.load = func(ctx context.Context) (*dataset.Retrieval, error) {
 			return dataset.LoadNanoRetrieval(ctx, n.Dataset, name)
@@ -124,7 +130,6 @@ func (c *checker) checkNano(r *Recipe) {
 		c.require(n.Top >= 0, key+".top", "is negative")
 		if !reranker {
 			c.require(n.Top == 0 && !n.Found, key, "top and found are of a reranker, which ranks what BM25 has found: an embedder ranks all documents")
-			c.require(n.Prompts == nil || n.Prompts.Positive+n.Prompts.Negative == "", key+".prompts", "positive and negative are for training: queries and documents are measured")
 			continue
 		}
 		c.require(n.Prompts == nil, key+".prompts", "are for embedders: a reranker has those of data.train")

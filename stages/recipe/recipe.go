@@ -205,6 +205,8 @@ type Eval struct {
 	Rerank    OneOrMore[Rerank]    `yaml:"rerank,omitempty"`
 	NanoBEIR  NanoBEIRs            `yaml:"nanobeir,omitempty"`
 
+	Paraphrases OneOrMore[Paraphrases] `yaml:"paraphrases,omitempty"`
+
 	PairClassification OneOrMore[PairClassification] `yaml:"pair_classification,omitempty"`
 	Triplets           OneOrMore[Triplets]           `yaml:"triplets,omitempty"`
 	Candidates         OneOrMore[Candidates]         `yaml:"candidates,omitempty"`
@@ -248,6 +250,18 @@ type Retrieval struct {
 	Queries string `yaml:"queries" path:"~"`
 	Corpus  string `yaml:"corpus,omitempty" path:"~"`
 	Qrels   string `yaml:"qrels,omitempty" path:"~"`
+
+	Prompts    *Prompts `yaml:"prompts,omitempty"`    // of queries and documents; nil: those of other evaluations
+	Dimensions int      `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+}
+
+// Paraphrases are texts among which those that say the same are to be found.
+type Paraphrases struct {
+	Name  string `yaml:"name,omitempty"` // "": by its texts' path
+	Texts string `yaml:"texts" path:"~"`
+	Pairs string `yaml:"pairs" path:"~"` // of their ids, as qrels are
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 // Rerank is a retrieval task of which BM25's first documents are reranked.
@@ -302,6 +316,8 @@ type Candidates struct {
 	Negative  string `yaml:"negative,omitempty"`  // likewise; or
 	Documents string `yaml:"documents,omitempty"` // all candidates, in an order of theirs, which is measured too
 	Found     bool   `yaml:"found,omitempty"`     // positives that are not among documents have been missed: they are not ranked
+
+	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
 }
 
 type Save struct {

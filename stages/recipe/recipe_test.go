@@ -532,7 +532,7 @@ func TestErrors(t *testing.T) {
 		{"loss: {directions: [query_to_dog]}", `direction "query_to_dog" is unknown`},
 		{"loss: {directions: [query_to_doc, doc_to_doc], partition_mode: per_direction}", "one softmax per direction needs the positive pair"},
 		{"model: {kind: embeder}", "did you mean embedder?"},
-		{"eval: {at_start: true}", "eval.at_start: needs eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss"},
+		{"eval: {at_start: true}", "eval.at_start: needs eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates or eval.loss"},
 		{"model: {kind: reranker}\neval: {at_start: true}", "r.yaml:2: eval.at_start: needs eval.rerank"},
 		{"model: {kind: reranker}\nsave: {best: true}", "save.best: needs eval.rerank"},
 		{"model: {lora: {r: 8}}", "model.lora.r: unknown key; here it is model.lora.rank"},
@@ -670,7 +670,7 @@ save: {dir: ~/runs/mine}
 		t.Fatal(err)
 	}
 	got := fmt.Sprint(r.Model.Path, r.Data.Train[0].Path, r.Data.Train[0].Query, r.Loss.Guide.Path, r.Eval.Retrieval, r.Eval.STS, r.Save.Dir)
-	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a  } {b H/q H/c H/r}] [{ H/s a b s 0}] H/runs/other", "H", home)
+	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a   <nil> 0} {b H/q H/c H/r <nil> 0}] [{ H/s a b s 0}] H/runs/other", "H", home)
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -342,11 +342,116 @@ func TestScoredNames(t *testing.T) {
 	}
 }
 
+// pairsTask writes a retrieval task, in which each first text is to find its second.
+func (j *job) pairsTask(t *testing.T, p *dataset.Pairs) string {
+	t.Helper()
+	texts := map[string]string{}
+	for i := range p.A {
+		texts["queries.jsonl"] += fmt.Sprintf("{\"_id\": \"q%d\", \"text\": %q}\n", i, p.A[i])
+		texts["corpus.jsonl"] += fmt.Sprintf("{\"_id\": \"d%d\", \"text\": %q}\n", i, p.B[i])
+		texts["qrels.jsonl"] += fmt.Sprintf("{\"query_id\": \"q%d\", \"doc_id\": \"d%[1]d\", \"relevance\": 1}\n", i)
+	}
+	for name, text := range texts {
+		if err := os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fmt.Sprintf("queries: %q, corpus: %q, qrels: %q", filepath.Join(j.dir, "queries.jsonl"), filepath.Join(j.dir, "corpus.jsonl"), filepath.Join(j.dir, "qrels.jsonl"))
+}
+
+// Paraphrases are found among the texts as pair_classification of all pairs has them.
+func TestParaphrases(t *testing.T) {
+	j := newJob(t, 20)
+	var texts, pairs, all strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&texts, "{\"id\": %d, \"text\": \"%s %s\"}\n", i, j.words[i], j.words[2*i+1])
+		for k := range i {
+			together := 0
+			if (i+k)%5 == 0 {
+				together = 1
+				fmt.Fprintf(&pairs, "{\"query_id\": %d, \"doc_id\": %d, \"relevance\": 1}\n", k, i)
+			}
+			fmt.Fprintf(&all, "{\"a\": \"%s %s\", \"b\": \"%s %s\", \"label\": %d}\n", j.words[i], j.words[2*i+1], j.words[k], j.words[2*k+1], together)
+		}
+	}
+	at := func(name string) string { return filepath.Join(j.dir, name) }
+	for name, text := range map[string]string{"texts.jsonl": texts.String(), "pairs.jsonl": pairs.String(), "all.jsonl": all.String(), "none.jsonl": strings.ReplaceAll(pairs.String(), "1}", "0}")} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set := fmt.Sprintf("{name: same, texts: %q, pairs: %q", at("texts.jsonl"), at("pairs.jsonl"))
+	prompts := "data.train.0.prompts={query: " + j.words[3] + "}"
+	for out, more := range map[string][]string{"one": nil, "two": {"mesh.replicate=2"}} {
+		sets := append(more, prompts, "eval.paraphrases=["+set+"}, "+strings.Replace(set, "same", "short", 1)+", dimensions: 3}]", "eval.metric=ap", "train.max_steps=1", "save.best=true",
+			fmt.Sprintf("eval.pair_classification=[{name: all, path: %q, a: a, b: b, label: label}, {name: all short, path: %[1]q, a: a, b: b, label: label, dimensions: 3}]", at("all.jsonl")))
+		if _, err := j.run(t, out, nil, 0, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+		got := j.evaluations(t, out)[0]
+		for i, name := range []string{"same", "short"} {
+			if found, want := got.Tasks[i], got.Tasks[2+i]; found.Name != name || found.Metric != "ap" || got.Metric != "mean ap" || math.Abs(found.Value-want.Value) > 1e-6 || found.Value == 0 {
+				t.Errorf("%s: %+v, want the figure of %+v", out, found, want)
+			}
+		}
+	}
+	if same, short := j.evaluations(t, "one")[0].Tasks[0].Value, j.evaluations(t, "one")[0].Tasks[1].Value; same == short {
+		t.Errorf("both are %v", same)
+	}
+	for want, sets := range map[string][]string{
+		"eval.paraphrases: no two texts are paraphrases":                      {fmt.Sprintf("eval.paraphrases={texts: %q, pairs: %q}", at("texts.jsonl"), at("none.jsonl"))},
+		"eval.paraphrases: needs texts, a file of ids and texts, and pairs":   {fmt.Sprintf("eval.paraphrases={texts: %q}", at("texts.jsonl"))},
+		"eval.paraphrases: is for a model.kind: embedder":                     {"model.kind=multi_vector", "eval.paraphrases=" + set + "}"},
+		`what else is measured here goes by ap;`:                              {"eval.metric=nonsense", "eval.paraphrases=" + set + "}"},
+		"the recipe has no eval.retrieval, eval.nanobeir of an embedder, or ": {"eval.paraphrases=" + set + "}"},
+	} {
+		r, err := Parse("job", []byte(j.text), append(sets, "save.dir="+at("wrong")))
+		if err == nil {
+			var x *Run
+			if x, err = Open(t.Context(), r, Observer{}); err == nil {
+				_, err = x.Evaluate(t.Context())
+				x.Close()
+			}
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// A retrieval task's own prompts are in place of those that train, all of them.
+func TestRetrievalPrompts(t *testing.T) {
+	j := newJob(t, 20)
+	p, err := dataset.LoadPairs(t.Context(), j.stsFile(t), "a", "b", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := j.words[7] + " " + j.words[8] + " "
+	begun := dataset.Pairs{B: p.B}
+	for _, a := range p.A {
+		begun.A = append(begun.A, prompt+a)
+	}
+	measured := func(p *dataset.Pairs, more string) string {
+		return first(t, j.opened(t, []string{"save.dir=" + j.dir, "data.train.0.prompts={document: no}", "eval.retrieval={" + j.pairsTask(t, p) + more + "}"}))
+	}
+	if got, want, others := measured(p, fmt.Sprintf(", prompts: {query: %q}", prompt)), measured(&begun, ", prompts: {}"), measured(&begun, ""); got != want || got == others {
+		t.Errorf("%s, texts that begin so have %s, and with the prompts that train %s", got, want, others)
+	}
+	if _, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.retrieval={queries: q, prompts: {positive: p}}"}); err == nil || !strings.Contains(err.Error(), "eval.retrieval.prompts: positive and negative are for training") {
+		t.Error(err)
+	}
+}
+
 // Pairs are compared by the first dimensions of their embeddings where a task says so, and by all in the next one.
 func TestDimensions(t *testing.T) {
 	j := newJob(t, 20)
 	sts := fmt.Sprintf("path: %q, a: a, b: b, score: s", j.stsFile(t))
-	if _, err := j.run(t, "run", nil, 0, false, fmt.Sprintf("eval.sts=[{name: short, dimensions: 4, %s}, {name: whole, %[1]s}]", sts), "train.max_steps=1"); err != nil {
+	p, err := dataset.LoadPairs(t.Context(), j.stsFile(t), "a", "b", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := j.pairsTask(t, p)
+	if _, err := j.run(t, "run", nil, 0, false, fmt.Sprintf("eval.sts=[{dimensions: 4, %s}, {%[1]s}]", sts), fmt.Sprintf("eval.retrieval=[{dimensions: 4, %s}, {%[1]s}]", found), "eval.metric=mrr", "train.max_steps=1"); err != nil {
 		t.Fatal(err)
 	}
 	e, err := embedder.Load(filepath.Join(j.dir, "run", "model"))
@@ -354,10 +459,6 @@ func TestDimensions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	p, err := dataset.LoadPairs(t.Context(), j.stsFile(t), "a", "b", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
 	a, errA := e.Embed(t.Context(), p.A)
 	b, errB := e.Embed(t.Context(), p.B)
 	if err := errors.Join(errA, errB); err != nil {
@@ -365,27 +466,55 @@ func TestDimensions(t *testing.T) {
 	}
 	got := j.evaluations(t, "run")[0].Tasks
 	for k, size := range []int{4, 32} {
-		var sims []float64
-		for i := range a {
+		cosine := func(a, b []float32) float64 {
 			var dot, aa, bb float64
 			for d := range size {
-				x, y := float64(a[i][d]), float64(b[i][d])
+				x, y := float64(a[d]), float64(b[d])
 				dot, aa, bb = dot+x*y, aa+x*x, bb+y*y
 			}
-			sims = append(sims, dot/math.Sqrt(aa*bb))
+			return dot / math.Sqrt(aa*bb)
 		}
-		if want, err := evaluate.EvaluateSTS(sims, p.Scores); err != nil || len(got) != 2 || math.Abs(got[k].Value-want.Spearman) > 1e-6 {
-			t.Errorf("%d dimensions: %+v, want %+v (%v)", size, got, want, err)
+		var sims []float64
+		mrr := 0.0
+		for i := range a {
+			sims = append(sims, cosine(a[i], b[i]))
+			rank := 0.0
+			for _, other := range b {
+				if cosine(a[i], other) >= sims[i] {
+					rank++
+				}
+			}
+			mrr += 1 / rank / float64(len(a))
+		}
+		want, err := evaluate.EvaluateSTS(sims, p.Scores)
+		if err != nil || len(got) != 4 || math.Abs(got[k].Value-mrr) > 1e-6 || math.Abs(got[2+k].Value-want.Spearman) > 1e-6 {
+			t.Errorf("%d dimensions: %+v, want %v and %+v (%v)", size, got, mrr, want, err)
+		}
+		if name := []string{"sts-4", "sts"}[k]; got[2+k].Name != name {
+			t.Errorf("%d dimensions: %s, want %s", size, got[2+k].Name, name)
 		}
 	}
-	r, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.pair_classification={path: p, a: a, b: b, label: l, dimensions: 5}", "eval.triplets={path: t, query: q, positive: p, negative: n, dimensions: 6}"})
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.nanobeir=[{dataset: org/name, tasks: nq}, {dataset: org/name, tasks: nq, dimensions: 4}]", "eval.pair_classification={path: p, a: a, b: b, label: l, dimensions: 5}",
+		"eval.triplets={path: t, query: q, positive: p, negative: n, dimensions: 6}", "eval.candidates={path: t, query: q, positive: p, negative: n, dimensions: 7}"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, of := range r.Eval.tasks() {
-		if name, _ := of.identity("ap", nil); of.cut != 5+i || name != fmt.Sprintf("ap of %d dimensions", 5+i) {
+	all := r.Eval.tasks()
+	if n := all[:2]; n[0].of != "name" || n[0].name != "name/NanoNQ" || n[0].cut != 0 || n[1].of != "name-4" || n[1].name != "name-4/NanoNQ" {
+		t.Errorf("%+v", n)
+	}
+	for i, of := range all[1:] {
+		of.of = ""
+		if name, _ := of.identity("ap", nil); of.cut != 4+i || of.kind != nil && name != fmt.Sprintf("ap of %d dimensions", 4+i) {
 			t.Errorf("%s: %d dimensions, and what decides which evaluation is the best is %s", of.key, of.cut, name)
 		}
+	}
+	whole, short := j.opened(t, []string{"save.dir=" + j.dir, "eval.retrieval={" + found + "}"}), j.opened(t, []string{"save.dir=" + j.dir, "eval.retrieval={dimensions: 4, " + found + "}"})
+	if less := whole.Memory.Evaluation - short.Memory.Evaluation; less != 4*2*12*(32-4) {
+		t.Errorf("shorter embeddings of 12 queries and 12 documents take %d bytes less", less)
+	}
+	if f := first(t, whole); f == first(t, short) {
+		t.Errorf("measured alone, 4 dimensions have the figures that all have: %s", f)
 	}
 	for want, sets := range map[string][]string{
 		"eval.sts: dimensions: is 33, and the model's embeddings have 32":      {"eval.sts={dimensions: 33, " + sts + "}"},

@@ -26,6 +26,7 @@ type task struct {
 
 	load   func(context.Context) (*dataset.Retrieval, error) // documents to rank; nil: kind and source say which pairs it has
 	rerank *Rerank                                           // which of them a reranker ranks; nil: an embedder ranks all
+	mined  bool                                              // they are the queries, among which paraphrases are to be found
 	kind   *scoring.Kind
 	source scoring.Source
 	cut    int // dimensions of the embeddings that are compared; 0: all
@@ -48,12 +49,20 @@ func (t *task) at() string {
 // defaultTop is how many of BM25's documents are reranked.
 const defaultTop = 100
 
-// taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending.
-func taskName(name, path string) string {
+// taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending, with the dimensions that embeddings are cut to.
+func taskName(name, path string, cut int) string {
 	if name != "" || path == "" {
 		return name
 	}
-	return dataset.TaskName(path)
+	return shorter(dataset.TaskName(path), cut)
+}
+
+// shorter is what is called by a name where embeddings are cut to so many dimensions.
+func shorter(name string, cut int) string {
+	if cut == 0 {
+		return name
+	}
+	return fmt.Sprintf("%s-%d", name, cut)
 }
 
 func taskKey(kind string, i, n int) string {
@@ -65,16 +74,16 @@ func taskKey(kind string, i, n int) string {
 
 // tasks are all of them, in the order in which they are measured.
 func (e Eval) tasks() (all []task) {
-	ranked := func(kind string, i, n int, name, queries, corpus, qrels string) task {
+	ranked := func(kind string, i, n int, name string, cut int, queries, corpus, qrels string) task {
 		return task{
-			key: taskKey(kind, i, n), name: taskName(name, queries), from: shortTask(queries), files: []string{queries, corpus, qrels},
+			key: taskKey(kind, i, n), name: taskName(name, queries, cut), from: shortTask(queries), files: []string{queries, corpus, qrels}, cut: cut,
 			load: func(ctx context.Context) (*dataset.Retrieval, error) {
 				return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
 			},
 		}
 	}
 	scored := func(kind *scoring.Kind, i, n int, name string, cut int, s scoring.Source) {
-		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s, cut: cut}
+		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path, cut), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s, cut: cut}
 		if name != "" {
 			t.from = name + ": " + t.from
 		}
@@ -84,19 +93,26 @@ func (e Eval) tasks() (all []task) {
 		all = append(all, t)
 	}
 	for i, r := range e.Retrieval {
-		all = append(all, ranked("retrieval", i, len(e.Retrieval), r.Name, r.Queries, r.Corpus, r.Qrels))
+		t := ranked("retrieval", i, len(e.Retrieval), r.Name, r.Dimensions, r.Queries, r.Corpus, r.Qrels)
+		t.prompts = r.Prompts
+		all = append(all, t)
 	}
 	nano := e.nano()
 	if len(nano) > 0 && nano[0].kind == nil {
 		all, nano = append(all, nano...), nil
 	}
 	for i, r := range e.Rerank {
-		t := ranked("rerank", i, len(e.Rerank), r.Name, r.Queries, r.Corpus, r.Qrels)
+		t := ranked("rerank", i, len(e.Rerank), r.Name, 0, r.Queries, r.Corpus, r.Qrels)
 		t.from, t.rerank = t.from+", BM25's candidates", &r
 		all = append(all, t)
 	}
 	for i, s := range e.STS {
 		scored(scoring.STS, i, len(e.STS), s.Name, s.Dimensions, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
+	}
+	for i, p := range e.Paraphrases {
+		t := ranked("paraphrases", i, len(e.Paraphrases), p.Name, p.Dimensions, p.Texts, p.Texts, p.Pairs)
+		t.mined = true
+		all = append(all, t)
 	}
 	for i, p := range e.PairClassification {
 		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, p.Dimensions, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
@@ -105,7 +121,7 @@ func (e Eval) tasks() (all []task) {
 		scored(scoring.Triplets, i, len(e.Triplets), t.Name, t.Dimensions, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
 	}
 	for i, c := range e.Candidates {
-		scored(scoring.Candidates, i, len(e.Candidates), c.Name, 0, scoring.Source{
+		scored(scoring.Candidates, i, len(e.Candidates), c.Name, c.Dimensions, scoring.Source{
 			Path: c.Path, Columns: []string{c.Query, c.Positive, c.Negative}, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures(),
 		})
 	}
@@ -135,11 +151,17 @@ func (c *checker) checkTasks(e Eval, kind string) {
 	var own []string // figures that tasks go by, whatever eval.metric says
 	ranks := false
 	for _, t := range e.tasks() {
-		if t.kind != nil && t.kind.Metric != "" {
+		switch {
+		case t.mined:
+			own = append(own, minedMetric)
+		case t.kind != nil && t.kind.Metric != "":
 			own = append(own, t.kind.Metric)
-		} else {
+		default:
 			ranks = true
 		}
+		c.require(!t.mined || kind == "embedder", t.key, "is for a model.kind: embedder")
+		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
+		c.require(t.prompts == nil || t.prompts.Positive+t.prompts.Negative == "", t.key+".prompts", "positive and negative are for training: queries and documents are measured")
 		if t.of != "" {
 			continue // checkNano did
 		}
@@ -150,7 +172,6 @@ func (c *checker) checkTasks(e Eval, kind string) {
 			names[t.name] = t.key
 		}
 		c.checkTask(e, t)
-		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
 	}
 	own = slices.Compact(own)
 	if e.Metric == lossMetric {
@@ -166,11 +187,13 @@ func (c *checker) checkTasks(e Eval, kind string) {
 
 // checkTask checks one that is none of NanoBEIR.
 func (c *checker) checkTask(e Eval, t task) {
-	switch f, s := t.files, t.source; t.kind {
-	case nil:
+	switch f, s := t.files, t.source; {
+	case t.mined:
+		c.require(f[0] != "" && f[2] != "", t.key, "needs texts, a file of ids and texts, and pairs, of the ids of those that say the same, as qrels are")
+	case t.kind == nil:
 		c.require(f[0] != "" && (f[1] == "") == (f[2] == ""), t.key, "needs queries, corpus and qrels, or as queries a folder that has all three in BEIR's or MTEB's layout")
 		c.require(t.rerank == nil || t.rerank.Top >= 0, t.key+".top", "is negative")
-	case scoring.Candidates:
+	case t.kind == scoring.Candidates:
 		query, positive, negative := s.Columns[0], s.Columns[1], s.Columns[2]
 		c.require(s.Path != "" && query != "" && positive != "" && (negative == "") != (s.Documents == ""), t.key, "needs path and the columns query, positive and one of negative and documents")
 		c.require(!s.Found || s.Documents != "", t.key+".found", "is of documents: which of them are positives; with negative all positives are ranked")
@@ -240,10 +263,10 @@ func (x *Run) openTasks(ctx context.Context) error {
 
 func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	noting := x.noting(ctx, t.at())
+	if all := x.model.EmbeddingSize(); t.cut > all {
+		return fmt.Errorf("dimensions: is %d, and the model's embeddings have %d", t.cut, all)
+	}
 	if t.kind != nil {
-		if all := x.model.EmbeddingSize(); t.cut > all {
-			return fmt.Errorf("dimensions: is %d, and the model's embeddings have %d", t.cut, all)
-		}
 		t.scored, err = t.kind.Load(noting, t.source)
 		return err
 	}
@@ -260,7 +283,10 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	if t.rerank != nil { // which reads pairs
 		text = embedder.Text{}
 	}
-	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err != nil || t.rerank == nil {
+	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err == nil && t.mined {
+		err = t.retrieval.CheckParaphrases()
+	}
+	if err != nil || t.rerank == nil {
 		return err
 	}
 	if t.first = (evaluate.Run{}); !x.planned {
@@ -293,6 +319,8 @@ func (x *Run) passedOver(key string, paths ...string) bool {
 func (t *task) identity(metric string, fusion map[string]float64) (name string, content any) {
 	name, content = metric, t.data
 	switch {
+	case t.mined:
+		name = minedMetric
 	case t.scored != nil:
 		name, content = t.scored.Counts(), t.scored.Content
 	case t.first != nil:

@@ -412,7 +412,7 @@ func charts(runs []*Run) []chart {
 		held += ", or on a GPU was allocated"
 	}
 	if evals == 0 {
-		out = append(out, chart{title: "Evaluation", none: "No evaluation has given a figure: eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or eval.loss, in the recipe, measures the model while it trains."})
+		out = append(out, chart{title: "Evaluation", none: "No evaluation has given a figure: eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates or eval.loss, in the recipe, measures the model while it trains."})
 	}
 	return append(out,
 		chart{title: "Learning rate", lines: of(func(s Step) float64 { return s.LR }, false), zero: true},

@@ -3,8 +3,8 @@ the whole dataset, so that orders of rows don't count.
 
     python testdata/peers/moved.py CONTRAFLOW
 
-Prints a table. Exits with 1 if a loss is off by more than 1e-4 of it, a learning rate at all, or the recipe names something that is not known. Needs sentence-transformers (6.2
-was used), datasets and peft.
+Prints a table. Exits with 1 if a loss is off by more than 1e-4 of it, a learning rate at all, a figure of an evaluator by more than 1e-5, or the recipe names
+something that is not known. Needs sentence-transformers (6.2 was used), datasets and peft.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ rng = random.Random(2)
 
 
 def texts(n=ROWS):
-    words = "river stone light music cloud garden engine paper winter sugar".split()
+    words = "river stone bread water fire wind rain bird fish road".split()
     return [" ".join(rng.choice(words) for _ in range(rng.randint(3, 9))) for _ in range(n)]
 
 
@@ -59,6 +59,7 @@ triplets = datasets.Dataset.from_dict({"anchor": texts(), "positive": texts(), "
 scored = datasets.Dataset.from_dict({"score": [rng.random() for _ in range(ROWS)], "a": texts(), "b": texts()})
 margins = datasets.Dataset.from_dict({"query": texts(), "positive": texts(), "negative": texts(), "score": [rng.random() for _ in range(ROWS)]})
 repeated = datasets.Dataset.from_dict({"query": texts(ROWS // 2) * 2, "answer": texts(ROWS // 2) * 2})
+taught = datasets.Dataset.from_dict({"sentence": texts(), "label": [[rng.gauss(0, 1) for _ in range(32)] for _ in range(ROWS)]})
 lists = datasets.Dataset.from_dict({"query": texts(), "docs": [texts(4) for _ in range(ROWS)], "labels": [[0, 1, 3, 2]] * ROWS})
 lazy = datasets.Dataset.from_dict({"i": list(range(ROWS))})
 lazy.set_transform(lambda batch: {"anchor": [triplets[i]["anchor"] for i in batch["i"]], "positive": [triplets[i]["positive"] for i in batch["i"]]})
@@ -75,10 +76,23 @@ def adapted():
 
 
 def evaluators():
+    """Each with the names that its figures have here."""
+    found = [dict(enumerate(triplets["anchor"])), dict(enumerate(triplets["positive"])), {i: {i} for i in range(ROWS)}]
     return [
-        E.EmbeddingSimilarityEvaluator(scored["a"], scored["b"], scored["score"], name="pairs"),
-        E.TripletEvaluator(*(triplets[c] for c in triplets.column_names)),
-        E.InformationRetrievalEvaluator(dict(enumerate(triplets["anchor"])), dict(enumerate(triplets["positive"])), {i: {i} for i in range(ROWS)}),
+        (E.InformationRetrievalEvaluator(*found, name="found"), {"found": "cosine_ndcg@10"}),
+        (E.InformationRetrievalEvaluator(*found, name="found", truncate_dim=16, corpus_prompt="wind rain: "), {"found-16": "cosine_ndcg@10"}),
+        (E.InformationRetrievalEvaluator(*found, name="found", truncate_dim=3), {"found-3": "cosine_ndcg@10"}),
+        (E.EmbeddingSimilarityEvaluator(scored["a"], scored["b"], scored["score"], name="pairs"), {"pairs": "spearman_cosine"}),
+        (E.TripletEvaluator(*(triplets[c] for c in triplets.column_names), name="pairs", truncate_dim=5), {"pairs-5": "cosine_accuracy"}),
+    ]
+
+
+def of_languages():
+    a, b = [*triplets["anchor"], triplets["anchor"][0]], [*triplets["positive"], triplets["positive"][1]]
+    return [
+        (E.MSEEvaluator(a, b, dense(), name="taught"), {"loss": "negative_mse"}),
+        (E.ParaphraseMiningEvaluator(dict(enumerate(a + b)), [(i, i + ROWS + 1) for i in range(ROWS)], add_transitive_closure=True, name="same", truncate_dim=20), {"same": "average_precision"}),
+        (E.TranslationEvaluator(a, b, name="both"), {f"both-{way}": f"{way}_accuracy" for way in ("src2trg", "trg2src")}),
     ]
 
 
@@ -88,12 +102,13 @@ def scores(model):
 
 # Each a model, its data, its loss and more of its trainer: arguments, and evaluators.
 CASES = {
-    "matryoshka": (dense, triplets, lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m, scale=10), [32, 16]), {"prompts": {"anchor": "cloud: "}, "batch_sampler": "no_duplicates"}, evaluators),
+    "matryoshka": (dense, triplets, lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m, scale=10), [32, 16]), {"prompts": {"anchor": "star: "}, "batch_sampler": "no_duplicates"}, None),
     "rows made as they are read": (dense, lazy, lambda m: L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), {"weight_decay": 5}, None),
     "repeated rows": (dense, repeated, L.MultipleNegativesRankingLoss, {}, None),
     "guide": (dense, triplets.select_columns(["anchor", "negative"]), lambda m: L.GISTEmbedLoss(m, dense()), {}, None),
     "two losses": (dense, {"pairs": scored, "triplets": triplets}, scores, {"multi_dataset_batch_sampler": "round_robin"}, None),
-    "angle of triplets": (dense, triplets, L.AnglELoss, {}, None),
+    "angle of triplets": (dense, triplets, L.AnglELoss, {}, evaluators),
+    "embeddings of a teacher": (dense, taught, L.MSELoss, {}, of_languages),
     "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, None),
     "LoRA": (adapted, triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # an adapter begins at random
     "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),
@@ -111,7 +126,7 @@ for name, (make, rows, loss, more, evaluate) in CASES.items():
     arguments = getattr(st, kind + "TrainingArguments")(**{
         "output_dir": "there", "per_device_train_batch_size": ROWS, "learning_rate": 1e-3, "warmup_steps": 1, "max_steps": STEPS, "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "use_cpu": True, "disable_tqdm": True} | more)  # fmt: skip
-    trainer = getattr(st, kind + "Trainer")(model, arguments, train_dataset=rows, loss=loss(model), evaluator=evaluate and evaluate())
+    trainer = getattr(st, kind + "Trainer")(model, arguments, train_dataset=rows, loss=loss(model), evaluator=evaluate and E.SequentialEvaluator([of for of, _ in evaluate()]))
     trainer.remove_callback(transformers.PrinterCallback)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer_settings.write(trainer, "moved")
@@ -127,7 +142,13 @@ for name, (make, rows, loss, more, evaluate) in CASES.items():
     theirs = [(m["loss"], m["learning_rate"]) for m in trainer.state.log_history if "loss" in m]
     off = max(abs(a - b) / abs(b) for (a, _), (b, _) in zip(ours, theirs, strict=True))
     rates = max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True))
-    wrong = off > 1e-4 or rates > 1e-12 or any(task not in r.stdout for task in (["sts:", "triplets:", "retrieval:"] if evaluate else []))
+    wrong = off > 1e-4 or rates > 1e-12
+    if evaluate:
+        line = [m for m in map(json.loads, open("here/metrics.jsonl")) if "metric" in m][-1]
+        figures = {t["name"]: t["value"] for t in line["tasks"]} | ({"loss": -100 * line["loss"]} if "loss" in line else {})
+        measured = {name: of(trainer.model)[f"{of.name}_{key}"] for of, names in evaluate() for name, key in names.items()}
+        wrong |= figures.keys() != measured.keys() or any(abs(figures[k] - v) > 1e-5 * max(1, abs(v)) for k, v in measured.items())
+        print(f"{'its evaluators':28} {' '.join(f'{k} {v:.5f}' for k, v in measured.items())}")
     bad += wrong
     print(f"{name:28} {' '.join(f'{a:.5f}' for a, _ in ours)}  off by {off:.1e}{'  WRONG' if wrong else ''}")
     for run in ("here", "moved"):

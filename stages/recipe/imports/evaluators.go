@@ -18,9 +18,14 @@ func (r *recipe) evaluators() {
 	r.used["evaluator"] = true
 	for _, task := range slices.Sorted(maps.Keys(m)) {
 		all, _ := m[task].([]any)
-		if task == "other" {
+		switch task {
+		case "metric":
+			r.keys["eval.metric"] = plain(fmt.Sprint(all[0]))
+			r.assume("TranslationEvaluator's accuracy is %v: eval.metric, where metric_for_best_model says no other, by which all of eval.retrieval is measured", all[0])
+			continue
+		case "other":
 			for _, kind := range all {
-				r.without("evaluator", "%v: there is eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets and eval.candidates, and no such", kind)
+				r.without("evaluator", "%v: there is eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases and eval.candidates, and no such", kind)
 			}
 			continue
 		}
@@ -31,18 +36,28 @@ func (r *recipe) evaluators() {
 			}
 			entries = append(entries, inFlow(of))
 		}
-		r.measured += len(entries)
-		switch key := "eval." + task; {
-		case len(entries) == 1 && entries[0] == "{}": // all of NanoBEIR's
-			r.keys[key] = "true"
-		case len(entries) == 1:
-			r.keys[key] = entries[0]
-		default:
-			r.keys[key] = "\n    - " + strings.Join(entries, "\n    - ")
+		if task == "loss" {
+			r.assume("MSEEvaluator's negative_mse is -100 times eval.loss, which is none of the tasks that a mean is of: it decides with eval.metric: loss")
+		} else {
+			r.measured += len(entries)
+		}
+		if r.also("eval."+task, entries); r.keys["eval."+task] == "{}" { // all of NanoBEIR's
+			r.keys["eval."+task] = "true"
 		}
 	}
 	if r.measured > 1 {
 		r.assume("of %d evaluators the mean counts for save.best and early stopping, where metric_for_best_model is one's, or a SequentialEvaluator has the last one's or what its main_score_function says", r.measured)
+	}
+}
+
+// also gives a key entries besides those that it has: one stands alone, several are a list.
+func (r *recipe) also(key string, entries []string) {
+	const each = "\n    - "
+	if has := r.keys[key]; has != "" {
+		entries = append([]string{strings.TrimPrefix(has, each)}, entries...)
+	}
+	if r.keys[key] = strings.Join(entries, each); len(entries) > 1 {
+		r.keys[key] = each + r.keys[key]
 	}
 }
 

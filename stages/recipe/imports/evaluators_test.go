@@ -24,6 +24,7 @@ func TestEvaluators(t *testing.T) {
 `,
 		`{"sts": [{"path": "a", "a": "a", "b": "b", "score": "s"}], "triplets": [{"path": "t", "query": "q", "positive": "p", "negative": "n"}]}`: "# assumed: of 2 evaluators the mean counts",
 		`{"sts": [{"name": "sts-64", "path": "a", "a": "a", "b": "b", "score": "s", "dimensions": 64}]}`:                                          `  sts: {name: sts-64, path: a, a: a, b: b, dimensions: 64, score: s}`,
+		`{"retrieval": [{"name": "t-src2trg", "queries": "q", "corpus": "c", "qrels": "r"}], "metric": ["precision@1"]}`:                          `  metric: "precision@1"` + "\n",
 		nano(13):         "  nanobeir: true\n",
 		nano(2):          "  nanobeir: {tasks: [nq, msmarco]}\n",
 		`"MSEEvaluator"`: "# without counterpart: evaluator: eval.retrieval",
@@ -48,6 +49,25 @@ func TestEvaluatorsMetric(t *testing.T) {
 	if _, res := convert(t, imports.SentenceTransformers, s, 1); len(res.Without)+len(res.Unknown) > 0 {
 		t.Errorf("%s", res.Recipe)
 	}
+	of := func(metric string) string {
+		s["metric_for_best_model"], s["evaluator"] = metric, map[string]any{
+			"loss":      []any{map[string]any{"name": "taught", "path": "m", "query": "text", "teacher": "teacher", "loss": "mse", "prompts": map[string]any{}}},
+			"retrieval": []any{map[string]any{"queries": "q", "corpus": "c", "qrels": "r"}}, "metric": []any{"precision@1"},
+		}
+		_, res := convert(t, imports.SentenceTransformers, s, 1)
+		return res.Recipe
+	}
+	if got := of("eval_taught_negative_mse"); !strings.Contains(got, "\n  metric: loss\n") || !strings.Contains(got, "\n  loss: {name: taught, path: m, loss: mse, prompts: {}, query: text, teacher: teacher}\n") {
+		t.Errorf("%s", got)
+	}
+	if got := of("eval_dev_cosine_ndcg@10"); !strings.Contains(got, "\n  metric: \"ndcg@10\"\n") {
+		t.Errorf("%s", got)
+	}
+	s["eval_dataset"] = "e.parquet"
+	if got := of(""); !strings.Contains(got, "\n  loss:\n    - {path: \"e.parquet\", query: anchor, positive: positive, prompts: {}}\n    - {name: taught,") {
+		t.Errorf("%s", got)
+	}
+	delete(s, "eval_dataset")
 	s["metric_for_best_model"], s["evaluator"] = "eval_dev_cosine_ndcg@10", map[string]any{"retrieval": []any{map[string]any{"queries": "q", "corpus": "c", "qrels": "r"}}}
 	if _, res := convert(t, imports.SentenceTransformers, s, 1); strings.Contains(res.Recipe, "is one evaluator's") {
 		t.Errorf("%s", res.Recipe)

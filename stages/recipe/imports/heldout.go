@@ -46,14 +46,10 @@ func (r *recipe) heldOut() {
 		}
 		entries = append(entries, entry)
 	}
-	switch len(entries) {
-	case 0:
+	if len(entries) == 0 {
 		return
-	case 1:
-		r.keys["eval.loss"] = entries[0]
-	default:
-		r.keys["eval.loss"] = "\n    - " + strings.Join(entries, "\n    - ")
 	}
+	r.also("eval.loss", entries)
 	if on, _ := r.yes("eval_on_start"); on {
 		r.keys["eval.at_start"] = "true"
 	}

@@ -219,7 +219,8 @@ func TestBestOfNanoBEIR(t *testing.T) {
 		want, said   string
 	}{
 		{"eval_NanoBEIR_mean_cosine_ndcg@10", "MultipleNegativesRankingLoss", "true", "eval.nanobeir measures on all tasks"},
-		{"NanoBEIR_mean_64_cosine_ndcg@10", "MultipleNegativesRankingLoss", "true", "embeddings were cut to 64 dimensions"},
+		{"NanoBEIR_mean_64_cosine_ndcg@10", "MultipleNegativesRankingLoss", "{dimensions: 64}", "eval.nanobeir measures on all tasks"},
+		{"NanoBEIR_mean_64_dot_ndcg@10", "SparseMultipleNegativesRankingLoss", "true", "their 64 largest features"},
 		{"eval_NanoMSMARCO_cosine_ndcg@10", "MultipleNegativesRankingLoss", "[NanoMSMARCO]", "measures on it alone"},
 		{"eval_msmarco_cosine_ndcg@10", "MultipleNegativesRankingLoss", "", "metric_for_best_model is one evaluator's"},
 		{"eval_NanoBEIR_R100_mean_ndcg@10", "BinaryCrossEntropyLoss", "true", "eval.nanobeir measures on all tasks"},

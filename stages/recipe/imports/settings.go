@@ -521,6 +521,9 @@ func (r *recipe) rest() {
 func (r *recipe) metric(name string) {
 	bare := strings.TrimPrefix(name, "eval_")
 	measure := bare[strings.LastIndexByte(bare, '_')+1:]
+	if measure == "mse" { // MSEEvaluator's
+		measure = "loss"
+	}
 	switch _, err := evaluate.ParseMeasure(measure); {
 	case err == nil:
 		r.set("eval.metric", plain(strings.ToLower(measure)), "ndcg@10")
@@ -538,7 +541,7 @@ func (r *recipe) metric(name string) {
 		}
 	case r.measured > 0: // each has its figure
 	default:
-		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures", name)
+		r.without("metric_for_best_model", "%s: save.best goes by eval.metric, which eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates or a reranker's eval.rerank measures", name)
 	}
 }
 
@@ -554,21 +557,24 @@ func (r *recipe) nanobeir(bare, name string) bool {
 	if r.keys["eval.nanobeir"] != "" {
 		return true // its evaluator has said more
 	}
-	tasks, top, cut := "true", "", ""
+	tasks, more, cut := "true", "", ""
 	for _, p := range parts[1:] {
-		if n, ranked := strings.CutPrefix(p, "R"); isNumber(n) && ranked && n != "100" {
-			top = n
-		} else if isNumber(p) {
-			cut = fmt.Sprintf("; there embeddings were cut to %s dimensions, here they are whole", p)
+		switch n, ranked := strings.CutPrefix(p, "R"); {
+		case isNumber(n) && ranked && n != "100":
+			more = "top: " + n
+		case isNumber(p) && r.sparse():
+			cut = fmt.Sprintf("; there embeddings had their %s largest features, here they have all", p)
+		case isNumber(p):
+			more = "dimensions: " + p
 		}
 	}
 	switch {
-	case !all && top != "":
-		tasks = fmt.Sprintf("{tasks: [%s], top: %s}", task, top)
+	case !all && more != "":
+		tasks = fmt.Sprintf("{tasks: [%s], %s}", task, more)
 	case !all:
 		tasks = "[" + task + "]"
-	case top != "":
-		tasks = fmt.Sprintf("{top: %s}", top)
+	case more != "":
+		tasks = "{" + more + "}"
 	}
 	r.keys["eval.nanobeir"] = tasks
 	if all {
@@ -642,8 +648,8 @@ var counterparts = map[string]string{
 	"transform":                 "rows are as the dataset's transform has made them once: what it draws anew in each epoch stays as it was drawn",
 	"fix_encoder":               "model.freeze: {layers: N, embeddings: true}, with the model's number of layers, freezes all but the heads",
 	"self_distill_start_step":   "belongs to model.kind: m3",
-	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates, eval.loss or a reranker's eval.rerank has data",
-	"evaluator":                 "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates or a reranker's eval.rerank measures the model while it trains, each with files of its own",
+	"eval_on_start":             "eval.at_start: true measures the model before its first step, once eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates, eval.loss or a reranker's eval.rerank has data",
+	"evaluator":                 "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates or a reranker's eval.rerank measures the model while it trains, each with files of its own",
 	"eval_delay":                "evaluations begin after eval.every steps, or with eval.at_start: true before the first",
 	"bf16_full_eval":            "evaluation has no precision of its own",
 	"fp16_full_eval":            "evaluation has no precision of its own",
@@ -659,7 +665,7 @@ var counterparts = map[string]string{
 	"processing_class":          "the tokenizer is the one in the model's folder",
 	"tokenizer":                 "the tokenizer is the one in the model's folder",
 	"callbacks":                 "Python's are not called; eval.early_stopping is there (settings early_stopping_patience and early_stopping_threshold say it)",
-	"compute_metrics":           "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates and a reranker's eval.rerank have metrics of their own",
+	"compute_metrics":           "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates and a reranker's eval.rerank have metrics of their own",
 	"optimizers":                "the optimizer is AdamW, with the settings of the arguments, and so is its schedule",
 	"trainer":                   "Python's own is not called: what it makes of losses, batches or steps is not here",
 	"optimizer_cls_and_kwargs":  "the optimizer is AdamW, with the settings of the arguments",
@@ -678,7 +684,7 @@ var counterparts = map[string]string{
 	"head_type":                 "a layer-wise reranker's heads are those that its config.json tells of; any other has one, on its last layer",
 
 	"restore_callback_states_from_checkpoint": "Python's callbacks are not called",
-	"preprocess_logits_for_metrics":           "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.candidates and a reranker's eval.rerank have metrics of their own",
+	"preprocess_logits_for_metrics":           "eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases, eval.candidates and a reranker's eval.rerank have metrics of their own",
 	"fsdp_transformer_layer_cls_to_wrap":      "parameters and optimizer state are sharded with mesh.shard",
 	"tokenizer_name":                          "the tokenizer is the one in the model's folder",
 	"config_name":                             "the configuration is the one in the model's folder",

@@ -168,8 +168,8 @@ def loss(of, folder, guides):
     return {"name": type(of).__name__ + (" of the script" if own(of) else "")} | said
 
 
-def cut_shorter(of, model):
-    dims = getattr(of, "truncate_dim", None) or getattr(of, "max_active_dims", None)
+def cut_shorter(of, model, how):
+    dims = getattr(of, how, None)
     return dims is not None and dims < model.get_embedding_dimension()
 
 
@@ -177,7 +177,7 @@ def evaluation(of, folder, model, all=None):
     """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names."""
     all = {} if all is None else all
     kind = type(of).__name__
-    shorter = of is not None and cut_shorter(of, model)
+    shorter = {"dimensions": of.truncate_dim} if cut_shorter(of, model, "truncate_dim") else {}
 
     def file(columns, name=None):
         path = f"{folder}/{name or kind}-{len(sum(all.values(), []))}.parquet"
@@ -189,9 +189,25 @@ def evaluation(of, folder, model, all=None):
             return {"a": [a for a, _ in of.sentence_pairs], "b": [b for _, b in of.sentence_pairs]}
         return {"a": list(of.sentences1), "b": list(of.sentences2)}
 
-    def add(task, entry):
-        name = {"name": of.name} if getattr(of, "name", "") and task != "nanobeir" else {}
-        all.setdefault(task, []).append(name | entry | ({"dimensions": of.truncate_dim} if shorter else {}))
+    def add(task, entry, called=getattr(of, "name", "")):
+        taken = [one.get("name") for each in all.values() for one in each if isinstance(one, dict)]
+        if called in taken:
+            called += f"-{shorter.get('dimensions', len(taken) + 1)}"
+        all.setdefault(task, []).append(({"name": called} if called and task != "nanobeir" else {}) | entry | shorter)
+
+    def prompts():
+        names = model.prompts
+        query = names.get(of.query_prompt_name or "query", "")
+        document = next((names[n] for n in (of.corpus_prompt_name, "document", "passage", "corpus") if n in names), "")
+        return {"query": query if of.query_prompt is None else of.query_prompt, "document": document if of.corpus_prompt is None else of.corpus_prompt}
+
+    def found(queries, corpus, judged, called, **more):
+        ids, texts = zip(*queries)
+        files = {"queries": file({"id": ids, "text": texts}, "queries")}
+        ids, texts = zip(*corpus)
+        files["corpus"] = file({"id": ids, "text": texts}, "corpus")
+        files["qrels"] = file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels")
+        add("retrieval", files | more, called)
 
     if of is None:
         return None
@@ -200,8 +216,8 @@ def evaluation(of, folder, model, all=None):
             evaluation(one, folder, model, all)
     elif own(of):
         all.setdefault("other", []).append(f"{kind}, which is the script's own")
-    elif shorter and kind not in ("EmbeddingSimilarityEvaluator", "BinaryClassificationEvaluator", "TripletEvaluator"):
-        all.setdefault("other", []).append(kind + " of embeddings that are cut")
+    elif cut_shorter(of, model, "max_active_dims"):
+        all.setdefault("other", []).append(kind + " of embeddings with fewer features")
     elif "NanoBEIR" in kind:
         entry = {"dataset": of.dataset_id, "tasks": list(of.dataset_names)}
         query, document = getattr(of, "query_prompts", None), getattr(of, "corpus_prompts", None)
@@ -218,15 +234,24 @@ def evaluation(of, folder, model, all=None):
         columns = {"query": list(of.anchors), "positive": list(of.positives), "negative": list(of.negatives)}
         margin = max(of.margin.values()) if isinstance(of.margin, dict) else of.margin
         add("triplets", {"path": file(columns)} | {c: c for c in columns} | ({"margin": margin} if margin else {}))
-    elif kind.endswith("InformationRetrievalEvaluator") and (said := [p for p in PROMPTS if getattr(of, p, None) is not None]):
-        all.setdefault("other", []).append(f"{kind} with {' and '.join(said)}")
     elif kind.endswith("InformationRetrievalEvaluator"):
         judged = [(q, d) for q in of.queries_ids for d in of.relevant_docs[q]]
-        add("retrieval", {
-            "queries": file({"id": of.queries_ids, "text": of.queries}, "queries"),
-            "corpus": file({"id": of.corpus_ids, "text": of.corpus}, "corpus"),
-            "qrels": file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels"),
-        })
+        said = any(getattr(of, p, None) is not None for p in PROMPTS)
+        found(zip(of.queries_ids, of.queries), zip(of.corpus_ids, of.corpus), judged, of.name, **({"prompts": prompts()} if said else {}))
+    elif kind == "TranslationEvaluator":
+        sides = {"src2trg": (of.source_sentences, of.target_sentences), "trg2src": (of.target_sentences, of.source_sentences)}
+        for way, (a, b) in sides.items():
+            texts = {text: i for i, text in enumerate(b)}  # one that comes twice is right wherever it stands
+            found(enumerate(a), [(i, text) for text, i in texts.items()], [(i, texts[text]) for i, text in enumerate(b)], f"{of.name}-{way}".lstrip("-"))
+        all["metric"] = ["precision@1"]
+    elif kind == "ParaphraseMiningEvaluator" and (of.max_pairs, of.top_k) == (500000, 100):
+        there = set(of.ids)
+        same = [(a, b) for a in there & set(of.duplicates) for b in there & set(of.duplicates[a]) if a != b and of.duplicates[a][b]]
+        pairs = {"query_id": [a for a, _ in same], "doc_id": [b for _, b in same], "relevance": [1] * len(same)}
+        add("paraphrases", {"texts": file({"id": of.ids, "text": of.sentences}, "texts"), "pairs": file(pairs, "pairs")})
+    elif kind == "MSEEvaluator" and not shorter:
+        texts = {"text": list(of.target_sentences), "teacher": [list(map(float, e)) for e in of.source_embeddings]}
+        add("loss", {"path": file(texts), "query": "text", "teacher": "teacher", "loss": "mse", "prompts": {}})
     elif kind.endswith("RerankingEvaluator"):
         samples = list(of.samples)
         columns = [c for c in ("query", "positive", "negative", "documents") if c in samples[0]]
