@@ -66,6 +66,7 @@ type Run struct {
 	ranks  *stages.Replicas        // nil alone
 	share  gpustage.Share          // of this machine, if other ranks are in this process
 	ending *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
+	passes firstPasses             // of all ranks of the process; nil where there is one
 
 	// The model, and how it reads texts.
 	folder   *hfmodel.Folder

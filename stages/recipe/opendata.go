@@ -128,15 +128,57 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	x.data = append(x.data, d)
-	skip := r.Data.OnError == "skip"
-	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
+	if !r.Batch.NoDuplicates && !r.Batch.ByLength && r.Data.OnError != "skip" {
 		return dataset.Part{Layout: d.Layout()}, nil
 	}
-	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
+	index, err := x.firstPass(ctx, i, d)
 	if err != nil {
 		return p, x.orSkip(err)
 	}
 	return x.part(d, index), nil
+}
+
+// firstPasses are those over the datasets, which the ranks of a process have in common: an index takes memory for each text.
+type firstPasses []*firstPass
+
+type firstPass struct {
+	done  chan struct{}
+	of    dataset.Hash128 // the data
+	index *dataset.Index
+	err   error
+}
+
+func newFirstPasses(datasets int) (passes firstPasses) {
+	for range datasets {
+		passes = append(passes, &firstPass{done: make(chan struct{})})
+	}
+	return passes
+}
+
+// firstPass looks at all rows of a dataset. In a process of several ranks rank 0 does, and the others wait for it.
+func (x *Run) firstPass(ctx context.Context, i int, d *dataset.Dataset) (*dataset.Index, error) {
+	of := d.Layout().Fingerprint
+	read := func() (*dataset.Index, error) {
+		return d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: x.Recipe.Data.OnError == "skip"})
+	}
+	if x.passes == nil {
+		return read()
+	}
+	p := x.passes[i]
+	if x.ranks.Rank() == 0 {
+		p.of = of
+		p.index, p.err = read()
+		close(p.done)
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if p.of != of { // the files have changed meanwhile, which agree will say
+		return read()
+	}
+	return p.index, p.err
 }
 
 // openFiles opens a dataset, which is src.
