@@ -2,7 +2,8 @@
 // path, globs and folders included.
 //
 // What a URL stands for is listed, and copied into a cache, in which it keeps its place: CACHE/s3/bucket/key. A copy whose length and ETag are still the
-// store's is not fetched again; a connection that breaks, or is silent for a minute, is taken up where it ended, up to five times in a row. From there on the files are local ones, which training reads in random order.
+// store's is not fetched again; a connection that breaks, or is silent for a minute, is taken up where it ended,
+// up to five times in a row. The files are local ones then, which training reads in random order.
 //
 // Credentials and endpoints come from where the stores' own tools take them:
 //

@@ -259,7 +259,7 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 	if n := len(p.Bad); n > 0 {
 		said = append(said, fmt.Sprintf("%d that can't be used", n))
 	}
-	if n, first, of := repeats(d, index); n > 0 {
+	if n, first, of := repeats(d, index, x.obs.Repeats); n > 0 {
 		said = append(said, fmt.Sprintf("%d with the query and the document of an earlier one, the first: %v, as %v", n, first, of))
 	}
 	texts, longer, err := cut()
@@ -279,13 +279,16 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 }
 
 // repeats counts rows whose query and positive, or documents, are those of an earlier row, and says where the first of them is, and where the earlier one.
-func repeats(d *dataset.Dataset, index *dataset.Index) (n int, first, of dataset.Location) {
+func repeats(d *dataset.Dataset, index *dataset.Index, progress func(done, total int64)) (n int, first, of dataset.Location) {
 	seen := make(map[xxh3.Uint128]int64, d.Rows())
 	skip := index.Skip()
 	whole := ragged(d)
 	var texts []dataset.Hash128
 	var raw []byte
 	for row := range d.Rows() {
+		if done := row + 1; progress != nil && (done%4096 == 0 || done == d.Rows()) {
+			progress(done, d.Rows())
+		}
 		if len(skip) > 0 && skip[0] == row {
 			skip = skip[1:]
 			continue

@@ -30,7 +30,8 @@ import (
 type Observer struct {
 	Download func(hfmodel.Progress)
 	Index    func(done, total int64) // rows, of the first pass over the data
-	Lengths  func(done, total int64) // rows, of LookOver's pass for texts that are cut
+	Repeats  func(done, total int64) // rows, of LookOver's for rows that repeat others
+	Lengths  func(done, total int64) // rows, of its pass for texts that are cut
 	Step     func(Metrics)
 	Eval     func(Evaluation)
 	Note     func(message string) // what a user should know
