@@ -106,7 +106,7 @@ save: {dir: DIR/run}
 		}
 		for _, want := range []string{
 			"data.train[0]: 30 rows, 4 that can't be used, 1 with the query and the document of an earlier one, the first: " + at("a.jsonl") + ":15, as " + at("a.jsonl") + ":14, ",
-			"data.train[1]: 5 rows, 2 that can't be used\n", "18 rows to measure the model on can't be used",
+			"data.train[1]: 5 rows, 2 that can't be used\n", "looking for rows that repeat: 30 of 30 rows\n", "looking for texts that are cut: 26 of 26 rows\n", "18 rows to measure the model on can't be used",
 		} {
 			if !strings.Contains(r.stderr, want) {
 				t.Errorf("%s: want %q in\n%s", on, want, r.stderr)

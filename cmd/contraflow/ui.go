@@ -145,7 +145,9 @@ func (u *ui) observer() recipe.Observer {
 	return recipe.Observer{
 		Note:     u.note,
 		Download: u.download,
-		Index:    u.index,
+		Index:    u.rows("reading the data"),
+		Repeats:  u.rows("looking for rows that repeat"),
+		Lengths:  u.rows("looking for texts that are cut"),
 		Step:     u.step,
 		Eval: func(e recipe.Evaluation) {
 			if u.log != nil {
@@ -206,11 +208,14 @@ func (u *ui) download(p hfmodel.Progress) {
 	}
 }
 
-func (u *ui) index(done, total int64) {
-	if u.log != nil && u.due(done == total) {
-		u.log.Info("reading the data", zap.Int64("rows", done), zap.Int64("of", total))
-	} else if u.log == nil && u.due(done == total) {
-		u.printf("reading the data: %d of %s\n", done, spelling.Count(total, "row", "rows"))
+// rows says how far what goes through rows has come.
+func (u *ui) rows(what string) func(done, total int64) {
+	return func(done, total int64) {
+		if u.log != nil && u.due(done == total) {
+			u.log.Info(what, zap.Int64("rows", done), zap.Int64("of", total))
+		} else if u.log == nil && u.due(done == total) {
+			u.printf("%s: %d of %s\n", what, done, spelling.Count(total, "row", "rows"))
+		}
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 )
 
 // Index holds the identity and the length of every text of a dataset, in the order of its rows. It takes 20 bytes per
-// text (and 4 per row and list column) for as long as it lives: a million rows of query, positive and one negative take
-// 60 MB. It is safe for concurrent use.
+// text (and 4 per row and list column) for as long as it lives, outside the Go heap: a million rows of query, positive and
+// one negative take 60 MB. It is safe for concurrent use.
 type Index struct {
 	d      *Dataset
 	blocks [][]indexColumn // per block, per source column of texts
@@ -39,6 +39,7 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	// Runs of blocks, so that pages at their borders are decoded once.
 	run := max(1, min(16, len(d.blocks)/(4*cfg.Threads)))
 	runs := (len(d.blocks) + run - 1) / run
+	memory := new(slab)
 	errs := make([]error, runs)
 	bad := make([][]*RowError, len(d.blocks))
 	var mu sync.Mutex
@@ -56,7 +57,7 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 				if len(bad[k]) > 0 && !cfg.SkipBad {
 					errs[i] = bad[k][0]
 				} else {
-					x.blocks[k] = b.index()
+					x.blocks[k] = b.index(memory)
 				}
 			}
 			if errs[i] != nil {
@@ -73,9 +74,11 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	})
 	for _, err := range errs {
 		if err != nil {
+			memory.release()
 			return nil, err
 		}
 	}
+	runtime.AddCleanup(x, (*slab).release, memory)
 	for _, rows := range bad {
 		x.bad = append(x.bad, rows...)
 	}
@@ -112,7 +115,7 @@ func (d *Dataset) allBad(block int, err error) (bad []*RowError) {
 }
 
 // index keeps what is known of the texts; of those that are null, nothing.
-func (b *Block) index() []indexColumn {
+func (b *Block) index(memory *slab) []indexColumn {
 	cols := make([]indexColumn, len(b.texts))
 	for i := range b.texts {
 		if i < b.d.firstNumber && !b.d.sources[i].direct {
@@ -120,10 +123,11 @@ func (b *Block) index() []indexColumn {
 		}
 		t, c := &b.texts[i], &cols[i]
 		if t.list {
-			c.starts = append([]uint32(nil), t.starts...)
+			c.starts = cut[uint32](memory, len(t.starts))
+			copy(c.starts, t.starts)
 		}
-		c.hashes = make([]Hash128, len(t.spans))
-		c.lengths = make([]uint32, len(t.spans))
+		c.hashes = cut[Hash128](memory, len(t.spans))
+		c.lengths = cut[uint32](memory, len(t.spans))
 		for k, s := range t.spans {
 			if s.n != null {
 				c.hashes[k], c.lengths[k] = b.identity(t, s), s.n
@@ -158,6 +162,7 @@ func (x *Index) Longest() (most int) {
 			}
 		}
 	}
+	runtime.KeepAlive(x)
 	return most
 }
 
@@ -176,4 +181,5 @@ func (x *Index) each(seed uint64, epoch int, row int64, use func(c *indexColumn,
 			use(c, from+p)
 		}
 	}
+	runtime.KeepAlive(x) // and with it the memory of its columns
 }

@@ -2,7 +2,8 @@
 // path, globs and folders included.
 //
 // What a URL stands for is listed, and copied into a cache, in which it keeps its place: CACHE/s3/bucket/key. A copy whose length and ETag are still the
-// store's is not fetched again. From there on the files are local ones, which training reads in random order.
+// store's is not fetched again; a connection that breaks, or is silent for a minute, is taken up where it ended,
+// up to five times in a row. The files are local ones then, which training reads in random order.
 //
 // Credentials and endpoints come from where the stores' own tools take them:
 //
@@ -198,16 +199,12 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 			return "", err
 		}
 	}
-	in, err := c.GetObject(ctx, bucket, o.Key, minio.GetObjectOptions{})
-	if err != nil {
-		return "", out.Abort(err)
-	}
-	defer in.Close()
-	n, err := out.ReadFrom(in)
-	if err == nil && n != o.Size {
-		err = fmt.Errorf("%d bytes came, the listing says %d", n, o.Size)
-	}
-	if err != nil {
+	in := &object{ctx: ctx, core: minio.Core{Client: c}, bucket: bucket, info: o}
+	defer in.close()
+	if _, err := out.ReadFrom(in); err != nil {
+		if in.err != nil { // which is none of the file's
+			return "", errors.Join(in.err, out.Abort(nil))
+		}
 		return "", out.Abort(err)
 	}
 	if err := out.Commit(); err != nil {

@@ -4,11 +4,14 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -23,7 +26,7 @@ type store struct {
 	objects map[string]string
 	mu      sync.Mutex
 	gets    int
-	cut     bool // ends answers early
+	cut     int // so many answers end early
 	slow    bool
 	deny    int // the status that it answers all with
 }
@@ -85,7 +88,15 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", fmt.Sprintf("%q", etag(v)))
 		w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
 		w.Header().Set("Content-Length", fmt.Sprint(len(v)))
-		if s.cut {
+		if from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes="); ok && r.Header.Get("If-Match") == fmt.Sprintf("%q", etag(v)) {
+			at, _ := strconv.Atoi(strings.TrimSuffix(from, "-"))
+			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", at, len(v)-1, len(v)))
+			w.Header().Set("Content-Length", fmt.Sprint(len(v)-at))
+			w.WriteHeader(http.StatusPartialContent)
+			v = v[at:]
+		}
+		if s.cut > 0 {
+			s.cut--
 			v = v[:len(v)/2]
 		}
 		if s.slow {
@@ -214,20 +225,44 @@ func TestFetchErrors(t *testing.T) {
 	if err := open("ftp://host/a"); !errors.Is(err, dataset.ErrNoFiles) {
 		t.Errorf("got %v", err)
 	}
-	s.cut = true
-	if err := open("s3://bucket/a.jsonl"); err == nil {
-		t.Error("half an object was taken for all of it")
+	defer func(d time.Duration) { between = d }(between)
+	between = time.Millisecond
+	s.cut = math.MaxInt
+	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.HasSuffix(err.Error(), "s3://bucket/a.jsonl: its connection broke 5 times after byte 12 of 13: unexpected EOF") {
+		t.Errorf("of an object that never comes as a whole: %v", err)
 	}
 	if found, _ := filepath.Glob(filepath.Join(os.Getenv("CONTRAFLOW_CACHE"), "s3", "bucket", "*")); len(found) > 0 {
 		t.Errorf("left %q", found)
 	}
-	s.cut = false
+	s.cut = 0
 	for _, s.deny = range []int{401, 403, 400} {
 		for _, path := range []string{"s3://bucket/a.jsonl", "gs://bucket/a.jsonl"} {
 			err := open(path)
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "AWS_ACCESS_KEY_ID") || !strings.Contains(err.Error(), "gcloud auth") {
 				t.Errorf("denied by %d: %v", s.deny, err)
 			}
+		}
+	}
+}
+
+// Where a connection breaks or falls silent, what is left of an object comes over another one.
+func TestBrokenConnections(t *testing.T) {
+	s := newStore(t)
+	defer func(b, d time.Duration) { between, silence = b, d }(between, silence)
+	between, silence = time.Millisecond, 50*time.Millisecond
+	for _, url := range []string{"s3://bucket/cut", "gs://bucket/silent"} {
+		name := path.Base(url)
+		s.objects[name] = "0123456789" + name
+		s.gets, s.cut, s.slow = 0, 0, name == "silent"
+		if name == "cut" {
+			s.cut = 3
+		}
+		files, err := Fetch(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := os.ReadFile(files[0]); string(b) != s.objects[name] || s.gets < 4 {
+			t.Errorf("%s: %q after %d connections", name, b, s.gets)
 		}
 	}
 }

@@ -71,3 +71,20 @@ func TestAlikeTold(t *testing.T) {
 		t.Errorf("rank 1: %v", err)
 	}
 }
+
+// The ranks of a process have one index of a dataset.
+func TestOneIndex(t *testing.T) {
+	j := newJob(t, 40)
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), "mesh.replicate=3", "batch.no_duplicates=true"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var of [3]dataset.TextHashes
+	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
+		of[x.ranks.Rank()] = x.parts[0].Texts
+		return nil
+	})
+	if err != nil || of[0] == nil || of[1] != of[0] || of[2] != of[0] {
+		t.Errorf("%p: %v", of, err)
+	}
+}

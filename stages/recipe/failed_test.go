@@ -75,7 +75,7 @@ func TestFailsWhileItWaits(t *testing.T) {
 		if w.Rank() == 1 {
 			w = slow{w, w}
 		}
-		d, err := asRank(t.Context(), r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: 2}}, Observer{}, new(atomic.Pointer[ending]), func(x *Run) error {
+		d, err := asRank(t.Context(), r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: 2}}, Observer{}, new(atomic.Pointer[ending]), nil, func(x *Run) error {
 			if x.Main() {
 				x.ledger = func(*pipeline.Task, *stages.Batch) {
 					time.Sleep(500 * time.Millisecond) // by then the communication lane waits
@@ -121,7 +121,7 @@ func TestNamesWhatWaits(t *testing.T) {
 			} else if w.Rank() == 1 {
 				w = slow{w, w}
 			}
-			d, err := asRank(t.Context(), r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: 2}}, Observer{}, new(atomic.Pointer[ending]), func(x *Run) error {
+			d, err := asRank(t.Context(), r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: 2}}, Observer{}, new(atomic.Pointer[ending]), nil, func(x *Run) error {
 				_, err := x.Train(t.Context(), opts...)
 				return err
 			})

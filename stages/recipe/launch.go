@@ -39,7 +39,7 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	}
 	// Devices are closed after the worlds, which have memory on them. Where a job of several processes fails, they end.
 	if p.World != nil {
-		device, err := asRank(ctx, r, p, obs, new(atomic.Pointer[ending]), f)
+		device, err := asRank(ctx, r, p, obs, new(atomic.Pointer[ending]), nil, f)
 		if err != nil {
 			abort(ctx, p.World, err)
 			return ofProcess(p.World, err)
@@ -58,9 +58,9 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	if r.Mesh.Link != nil {
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
-	devices, end := make([]gpustage.Device, m.Size()), new(atomic.Pointer[ending])
+	devices, end, passes := make([]gpustage.Device, m.Size()), new(atomic.Pointer[ending]), newFirstPasses(len(r.Data.Train))
 	err = local.Run(m.Size(), func(w collective.World) (err error) {
-		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, end, f)
+		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, end, passes, f)
 		return err
 	}, opts...)
 	for _, d := range devices {
@@ -74,12 +74,12 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 }
 
 // asRank opens and runs one rank, and leaves its device, if it returns one, to be closed. What a person should see comes from rank 0 alone.
-func asRank(ctx context.Context, r Recipe, p Place, obs Observer, end *atomic.Pointer[ending], f func(*Run) error) (gpustage.Device, error) {
+func asRank(ctx context.Context, r Recipe, p Place, obs Observer, end *atomic.Pointer[ending], passes firstPasses, f func(*Run) error) (gpustage.Device, error) {
 	w := p.World
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
-	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: end}
+	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: end, passes: passes}
 	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
 		awaitNews(ctx, w)
 		w.Abort(x.stoppedBy(ctx))

@@ -43,10 +43,10 @@ func (t *trainingData) leftOut(err error) error {
 	var of *sourceError
 	if errors.As(err, &of) {
 		from := 0
-		for _, rows := range t.skips[:of.Part] {
-			from += len(rows)
+		for _, p := range t.parts[:of.Part] {
+			from += len(p.Skip)
 		}
-		bad = bad[from : from+len(t.skips[of.Part])]
+		bad = bad[from : from+len(t.parts[of.Part].Skip)]
 	}
 	if len(bad) == 0 {
 		return err

@@ -209,7 +209,6 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 }
 
 func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
-	var parts []dataset.Part
 	for i, src := range x.Recipe.Data.Train {
 		err := l.add(ctx, fmt.Sprintf("data.train[%d]", i), func(p *LookoverPart) error {
 			d, index, err := x.lookInto(ctx, p, src.Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
@@ -222,13 +221,13 @@ func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 			x.data = append(x.data, d)
 			part := x.part(d, index)
 			if p.Errs == nil {
-				parts, x.skips = append(parts, part), append(x.skips, part.Skip)
+				x.parts = append(x.parts, part)
 			}
 			err = p.lookOverRows(ctx, x, d, index, func() (int64, int64, error) {
 				if d.Tokens() != nil { // which prep has cut
 					return 0, d.Cut(), nil
 				}
-				return x.text.Cut(ctx, d, i, part.Skip, x.Recipe.Train.Seed, nil)
+				return x.text.Cut(ctx, d, i, part.Skip, x.Recipe.Train.Seed, x.obs.Lengths)
 			})
 			return errors.Join(err, x.checkDims(x.Recipe.lossOf(i), x.Recipe.lossKey(i)))
 		})
@@ -236,10 +235,10 @@ func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 			return err
 		}
 	}
-	if len(parts) < len(x.Recipe.Data.Train) { // what batches they make shows when all are read
+	if len(x.parts) < len(x.Recipe.Data.Train) { // what batches they make shows when all are read
 		return nil
 	}
-	if l.Wrong = x.planOf(parts); l.Wrong == nil {
+	if l.Wrong = x.planBatches(); l.Wrong == nil {
 		l.Wrong = x.Recipe.update(0).Check(x.model.Layout)
 	}
 	if l.Wrong == nil {
@@ -260,7 +259,7 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 	if n := len(p.Bad); n > 0 {
 		said = append(said, fmt.Sprintf("%d that can't be used", n))
 	}
-	if n, first, of := repeats(d, index); n > 0 {
+	if n, first, of := repeats(d, index, x.obs.Repeats); n > 0 {
 		said = append(said, fmt.Sprintf("%d with the query and the document of an earlier one, the first: %v, as %v", n, first, of))
 	}
 	texts, longer, err := cut()
@@ -280,13 +279,16 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 }
 
 // repeats counts rows whose query and positive, or documents, are those of an earlier row, and says where the first of them is, and where the earlier one.
-func repeats(d *dataset.Dataset, index *dataset.Index) (n int, first, of dataset.Location) {
+func repeats(d *dataset.Dataset, index *dataset.Index, progress func(done, total int64)) (n int, first, of dataset.Location) {
 	seen := make(map[xxh3.Uint128]int64, d.Rows())
 	skip := index.Skip()
 	whole := ragged(d)
 	var texts []dataset.Hash128
 	var raw []byte
 	for row := range d.Rows() {
+		if done := row + 1; progress != nil && (done%4096 == 0 || done == d.Rows()) {
+			progress(done, d.Rows())
+		}
 		if len(skip) > 0 && skip[0] == row {
 			skip = skip[1:]
 			continue
@@ -326,7 +328,7 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 	}
 	x.heldOut = append(x.heldOut, held)
 	err = p.lookOverRows(ctx, x, held.data, index, func() (int64, int64, error) {
-		return held.text.Cut(ctx, held.data, 0, index.Skip(), x.Recipe.Train.Seed, nil)
+		return held.text.Cut(ctx, held.data, 0, index.Skip(), x.Recipe.Train.Seed, x.obs.Lengths)
 	})
 	if err == nil && p.Bad == nil && p.Errs == nil {
 		err = x.checkLonely(p.Key, held.data, held.loss, held.at)

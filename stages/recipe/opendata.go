@@ -16,7 +16,7 @@ import (
 // trainingData is what a run has opened of data.train.
 type trainingData struct {
 	data    []*dataset.Dataset
-	skips   [][]int64           // ids of rows that can't be used, by dataset
+	parts   []dataset.Part      // the same as batches take them
 	skipped []*dataset.RowError // all of them, and why
 	longest int                 // bytes of the longest text; 0: nobody has looked
 	sampler *dataset.Mixer
@@ -41,7 +41,7 @@ func (t *trainingData) rows() (n int64) {
 
 // usable is how many rows of a dataset can be used.
 func (t *trainingData) usable(source int) int64 {
-	return t.data[source].Rows() - int64(len(t.skips[source]))
+	return t.data[source].Rows() - int64(len(t.parts[source].Skip))
 }
 
 // files are each dataset's.
@@ -59,33 +59,32 @@ func (t *trainingData) undrawn(source int) bool {
 }
 
 func (x *Run) openData(ctx context.Context) error {
-	var parts []dataset.Part
 	for i := range x.Recipe.Data.Train {
 		p, err := x.openSource(ctx, i)
 		if err != nil {
 			return fmt.Errorf("data.train[%d]: %w", i, err)
 		}
-		parts, x.skips = append(parts, p), append(x.skips, p.Skip)
+		x.parts = append(x.parts, p)
 	}
-	err := x.planOf(parts)
+	err := x.planBatches()
 	if errors.Is(err, dataset.ErrBatchTooLarge) || errors.Is(err, dataset.ErrBadRow) {
 		return x.leftOut(err)
 	}
 	return err
 }
 
-// planOf makes batches of all datasets.
-func (x *Run) planOf(parts []dataset.Part) error {
+// planBatches makes batches of all datasets.
+func (x *Run) planBatches() error {
 	r := x.Recipe
 	order := dataset.SamplerConfig{
 		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: int(math.Ceil(float64(r.Train.Epochs))), Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
 	}
 	var err error
-	x.sampler, err = dataset.NewMixer(parts, order, r.mixing())
+	x.sampler, err = dataset.NewMixer(x.parts, order, r.mixing())
 	if m, of := r.mixing(), (*dataset.WeightError)(nil); m.Kind == dataset.Tempered && errors.As(err, &of) {
 		return fmt.Errorf("data.mixing.temperature: is %v, which is too small: data.train[%d] has %d rows, and rows^(1/temperature) is its weight", m.Temperature, of.Part, x.data[of.Part].Rows())
 	}
-	if len(parts) == 1 && (errors.Is(err, dataset.ErrNoFiles) || errors.Is(err, dataset.ErrBadRow)) {
+	if len(x.parts) == 1 && (errors.Is(err, dataset.ErrNoFiles) || errors.Is(err, dataset.ErrBadRow)) {
 		err = &dataset.PartError{Err: err} // of the only one it is the error itself
 	}
 	if err != nil {
@@ -129,15 +128,57 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 		return p, err
 	}
 	x.data = append(x.data, d)
-	skip := r.Data.OnError == "skip"
-	if !r.Batch.NoDuplicates && !r.Batch.ByLength && !skip {
+	if !r.Batch.NoDuplicates && !r.Batch.ByLength && r.Data.OnError != "skip" {
 		return dataset.Part{Layout: d.Layout()}, nil
 	}
-	index, err := d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: skip})
+	index, err := x.firstPass(ctx, i, d)
 	if err != nil {
 		return p, x.orSkip(err)
 	}
 	return x.part(d, index), nil
+}
+
+// firstPasses are those over the datasets, which the ranks of a process have in common: an index takes memory for each text.
+type firstPasses []*firstPass
+
+type firstPass struct {
+	done  chan struct{}
+	of    dataset.Hash128 // the data
+	index *dataset.Index
+	err   error
+}
+
+func newFirstPasses(datasets int) (passes firstPasses) {
+	for range datasets {
+		passes = append(passes, &firstPass{done: make(chan struct{})})
+	}
+	return passes
+}
+
+// firstPass looks at all rows of a dataset. In a process of several ranks rank 0 does, and the others wait for it.
+func (x *Run) firstPass(ctx context.Context, i int, d *dataset.Dataset) (*dataset.Index, error) {
+	of := d.Layout().Fingerprint
+	read := func() (*dataset.Index, error) {
+		return d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: x.Recipe.Data.OnError == "skip"})
+	}
+	if x.passes == nil {
+		return read()
+	}
+	p := x.passes[i]
+	if x.ranks.Rank() == 0 {
+		p.of = of
+		p.index, p.err = read()
+		close(p.done)
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if p.of != of { // the files have changed meanwhile, which agree will say
+		return read()
+	}
+	return p.index, p.err
 }
 
 // openFiles opens a dataset, which is src.

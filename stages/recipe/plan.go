@@ -71,11 +71,9 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (r Rates, err err
 	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)
 	y.Recipe.Train.MaxSteps = steps
 	y.Recipe.Optimizer.Schedule = Schedule{Name: string(optim.Constant)} // the run may have fewer steps, and be at its schedule's end
-	y.trainingData, y.obs.Index = trainingData{}, nil                    // that the data is read was said when it was opened
-	if err := y.openData(ctx); err != nil {
+	if err := y.planBatches(); err != nil {
 		return Rates{}, err
 	}
-	defer y.trainingData.close()
 	var mu sync.Mutex
 	var spans []pipeline.Span
 	g, enc, err := y.trainingGraph()

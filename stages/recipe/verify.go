@@ -214,7 +214,7 @@ func (x *Run) fromAllOver(source, n int) []int64 {
 	rows := make([]int64, n)
 	for i := range rows {
 		row := int64(i)*(usable/int64(n)) + int64(i)*(usable%int64(n))/int64(n)
-		for _, skipped := range x.skips[source] { // ascending
+		for _, skipped := range x.parts[source].Skip { // ascending
 			if skipped > row {
 				break
 			}
