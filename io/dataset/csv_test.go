@@ -462,10 +462,10 @@ func FuzzCSVList(f *testing.F) {
 		}
 		line := append(appendJSONString([]byte(`{"a":`), cell), '}')
 		p := jsonlParser{strings: true}
-		p.init([]wanted{{name: "a", list: true}})
-		texts := []textColumn{{list: true, arena: line}}
+		p.want = []sourceColumn{{name: "a", list: true}}
+		texts := []textColumn{{rowsOf: rowsOf[span]{list: true}, arena: line}}
 		_, reason := p.parse(line, 0, len(line), texts, nil)
-		texts[0].starts = append(texts[0].starts, uint32(len(texts[0].spans)))
+		texts[0].end(1)
 		var want []*string
 		if err := json.Unmarshal([]byte(cell), &want); err != nil || reason != "" {
 			if err == nil || reason == "" {

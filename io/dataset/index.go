@@ -44,11 +44,11 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	var mu sync.Mutex
 	var done int64
 	forEach(cfg.Threads, runs, func(i int) bool {
-		r := d.newBlockReader()
-		defer r.close()
+		r := d.NewScanner()
+		defer r.Close()
 		var b Block
 		for k := i * run; k < min(len(d.blocks), (i+1)*run); k++ {
-			errs[i] = r.read(ctx, k, &b)
+			errs[i] = r.Read(ctx, k, &b)
 			if cfg.SkipBad && errors.Is(errs[i], ErrCorrupt) {
 				bad[k], errs[i] = d.allBad(k, errs[i]), nil
 			} else if errs[i] == nil {
@@ -122,9 +122,9 @@ func (b *Block) index() []indexColumn {
 		if t.list {
 			c.starts = append([]uint32(nil), t.starts...)
 		}
-		c.hashes = make([]Hash128, len(t.spans))
-		c.lengths = make([]uint32, len(t.spans))
-		for k, s := range t.spans {
+		c.hashes = make([]Hash128, len(t.values))
+		c.lengths = make([]uint32, len(t.values))
+		for k, s := range t.values {
 			if s.n != null {
 				c.hashes[k], c.lengths[k] = b.identity(t, s), s.n
 			}

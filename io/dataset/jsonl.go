@@ -342,83 +342,39 @@ func lines(buf []byte, row func(from, to int) error) error {
 	return nil
 }
 
-// wanted is a column to take from JSON lines.
-type wanted struct {
-	name  string
-	list  bool
-	num   bool // numbers
-	truth bool // or true and false
-}
-
 // jsonlParser fills the columns of a block.
 type jsonlParser struct {
-	want    []wanted
-	strings bool           // as jsonlFile.text: numbers and lists are said by strings
-	texts   []textColumn   // of those that are no numbers, in order
-	numbers []numberColumn // of those that are
+	want    []sourceColumn    // those of texts, and then those of numbers
+	strings bool              // as jsonlFile.text: numbers and lists are said by strings
+	texts   []textColumn      // of those that are no numbers, in order
+	numbers []rowsOf[float32] // of those that are
 	r       jsonReader
-	from    int // where the line begins in the arena
-
-	slot   []int // want -> texts or numbers
-	one    []span
-	single []float32
-	faults []badRow // what is wrong with the row's values, at most once a column
+	from    int      // where the line begins in the arena
+	faults  []badRow // what is wrong with the row's values, at most once a column
 }
 
-func (p *jsonlParser) init(want []wanted) {
-	p.want, p.slot = want, make([]int, len(want))
-	texts, numbers := 0, 0
-	for i, w := range want {
-		n := &texts
-		if w.num {
-			n = &numbers
-		}
-		p.slot[i] = *n
-		*n++
-	}
-	p.one, p.single = make([]span, texts), make([]float32, numbers)
-}
+var (
+	nullText   = span{0, null}
+	nullNumber = float32(math.NaN())
+)
 
 // parse reads the line buf[from:to] as the next row. What it returns is wrong with this row only.
-func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, numbers []numberColumn) (column, reason string) {
+func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, numbers []rowsOf[float32]) (column, reason string) {
 	p.r = jsonReader{b: buf[from:to]}
 	p.texts, p.numbers, p.from, p.faults = texts, numbers, from, p.faults[:0]
 	for i := range texts {
-		p.one[i] = span{missing, null}
-		if texts[i].list {
-			texts[i].starts = append(texts[i].starts, uint32(len(texts[i].spans)))
-		}
+		texts[i].beginWith(span{missing, null})
 	}
 	for i := range numbers {
-		p.single[i] = float32(math.NaN())
-		if numbers[i].list {
-			numbers[i].starts = append(numbers[i].starts, uint32(len(numbers[i].values)))
-		}
+		numbers[i].beginWith(nullNumber)
 	}
-	err := p.r.row(p.strings, func() error { return p.object("") })
-	for i := range texts {
-		t := &texts[i]
-		switch {
-		case err != nil && t.list:
-			t.spans = t.spans[:t.starts[len(t.starts)-1]]
-		case err != nil:
-			t.spans = append(t.spans, span{0, null})
-		case !t.list:
-			t.spans = append(t.spans, p.one[i])
+	if err := p.r.row(p.strings, func() error { return p.object("") }); err != nil {
+		for i := range texts {
+			texts[i].again(nullText)
 		}
-	}
-	for i := range numbers {
-		n := &numbers[i]
-		switch {
-		case err != nil && n.list:
-			n.values = n.values[:n.starts[len(n.starts)-1]]
-		case err != nil:
-			n.values = append(n.values, float32(math.NaN()))
-		case !n.list:
-			n.values = append(n.values, p.single[i])
+		for i := range numbers {
+			numbers[i].again(nullNumber)
 		}
-	}
-	if err != nil {
 		return "", err.Error()
 	}
 	if len(p.faults) > 0 {
@@ -462,51 +418,54 @@ func (p *jsonlParser) object(prefix string) error {
 
 // take reads the value of column i. A key that comes twice counts once: the last time, as in other JSON readers.
 func (p *jsonlParser) take(i int) error {
-	w := p.want[i]
-	c := p.r.peek()
+	w := &p.want[i]
 	p.forgive(w.name)
-	if w.list && c == '"' && p.strings {
+	switch {
+	case w.list && p.strings && p.r.peek() == '"':
 		return p.takeCell(i)
+	case w.number:
+		return takeJSON(p, w, &p.numbers[i-len(p.texts)], nullNumber, "number", func(c byte) bool {
+			return c == '-' || c >= '0' && c <= '9' || w.truth && (c == 't' || c == 'f') || c == '"' && p.strings
+		}, func() (float32, error) { return p.number(w) })
 	}
-	wrong := func(c byte, want string) error {
+	return takeJSON(p, w, &p.texts[i].rowsOf, nullText, "string", func(c byte) bool { return c == '"' }, p.text)
+}
+
+// takeJSON reads the value of a column: one, or a list of such, by what it begins with. null stands for those that are null.
+func takeJSON[T any](p *jsonlParser, w *sourceColumn, to *rowsOf[T], null T, what string, is func(c byte) bool, read func() (T, error)) error {
+	wrong := func(c byte) error {
+		want := "a " + what
+		if w.list {
+			want = "a list of " + what + "s"
+		}
 		p.fault(w.name, "it is %s, want %s", jsonKind(c), want)
 		return p.r.skip()
 	}
-	if w.num {
-		return p.takeNumbers(i, w.list, wrong)
-	}
-	t := &p.texts[p.slot[i]]
-	if !w.list {
-		p.one[p.slot[i]] = span{0, null}
-		switch c {
-		case '"':
-			s, err := p.text()
-			p.one[p.slot[i]] = s
-			return err
-		case 'n':
-			return p.r.skip()
-		}
-		return wrong(c, "a string")
-	}
-	t.spans = t.spans[:t.starts[len(t.starts)-1]]
-	switch c {
-	case 'n':
+	to.again(null)
+	switch c := p.r.peek(); {
+	case !w.list && is(c):
+		v, err := read()
+		to.again(v)
+		return err
+	case c == 'n' && (w.list || !w.number):
 		return p.r.skip()
-	case '[':
-		return p.r.array(func() error {
-			switch c = p.r.peek(); c {
-			case '"':
-				s, err := p.text()
-				t.spans = append(t.spans, s)
-				return err
-			case 'n':
-				t.spans = append(t.spans, span{0, null})
-				return p.r.skip()
+	case w.list && c == '[':
+		return p.r.array(func() (err error) {
+			v := null
+			switch c := p.r.peek(); {
+			case is(c):
+				v, err = read()
+			case c == 'n':
+				err = p.r.skip()
+			default:
+				return wrong(c)
 			}
-			return wrong(c, "a list of strings")
+			to.values = append(to.values, v)
+			return err
 		})
+	default:
+		return wrong(c)
 	}
-	return wrong(c, "a list of strings")
 }
 
 // takeCell reads the value of column i, a list, from the cell that says it: JSON in a string of JSON.
@@ -525,7 +484,7 @@ func (p *jsonlParser) takeCell(i int) error {
 	p.r, p.from, p.strings = line, at, true
 	if err != nil {
 		want := `strings, such as ["a", "b"]`
-		if p.want[i].num {
+		if p.want[i].number {
 			want = "numbers, such as [0.5, 2]"
 		}
 		p.forgive(p.want[i].name) // what is no JSON is no value of the wrong kind either
@@ -534,64 +493,30 @@ func (p *jsonlParser) takeCell(i int) error {
 	return nil
 }
 
-// takeNumbers reads the value of column i, a column of numbers.
-func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want string) error) error {
-	one := func() (float32, error) {
-		if c := p.r.peek(); c == 't' || c == 'f' {
-			return float32(truth(c == 't')), p.r.skip()
+// number reads a number, or true or false, or of separated values the string that says it.
+func (p *jsonlParser) number(w *sourceColumn) (float32, error) {
+	switch c := p.r.peek(); c {
+	case 't', 'f':
+		return float32(truth(c == 't')), p.r.skip()
+	case '"':
+		from, to, err := p.r.text()
+		if err != nil {
+			return nullNumber, err
 		}
-		digits, err := p.r.number()
-		v, _ := strconv.ParseFloat(string(digits), 64) // beyond the range: infinite, which the check finds
-		return float32(v), err
-	}
-	k, w := p.slot[i], p.want[i]
-	isNumber := func(c byte) bool { return c == '-' || c >= '0' && c <= '9' || w.truth && (c == 't' || c == 'f') }
-	c := p.r.peek()
-	if !list {
-		p.single[k] = float32(math.NaN())
-		if c == '"' && p.strings {
-			s, err := p.text()
-			if err != nil {
-				return err
-			}
-			said := string(p.r.b[int(s.off)-p.from:][:s.n])
-			v, bad := parseNumber(said)
-			if is := strings.ToLower(strings.TrimSpace(said)); w.truth && (is == "true" || is == "false") {
-				v, bad = truth(is == "true"), nil
-			}
-			if bad != nil && !errors.Is(bad, strconv.ErrRange) {
-				p.fault(w.name, "it is %q, want a number", said)
-				return nil
-			}
-			p.single[k] = float32(v)
-			return nil
+		said := string(p.r.b[from:to])
+		v, bad := parseNumber(said)
+		if is := strings.ToLower(strings.TrimSpace(said)); w.truth && (is == "true" || is == "false") {
+			v, bad = truth(is == "true"), nil
 		}
-		if !isNumber(c) {
-			return wrong(c, "a number")
+		if bad != nil && !errors.Is(bad, strconv.ErrRange) {
+			p.fault(w.name, "it is %q, want a number", said)
+			v = math.NaN()
 		}
-		v, err := one()
-		p.single[k] = v
-		return err
+		return float32(v), nil
 	}
-	n := &p.numbers[k]
-	n.values = n.values[:n.starts[len(n.starts)-1]]
-	switch c {
-	case 'n':
-		return p.r.skip()
-	case '[':
-		return p.r.array(func() error {
-			if c := p.r.peek(); c == 'n' {
-				n.values = append(n.values, float32(math.NaN()))
-				return p.r.skip()
-			} else if !isNumber(c) {
-				return wrong(c, "a list of numbers")
-			}
-			v, err := one()
-			n.values = append(n.values, v)
-			return err
-		})
-	}
-	return wrong(c, "a list of numbers")
+	digits, err := p.r.number()
+	v, _ := strconv.ParseFloat(string(digits), 64) // beyond the range: infinite, which the check finds
+	return float32(v), err
 }
 
 func (p *jsonlParser) text() (span, error) {

@@ -78,7 +78,7 @@ func (t *listTexts) add(o *listTexts) {
 
 func (b *Block) listTexts(source int) (found listTexts) {
 	t := &b.texts[source]
-	for row, s := range t.spans {
+	for row, s := range t.values {
 		if s.n == null || s.n == 0 {
 			continue
 		}

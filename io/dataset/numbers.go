@@ -9,51 +9,17 @@ import (
 
 // Columns of numbers: weights, labels, teachers' scores and embeddings.
 
-// numberColumn is a column of numbers, or of lists of numbers, in rows. Null is NaN.
-type numberColumn struct {
-	list   bool
-	starts []uint32 // lists: row i has values[starts[i]:starts[i+1]]
-	values []float32
-}
-
-func (c *numberColumn) reset(list bool) {
-	*c = numberColumn{list: list, starts: c.starts[:0], values: c.values[:0]}
-}
-
-// row returns the numbers of row i.
-func (c *numberColumn) row(i int) []float32 {
-	if !c.list {
-		return c.values[i : i+1]
-	}
-	return c.values[c.starts[i]:c.starts[i+1]]
-}
-
-// rows is how many have been begun.
-func (c *numberColumn) rows() int {
-	if c.list {
-		return len(c.starts)
-	}
-	return len(c.values)
-}
-
-// end closes the last row's list.
-func (c *numberColumn) end() {
-	if c.list {
-		c.starts = append(c.starts, uint32(len(c.values)))
-	}
-}
-
 // numberRoles says which columns of numbers mean what; -1 or nil: none does.
 type numberRoles struct {
 	weight, label, teacher int
 	scores                 []int
 }
 
-// take appends values as parquet has them.
-func (c *numberColumn) take(v *values, leaf column) {
+// takeNumbers appends values as parquet has them.
+func takeNumbers(c *rowsOf[float32], v *values, leaf column) {
 	for _, x := range v.list {
 		if c.list && x.RepetitionLevel() == 0 {
-			c.starts = append(c.starts, uint32(len(c.values)))
+			c.begin()
 		}
 		if c.list && x.DefinitionLevel() < int(leaf.listDef) {
 			continue

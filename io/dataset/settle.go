@@ -53,13 +53,13 @@ func (d *Dataset) settleColumns() error {
 		for k := range d.sources {
 			s := &d.sources[k]
 			got, err := find(s.name)
-			if got.numbers && s.number && d.mayBeTruth(k) {
+			if got.numbers && s.truth {
 				got = shape{number: true, truth: true}
 			}
 			switch {
 			case err != nil:
 				return err
-			case s.number && !got.number && !(got.truth && d.mayBeTruth(k)):
+			case s.number && !got.number && !(got.truth && s.truth):
 				help := ""
 				if got.name == "a string" { // of JSON
 					help = `: a number stands without quotes, 0.5 and not "0.5"`
@@ -162,12 +162,6 @@ func (b *Block) firstLength(length func(row int) int) int {
 		}
 	}
 	return 0
-}
-
-// mayBeTruth tells whether column k of the sources is one of labels or scores, of which true is 1 and false is 0.
-func (d *Dataset) mayBeTruth(k int) bool {
-	k -= d.firstNumber
-	return (k == d.number.label || slices.Contains(d.number.scores, k)) && k != d.number.weight && k != d.number.teacher
 }
 
 // wantNumber says what column k of the sources, a column of numbers, may be.

@@ -118,6 +118,7 @@ type sourceColumn struct {
 	name   string
 	list   bool
 	number bool
+	truth  bool // true and false are numbers too, 1 and 0
 	direct bool // a role uses it, not only a template
 	ragged bool // lists may be empty
 	exact  int  // lists: every row must have this many; 0: any number above 0
@@ -606,6 +607,10 @@ func (d *Dataset) nameColumns() error {
 	d.number = numberRoles{weight: number(d.src.Weight), label: number(d.src.Label), teacher: number(d.src.Teacher)}
 	for _, name := range d.src.Scores {
 		d.number.scores = append(d.number.scores, number(name))
+	}
+	for i := range d.sources[d.firstNumber:] {
+		is := d.number
+		d.sources[d.firstNumber+i].truth = (i == is.label || slices.Contains(is.scores, i)) && i != is.weight && i != is.teacher
 	}
 	return nil
 }
