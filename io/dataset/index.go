@@ -39,28 +39,25 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	// Runs of blocks, so that pages at their borders are decoded once.
 	run := max(1, min(16, len(d.blocks)/(4*cfg.Threads)))
 	runs := (len(d.blocks) + run - 1) / run
-	errs := make([]error, runs)
 	bad := make([][]*RowError, len(d.blocks))
 	var mu sync.Mutex
 	var done int64
-	forEach(cfg.Threads, runs, func(i int) bool {
+	err := forEach(cfg.Threads, runs, func(i int) error {
 		r := d.NewScanner()
 		defer r.Close()
 		var b Block
 		for k := i * run; k < min(len(d.blocks), (i+1)*run); k++ {
-			errs[i] = r.Read(ctx, k, &b)
-			if cfg.SkipBad && errors.Is(errs[i], ErrCorrupt) {
-				bad[k], errs[i] = d.allBad(k, errs[i]), nil
-			} else if errs[i] == nil {
-				bad[k] = b.badRows()
-				if len(bad[k]) > 0 && !cfg.SkipBad {
-					errs[i] = bad[k][0]
-				} else {
-					x.blocks[k] = b.index()
+			err := r.Read(ctx, k, &b)
+			switch {
+			case cfg.SkipBad && errors.Is(err, ErrCorrupt):
+				bad[k] = d.allBad(k, err)
+			case err != nil:
+				return err
+			default:
+				if bad[k] = b.badRows(); len(bad[k]) > 0 && !cfg.SkipBad {
+					return bad[k][0]
 				}
-			}
-			if errs[i] != nil {
-				return false
+				x.blocks[k] = b.index()
 			}
 			if cfg.Progress != nil {
 				mu.Lock()
@@ -69,12 +66,10 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 				mu.Unlock()
 			}
 		}
-		return true
+		return nil
 	})
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	if err != nil {
+		return nil, err
 	}
 	for _, rows := range bad {
 		x.bad = append(x.bad, rows...)

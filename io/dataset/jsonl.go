@@ -222,8 +222,7 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 	if cur.rows > 0 {
 		j.blocks = append(j.blocks, cur)
 	}
-	h := hash.Sum128()
-	j.hash = Hash128{h.Hi, h.Lo}
+	j.hash = Hash128(hash.Sum128())
 	return nil
 }
 

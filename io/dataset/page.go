@@ -550,7 +550,7 @@ func (r *columnReader) decodeValues(p *pageInfo, data []byte) (err error) {
 		pg.data = pg.fixedBuf
 		return err
 	case enc == format.DeltaBinaryPacked && (leaf.elem.Type.V == format.Int32 || leaf.elem.Type.V == format.Int64):
-		values, _, err := deltaInts(nil, data, n)
+		values, _, err := deltaInts(data, n)
 		if err != nil {
 			return err
 		}

@@ -188,9 +188,9 @@ func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, 
 		for i := range groups {
 			blocks[i] = r.take()
 		}
-		forEach(r.cfg.Threads, len(groups), func(i int) bool {
+		forEach(r.cfg.Threads, len(groups), func(i int) error {
 			errs[i] = r.readers[i].Read(ctx, groups[i].block, blocks[i])
-			return true
+			return nil // the first row's in the order of the answer counts
 		})
 		for i, g := range groups {
 			if errs[i] != nil {

@@ -496,16 +496,11 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 // has tells whether some file has a column.
 func (t *Table) has(name string) bool {
 	for _, f := range t.files {
-		if f.parquet != nil && f.parquet.root.find(name) != nil {
+		if f.parquet != nil && len(f.parquet.root.find(name)) > 0 {
 			return true
 		}
 	}
-	for _, n := range t.names {
-		if n == name {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(t.names, name)
 }
 
 // separated tells whether the table's cells are between separators.

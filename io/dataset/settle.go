@@ -136,8 +136,7 @@ func (d *Dataset) settleColumns() error {
 	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
 		fmt.Fprintf(h, "%q %q %q\n", d.src.Label, d.src.Scores, d.src.Teacher)
 	}
-	sum := h.Sum128()
-	d.hash = Hash128{sum.Hi, sum.Lo}
+	d.hash = Hash128(h.Sum128())
 	for i := range d.files {
 		if err := d.files[i].makeChunks(d); err != nil {
 			return err

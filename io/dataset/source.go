@@ -13,6 +13,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // A Source says which columns of which files are a training set. Columns are named as in the files; a.b is field b of
@@ -637,51 +638,43 @@ func (d *Dataset) pick(dst []int, seed uint64, epoch int, row int64, role, n int
 	return choose(dst, seed, epoch, row, role, n, d.roles[role].picks)
 }
 
-// openFiles opens all files, several at once. The error is the first file's that has one.
+// openFiles opens all files, several at once.
 func (d *Dataset) openFiles(ctx context.Context, paths []string, limit blockLimit) error {
 	d.files = make([]dataFile, len(paths))
-	errs := make([]error, len(paths))
-	forEach(runtime.GOMAXPROCS(0), len(paths), func(i int) bool {
-		if errs[i] = ctx.Err(); errs[i] == nil {
-			if isParquet(paths[i]) {
-				d.files[i].parquet, errs[i] = openParquet(paths[i])
-			} else {
-				d.files[i].jsonl, errs[i] = openJSONL(ctx, paths[i], limit)
-			}
+	return forEach(runtime.GOMAXPROCS(0), len(paths), func(i int) (err error) {
+		switch err = ctx.Err(); {
+		case err != nil:
+		case isParquet(paths[i]):
+			d.files[i].parquet, err = openParquet(paths[i])
+		default:
+			d.files[i].jsonl, err = openJSONL(ctx, paths[i], limit)
 		}
-		return errs[i] == nil
+		return err
 	})
+}
+
+// forEach calls do(0..n-1) from up to threads goroutines and returns when all are done. After an error it starts no more; it returns that of the
+// lowest number.
+func forEach(threads, n int, do func(i int) error) error {
+	errs := make([]error, n)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range max(1, min(threads, n)) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				if errs[i] = do(int(i)); errs[i] != nil {
+					next.Store(int64(n))
+				}
+			}
+		})
+	}
+	wg.Wait()
 	for _, err := range errs {
 		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// forEach calls do(0..n-1) from up to threads goroutines and returns when all are done. After a false it starts no more.
-func forEach(threads, n int, do func(i int) bool) {
-	var mu sync.Mutex
-	next := 0
-	take := func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		next++
-		return next - 1
-	}
-	var wg sync.WaitGroup
-	for range max(1, min(threads, n)) {
-		wg.Go(func() {
-			for i := take(); i < n; i = take() {
-				if !do(i) {
-					mu.Lock()
-					next = n
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // textsAsLists goes on from an error about a list in a cell.

@@ -654,10 +654,8 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		if m.Name == "" {
 			return nil, fail(ErrColumnType, "%s: the new column needs a name (--output-column)", path)
 		}
-		for _, name := range t.names {
-			if m.Name == name {
-				return nil, fail(ErrColumnType, "%s already has a column %q: the new one needs another name (--output-column)", t.path(0), name)
-			}
+		if slices.Contains(t.names, m.Name) {
+			return nil, fail(ErrColumnType, "%s already has a column %q: the new one needs another name (--output-column)", t.path(0), m.Name)
 		}
 	}
 	root := orderedGroup{}
