@@ -121,7 +121,7 @@ func TestQuotedReturns(t *testing.T) {
 	const want = "a,\"b\"\"\r\r\nc\r\r\r\n\"\r\n\"\rd\n\r\r\n\",e\r\nf\n"
 	for first := range len(text) + 1 {
 		in := io.MultiReader(strings.NewReader(text[:first]), iotest.OneByteReader(strings.NewReader(text[first:])))
-		if got, err := io.ReadAll(&quotedReturns{in: in}); err != nil || string(got) != want {
+		if got, err := io.ReadAll(quotedReturns(in)); err != nil || string(got) != want {
 			t.Errorf("after %d bytes one by one: %q, %v, want %q", first, got, err, want)
 		}
 	}

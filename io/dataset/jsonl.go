@@ -93,6 +93,41 @@ func unpacked(path string, f *os.File) (in io.Reader, end func(), err error) {
 	return f, func() {}, nil
 }
 
+// pieces is an io.Reader of what next gives, each piece valid until the next. It gives the error that ends them again and again: a bufio.Reader's Peek
+// takes the first one without a word.
+type pieces struct {
+	next func() ([]byte, error)
+	rest []byte
+	err  error
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	for len(p.rest) == 0 {
+		if p.err != nil {
+			return 0, p.err
+		}
+		p.rest, p.err = p.next()
+	}
+	n := copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
+
+const byteOrderMark = "\xef\xbb\xbf"
+
+// afterMark reads content after its byte order mark, of so many bytes.
+func afterMark(path string, content io.Reader) (in *bufio.Reader, mark int64, err error) {
+	in = bufio.NewReaderSize(content, 1<<20)
+	switch head, _ := in.Peek(3); {
+	case string(head) == byteOrderMark:
+		mark = 3
+		in.Discard(3)
+	case bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")):
+		err = fail(ErrCorrupt, "%s is UTF-16, as its byte order mark says: it has to be UTF-8 (iconv -f UTF-16 -t UTF-8)", path)
+	}
+	return in, mark, err
+}
+
 // openJSONL counts the rows of a file.
 func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile, err error) {
 	f, size, err := openFile(path, -1)
@@ -106,45 +141,45 @@ func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile
 		return nil, asCorrupt(err)
 	}
 	defer end()
-	if err := j.open(ctx, f, in, limit); err != nil {
+	if err := j.open(ctx, in, in == io.Reader(f), limit); err != nil {
 		return nil, err
 	}
 	return j, nil
 }
 
-// open counts the rows of content, which is kept in a temporary file if it is not that of f as it is.
-func (j *jsonlFile) open(ctx context.Context, f *os.File, in io.Reader, limit blockLimit) (err error) {
-	path := j.path
+// open counts the rows of content, which is kept in a temporary file if they do not stand in the file as they are.
+func (j *jsonlFile) open(ctx context.Context, content io.Reader, asIs bool, limit blockLimit) (err error) {
 	defer func() {
 		if err != nil {
 			j.close()
 			err = asCorrupt(err)
 		}
 	}()
-	if separated(path) != "" {
-		if in, err = newCSVReader(path, in, &j.gaps); err != nil {
-			return err
+	var mark int64
+	if j.text = separated(j.path) != ""; j.text {
+		content, err = newCSVReader(j.path, content, &j.gaps)
+	} else {
+		var in *bufio.Reader
+		in, mark, err = afterMark(j.path, content)
+		if content, j.array = in, isArray(in); j.array {
+			content = newElements(j.path, in)
 		}
-		j.text = true
-	} else if in, err = j.elements(f, in); err != nil {
+	}
+	if err != nil {
 		return err
 	}
-	var spool *bufio.Writer
-	if in != io.Reader(f) {
-		if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
-			return err
-		}
-		os.Remove(j.spool.Name()) // Windows refuses; close removes it there
-		spool = bufio.NewWriterSize(j.spool, 1<<20)
-		in = io.TeeReader(in, spool)
+	if asIs && !j.text && !j.array {
+		return j.count(ctx, content, mark, limit)
 	}
-	if err := j.count(ctx, in, limit); err != nil {
+	if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
 		return err
 	}
-	if spool != nil {
-		return spool.Flush()
+	os.Remove(j.spool.Name()) // Windows refuses; close removes it there
+	spool := bufio.NewWriterSize(j.spool, 1<<20)
+	if err := j.count(ctx, io.TeeReader(content, spool), 0, limit); err != nil {
+		return err
 	}
-	return nil
+	return spool.Flush()
 }
 
 func (j *jsonlFile) close() {
@@ -155,19 +190,13 @@ func (j *jsonlFile) close() {
 	}
 }
 
-func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLimit) error {
+// count counts the rows of content, which stands at a place in what is read later.
+func (j *jsonlFile) count(ctx context.Context, content io.Reader, at int64, limit blockLimit) error {
 	in := bufio.NewReaderSize(content, 1<<20)
 	hash := xxh3.New128()
-	var at, lineAt int64 // offsets in the content
-	var blank int64      // lines
-	var begun bool       // the line has something in it
-	var cur jsonlBlock
-	if head, _ := in.Peek(3); bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark
-		in.Discard(3)
-		at, lineAt, cur.at = 3, 3, 3
-	} else if bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")) {
-		return fmt.Errorf("%s is UTF-16, as its byte order mark says: JSON lines are UTF-8 (iconv -f UTF-16 -t UTF-8)", j.path)
-	}
+	lineAt, cur := at, jsonlBlock{at: at}
+	var blank int64 // lines
+	var begun bool  // the line has something in it
 	endLine := func() {
 		if begun {
 			cur.rows++
@@ -224,19 +253,6 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 	}
 	j.hash = Hash128(hash.Sum128())
 	return nil
-}
-
-// elements reads a file that is one JSON array as lines, and any other as it is, from its beginning; in is what it has.
-func (j *jsonlFile) elements(f *os.File, in io.Reader) (io.Reader, error) {
-	buffered := bufio.NewReaderSize(in, 64<<10)
-	if j.array = isArray(buffered); j.array {
-		return newElements(j.path, buffered)
-	}
-	if in != io.Reader(f) {
-		return buffered, nil
-	}
-	_, err := f.Seek(0, io.SeekStart)
-	return f, err
 }
 
 // at says where a row is at rest.

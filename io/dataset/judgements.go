@@ -184,7 +184,7 @@ func openTabbed(path string) (next func() (fields []string, line int64, err erro
 		return nil, nil, err
 	}
 	limit := &rowLimit{r: content, max: maxRow}
-	in, err := afterMark(path, limit)
+	in, _, err := afterMark(path, limit)
 	if err != nil {
 		end()
 		f.Close()

@@ -24,6 +24,7 @@ type parquetFile struct {
 	leaves []*node
 	meta   *format.FileMetaData // nil once the chunks of the wanted columns are made
 	rows   int64
+	ends   []int64 // of each row group: how many rows it and those before it have
 }
 
 // openParquet reads and checks the footer.
@@ -140,7 +141,6 @@ func (p *parquetFile) readFooter(f io.ReaderAt) error {
 	if p.root, p.leaves, err = buildSchema(p.meta.Schema); err != nil {
 		return err
 	}
-	p.rows = 0
 	for i, g := range p.meta.RowGroups {
 		if len(g.Columns) != len(p.leaves) {
 			return fmt.Errorf("row group %d has %d columns, the schema %d", i, len(g.Columns), len(p.leaves))
@@ -149,6 +149,7 @@ func (p *parquetFile) readFooter(f io.ReaderAt) error {
 			return fmt.Errorf("row group %d has %d rows", i, g.NumRows)
 		}
 		p.rows += g.NumRows
+		p.ends = append(p.ends, p.rows)
 	}
 	if p.rows != p.meta.NumRows {
 		return fmt.Errorf("its row groups have %d rows together, the footer says %d", p.rows, p.meta.NumRows)

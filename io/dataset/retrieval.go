@@ -452,10 +452,10 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 					return err
 				}
 				if list {
-					return fail(ErrColumnType, "%s: column %q is list<%s>, want a scalar", t.path(0), name, typ)
+					return fail(ErrColumnType, "%s: column %q is list<%s>, want a scalar", t.files[0].path(), name, typ)
 				}
 				if t.json == nil && !t.leaves[leaf].leaf.isPlain() {
-					return fail(ErrColumnType, "%s: column %q is %s, want string, or a number: cast it to one", t.path(0), name, typ)
+					return fail(ErrColumnType, "%s: column %q is %s, want string, or a number: cast it to one", t.files[0].path(), name, typ)
 				}
 				leaves[i] = leaf
 				wanted = append(wanted, leaf)

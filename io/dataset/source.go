@@ -132,31 +132,46 @@ type roleColumn struct {
 	picks  int // AllNegatives: all
 }
 
-// dataFile is a file of either format, or rows in memory. Exactly one of parquet and jsonl is set.
-type dataFile struct {
+// file is a file of either format, or rows in memory. Exactly one of parquet and jsonl is set.
+type file struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
-	groups  [][]*chunk      // parquet: per row group, per source column
-	tokens  [][]tokenChunks // likewise, of the text columns' ids
-	info    string          // what the file says of them
-	cut     string          // and of texts that were cut
-	mined   string          // and the column that it says to have mined scores
-	first   int64           // global id of its first row
-	content Hash128         // of what the dataset's fingerprint has of it
+	first   int64 // global id of its first row
 }
 
-func (f *dataFile) path() string {
+func (f *file) path() string {
 	if f.parquet != nil {
 		return f.parquet.path
 	}
 	return f.jsonl.path
 }
 
-func (f *dataFile) rows() int64 {
+func (f *file) rows() int64 {
 	if f.parquet != nil {
 		return f.parquet.rows
 	}
 	return f.jsonl.rows
+}
+
+// locate says where a row, by its global id, is at rest.
+func (f *file) locate(row int64) Location {
+	row -= f.first
+	if f.jsonl != nil {
+		return f.jsonl.at(row)
+	}
+	group := sort.Search(len(f.parquet.ends), func(i int) bool { return f.parquet.ends[i] > row })
+	return Location{File: f.parquet.path, RowGroup: group, Row: row}
+}
+
+// dataFile is a file of a dataset.
+type dataFile struct {
+	file
+	groups  [][]*chunk      // parquet: per row group, per source column
+	tokens  [][]tokenChunks // likewise, of the text columns' ids
+	info    string          // what the file says of them
+	cut     string          // and of texts that were cut
+	mined   string          // and the column that it says to have mined scores
+	content Hash128         // of what the dataset's fingerprint has of it
 }
 
 // blockRef is the unit of reading: consecutive rows of one row group, or of one stretch of JSON lines.
@@ -333,12 +348,7 @@ func (d *Dataset) Locate(row int64) Location {
 	if row < 0 || row >= d.Rows() {
 		return Location{File: fmt.Sprintf("no such row (%d of %d)", row, d.Rows()), RowGroup: -1, Row: row}
 	}
-	b := &d.blocks[d.blockOf(row)]
-	f := &d.files[b.file]
-	if f.jsonl != nil {
-		return f.jsonl.at(row - f.first)
-	}
-	return Location{File: f.path(), RowGroup: int(b.part), Row: row - f.first}
+	return d.files[d.blocks[d.blockOf(row)].file].locate(row)
 }
 
 // blockOf returns the block that holds a row.
