@@ -643,7 +643,7 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		return nil, err
 	}
 	for _, m := range more {
-		root.add(m.Name, m.node())
+		root.add(m.Name, outTypes[m.Type].node)
 	}
 	w, err := newParquetWriter(path, root)
 	if err != nil {

@@ -204,14 +204,14 @@ func (c *compact) structOf(depth int, read func(id int16, typ byte) bool) {
 	}
 }
 
-// fields are what is wanted of a struct, by its fields' numbers: integers, of which true and false are 1 and 0, and structs in it.
-type fields struct {
+// wantedFields are what is wanted of a struct, by its fields' numbers: integers, of which true and false are 1 and 0, and structs in it.
+type wantedFields struct {
 	integers []*int64
-	structs  []fields
+	structs  []wantedFields
 }
 
 // read reads such fields of the struct that starts here.
-func (c *compact) read(depth int, want fields) {
+func (c *compact) read(depth int, want wantedFields) {
 	c.structOf(depth, func(id int16, typ byte) bool {
 		var to *int64
 		if id >= 0 && int(id) < len(want.integers) {
@@ -237,9 +237,9 @@ func (c *compact) read(depth int, want fields) {
 func parsePageHeader(b []byte) (pageHeader, error) {
 	const none = math.MinInt64
 	c, h, crc, compressed := compact{b: b}, pageHeader{}, int64(none), int64(1)
-	c.read(1, fields{
+	c.read(1, wantedFields{
 		integers: []*int64{1: &h.kind, 2: &h.size, 3: &h.compressed, 4: &crc},
-		structs: []fields{
+		structs: []wantedFields{
 			5: {integers: []*int64{1: &h.values, 2: &h.encoding, 3: &h.defEncoding, 4: &h.repEncoding}},
 			7: {integers: []*int64{1: &h.values, 2: &h.encoding}}, // a dictionary
 			8: {integers: []*int64{1: &h.values, 3: &h.rows, 4: &h.encoding, 5: &h.defBytes, 6: &h.repBytes, 7: &compressed}},
@@ -267,7 +267,7 @@ func parseOffsetIndex(b []byte) ([]pageLocation, error) {
 		}
 		for range n {
 			var p pageLocation
-			c.read(2, fields{integers: []*int64{1: &p.offset, 3: &p.firstRow}})
+			c.read(2, wantedFields{integers: []*int64{1: &p.offset, 3: &p.firstRow}})
 			pages = append(pages, p)
 			if c.err != nil {
 				break
