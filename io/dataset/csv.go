@@ -227,54 +227,6 @@ func (c *csvReader) wrong(err error) error {
 		c.path, parse.StartLine, parse.Line, parse.Column)
 }
 
-// cellKinds counts the cells of a column that are not empty.
-type cellKinds struct {
-	all, lists, python int
-	row                int64 // of the first of python
-}
-
-// listOfPython is a list as Python prints it, which pandas' to_csv does.
-const listOfPython = '\''
-
-// add counts a row's cell, whose text it may unescape.
-func (k *cellKinds) add(text []byte, row int64) {
-	k.all++
-	text = bytes.TrimSpace(text)
-	n := len(text)
-	if n == 0 || text[0] != '[' || text[n-1] != ']' {
-		return
-	}
-	quote := func(c byte) bool { return c == '"' || c == '\'' }
-	python := n > 3 && quote(text[1]) && quote(text[n-2])
-	r := jsonReader{b: text}
-	simple := true // strings, numbers, true, false and nulls, of which there are columns
-	err := r.array(func() error {
-		simple = simple && !strings.ContainsRune("[{", rune(r.peek()))
-		return r.skip()
-	})
-	switch {
-	case err == nil && r.end("it") == nil:
-		if simple {
-			k.lists++
-		}
-	case python:
-		if k.python++; k.python == 1 {
-			k.row = row
-		}
-	}
-}
-
-// most is the kind of more than half of them: jsonKind's, or listOfPython.
-func (k *cellKinds) most() byte {
-	switch {
-	case 2*k.lists > k.all:
-		return '['
-	case 2*(k.lists+k.python) > k.all:
-		return listOfPython
-	}
-	return '"'
-}
-
 // tabbed splits lines at tabs. Those of nothing, or of spaces, are no rows; one of tabs is a row of empty cells.
 func tabbed(in *bufio.Reader) func() ([]string, int64, error) {
 	line := int64(0)

@@ -128,9 +128,6 @@ func (b *Block) index() []indexColumn {
 	return cols
 }
 
-// Rows returns the number of rows.
-func (x *Index) Rows() int64 { return x.d.Rows() }
-
 // Hashes appends the identities of the texts that a row uses in an epoch, in the order of [Dataset.Columns]. For lists the
 // choice is the one that a [Reader] with the same seed makes.
 func (x *Index) Hashes(dst []Hash128, seed uint64, epoch int, row int64) []Hash128 {

@@ -221,7 +221,7 @@ type page struct {
 	slot, value, off int   // position: slots, values, bytes of data
 	row              int64 // the next row to start, in the row group
 
-	// A sparse page has no null and no empty list, and its levels are not unpacked (lists.go).
+	// A sparse page has no null and no empty list, and its levels are not unpacked (fixedlists.go).
 	sparse bool
 	begins []uint32 // the slots that start a row
 	begun  int      // position: of those
