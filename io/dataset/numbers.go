@@ -96,18 +96,20 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 	for _, k := range d.number.scores {
 		list := b.numbers[k].row(row)
 		for i, s := range list {
-			if !finite(s) && b.numbers[k].list {
-				return name(k), fmt.Sprintf("score %d of the list is %s: it must be a number", i, numberName(s))
-			} else if !finite(s) {
-				return name(k), fmt.Sprintf("the score is %s: it must be a number", numberName(s))
+			wrong := func(what string, why any) (column, reason string) {
+				which := "the score"
+				if b.numbers[k].list {
+					which = fmt.Sprintf("score %d of the list", i)
+				}
+				return name(k), fmt.Sprintf("%s is %s: %v", which, what, why)
 			}
-			if d.src.CheckScore == nil {
-				continue
+			if !finite(s) {
+				return wrong(numberName(s), "it must be a number")
 			}
-			if err := d.src.CheckScore(float64(s)); err != nil && b.numbers[k].list {
-				return name(k), fmt.Sprintf("score %d of the list is %v: %v", i, s, err)
-			} else if err != nil {
-				return name(k), fmt.Sprintf("the score is %v: %v", s, err)
+			if d.src.CheckScore != nil {
+				if err := d.src.CheckScore(float64(s)); err != nil {
+					return wrong(fmt.Sprint(s), err)
+				}
 			}
 		}
 		n += len(list)
