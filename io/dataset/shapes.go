@@ -58,7 +58,8 @@ func (d *Dataset) settleColumns() error {
 			}
 		}
 	}
-	if err := cmp.Or(d.settleRoles(first), d.checkTemplates(first), d.checkShapes()); err != nil {
+	lists, err := d.settleRoles(first)
+	if err := cmp.Or(err, d.checkTemplates(first), d.checkShapes(), d.checkNegativesPerQuery(lists)); err != nil {
 		return err
 	}
 	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
@@ -101,19 +102,18 @@ func (d *Dataset) settle(k int, got shape, path string, first []string) error {
 	return nil
 }
 
-// settleRoles settles how many texts of a row each role uses.
-func (d *Dataset) settleRoles(first []string) error {
-	lists := false // of negatives
+// settleRoles settles how many texts of a row each role uses, and tells whether there are lists of negatives.
+func (d *Dataset) settleRoles(first []string) (lists bool, err error) {
 	for i := range d.roles {
 		r := &d.roles[i]
 		s := d.listed(r.source)
 		switch {
 		case r.role == Query && s.list:
-			return fail(ErrColumnType, "%s: column %q is list<string>: a query is one string%s", first[r.source], s.name, d.cellsOfLists(textsAsLists))
+			return false, fail(ErrColumnType, "%s: column %q is list<string>: a query is one string%s", first[r.source], s.name, d.cellsOfLists(textsAsLists))
 		case d.src.Raw && s.list:
 			r.picks, s.ragged = AllNegatives, r.role == Negative
 		case d.src.Documents != "" && r.role != Query && !s.list && first[r.source] != "": // or else of files without rows
-			return fail(ErrColumnType, "column %q is string, want list<string>: documents are lists, all of a row's%s", s.name, d.cellsOfLists(""))
+			return false, fail(ErrColumnType, "column %q is string, want list<string>: documents are lists, all of a row's%s", s.name, d.cellsOfLists(""))
 		case d.src.Documents != "" && r.role == Negative && s.list:
 			r.picks = AllNegatives
 		case r.role == Negative && s.list:
@@ -127,6 +127,11 @@ func (d *Dataset) settleRoles(first []string) error {
 			d.listed(r.source).ragged = false
 		}
 	}
+	return lists, nil
+}
+
+// checkNegativesPerQuery tells what does not fit the columns.
+func (d *Dataset) checkNegativesPerQuery(lists bool) error {
 	switch n := d.src.NegativesPerQuery; {
 	case n < AllNegatives:
 		return fail(ErrColumnType, "negatives_per_query is %d: want how many texts a list of negatives gives, 0 for as many as the lists hold, or %d for all of each row's", n, AllNegatives)
