@@ -3,7 +3,9 @@ package dataset
 import (
 	"context"
 	"fmt"
+	"iter"
 	"math"
+	"os"
 	"unicode/utf8"
 
 	"github.com/parquet-go/parquet-go"
@@ -16,8 +18,8 @@ type Block struct {
 	Rows  int
 
 	d       *Dataset
-	texts   []textColumn   // the source columns that hold texts, and then the joined ones
-	numbers []numberColumn // the source columns that hold numbers
+	texts   []textColumn      // the source columns that hold texts, and then the joined ones
+	numbers []rowsOf[float32] // the source columns that hold numbers; null is NaN
 	bad     map[int]badRow
 	raw     []byte // JSON lines, or ids row by row; the arena of all text columns then
 	values  values
@@ -31,25 +33,11 @@ func (d *Dataset) Blocks() int { return len(d.blocks) }
 // ReadBlock reads and decodes block b. An error means that the block can't be read; single rows that can't be used are
 // told by Check.
 func (d *Dataset) ReadBlock(ctx context.Context, b int) (*Block, error) {
-	r := d.newBlockReader()
-	defer r.close()
+	r := d.NewScanner()
+	defer r.Close()
 	out := new(Block)
-	return out, r.read(ctx, b, out)
+	return out, r.Read(ctx, b, out)
 }
-
-// Scanner reads blocks one after the other; in their order, it decodes each page once. It is for one goroutine.
-type Scanner struct{ r *blockReader }
-
-// NewScanner returns a scanner that has read nothing.
-func (d *Dataset) NewScanner() *Scanner { return &Scanner{d.newBlockReader()} }
-
-// Read is ReadBlock into the memory that b has.
-func (s *Scanner) Read(ctx context.Context, block int, b *Block) error {
-	return s.r.read(ctx, block, b)
-}
-
-// Close closes files.
-func (s *Scanner) Close() { s.r.close() }
 
 // BlockRows returns the id of a block's first row, and its number of rows.
 func (d *Dataset) BlockRows(b int) (first int64, rows int) {
@@ -85,7 +73,7 @@ func (b *Block) Texts(dst []string, row, column int) []string {
 // TextBytes is how many bytes of text the rows have in the columns of [Source]; no text is copied to count them.
 func (b *Block) TextBytes() (n int64) {
 	for _, r := range b.d.roles {
-		for _, s := range b.texts[r.source].spans {
+		for _, s := range b.texts[r.source].values {
 			if s.n != null {
 				n += int64(s.n)
 			}
@@ -231,40 +219,58 @@ func checkText(b []byte) string {
 	return textBlank
 }
 
-// blockReader reads blocks for one goroutine. Blocks read in their order share the work at their borders.
-type blockReader struct {
+// Row is a row of a dataset as its file holds it, in its block.
+type Row struct {
+	*Block
+	Place int // in the block
+}
+
+// Column appends the row's texts of a column, as [Block.Texts] does.
+func (r Row) Column(to []string, column int) []string { return r.Texts(to, r.Place, column) }
+
+// Each yields all rows in order, and with those that can't be used why, a *[RowError]. Any other error is the last that it yields.
+func (d *Dataset) Each(ctx context.Context) iter.Seq2[Row, error] {
+	return func(yield func(Row, error) bool) {
+		for n := range d.Blocks() {
+			b, err := d.ReadBlock(ctx, n)
+			if err != nil {
+				yield(Row{}, err)
+				return
+			}
+			for i := range b.Rows {
+				if !yield(Row{b, i}, b.Check(i)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Scanner reads blocks one after the other; in their order, it decodes each page once. It is for one goroutine.
+type Scanner struct {
 	d       *Dataset
 	columns []columnReader
 	parser  jsonlParser
 	file    int32 // the open parquet file
-	f       readCloserAt
+	f       *os.File
 	tokens  []tokenReaders // of the text columns
 }
 
-type readCloserAt interface {
-	ReadAt(p []byte, off int64) (int, error)
-	Close() error
+// NewScanner returns a scanner that has read nothing.
+func (d *Dataset) NewScanner() *Scanner {
+	return &Scanner{d: d, columns: make([]columnReader, len(d.sources)), parser: jsonlParser{want: d.sources}, file: -1}
 }
 
-func (d *Dataset) newBlockReader() *blockReader {
-	r := &blockReader{d: d, columns: make([]columnReader, len(d.sources)), file: -1}
-	var want []wanted
-	for k, s := range d.sources {
-		want = append(want, wanted{name: s.name, list: s.list, num: s.number, truth: s.number && d.mayBeTruth(k)})
-	}
-	r.parser.init(want)
-	return r
-}
-
-func (r *blockReader) close() {
+// Close closes files.
+func (r *Scanner) Close() {
 	if r.f != nil {
 		r.f.Close()
 		r.f, r.file = nil, -1
 	}
 }
 
-// read decodes block i into b, using the memory that b has.
-func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
+// Read is [Dataset.ReadBlock] of block i into the memory that b has.
+func (r *Scanner) Read(ctx context.Context, i int, b *Block) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -275,7 +281,7 @@ func (r *blockReader) read(ctx context.Context, i int, b *Block) error {
 		return r.readJSONL(f.jsonl, ref, b)
 	}
 	if r.file != ref.file {
-		r.close()
+		r.Close()
 		file, _, err := openFile(f.path(), f.parquet.size)
 		if err != nil {
 			return err
@@ -314,7 +320,7 @@ func (b *Block) reset(d *Dataset, ref *blockRef, shared bool) {
 	}
 	numbers := d.sources[d.firstNumber:]
 	if len(b.numbers) != len(numbers) {
-		b.numbers = make([]numberColumn, len(numbers))
+		b.numbers = make([]rowsOf[float32], len(numbers))
 	}
 	for i, s := range numbers {
 		b.numbers[i].reset(s.list)
@@ -325,7 +331,7 @@ func (b *Block) reset(d *Dataset, ref *blockRef, shared bool) {
 	b.bad = nil
 }
 
-func (r *blockReader) readColumn(f *dataFile, ref *blockRef, k int, b *Block) error {
+func (r *Scanner) readColumn(f *dataFile, ref *blockRef, k int, b *Block) error {
 	c := f.groups[ref.part][k]
 	col := &r.columns[k]
 	col.reset(r.f, c)
@@ -336,26 +342,14 @@ func (r *blockReader) readColumn(f *dataFile, ref *blockRef, k int, b *Block) er
 			return err
 		}
 		n := &b.numbers[k-r.d.firstNumber]
-		n.take(&b.values, c.column)
-		if n.rows() != b.Rows {
-			return fmt.Errorf("%d rows, want %d", n.rows(), b.Rows)
-		}
-		n.end()
-		return nil
+		takeNumbers(n, &b.values, c.column)
+		return n.end(b.Rows)
 	}
 	t := &b.texts[k]
 	if err := col.readTexts(t, from, to); err != nil {
 		return err
 	}
-	rows := len(t.spans)
-	if t.list {
-		rows = len(t.starts)
-		t.starts = append(t.starts, uint32(len(t.spans)))
-	}
-	if rows != b.Rows {
-		return fmt.Errorf("%d rows, want %d", rows, b.Rows)
-	}
-	return nil
+	return t.end(b.Rows)
 }
 
 // number turns a value into a float; NaN for null.
@@ -379,7 +373,7 @@ func number(v parquet.Value, leaf *node) float64 {
 	return float64(v.Int64())
 }
 
-func (r *blockReader) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
+func (r *Scanner) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
 	raw, err := j.read(j.blocks[ref.part], b.raw)
 	if err != nil {
 		return asCorrupt(fmt.Errorf("%s: %w", j.path, err))
@@ -398,18 +392,15 @@ func (r *blockReader) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
 		row++
 		return nil
 	})
-	for i := range b.numbers {
-		b.numbers[i].end()
-	}
-	for i := range r.d.firstNumber {
-		t := &b.texts[i]
-		t.arena = raw
-		if t.list {
-			t.starts = append(t.starts, uint32(len(t.spans)))
-		}
-	}
 	if row != b.Rows {
 		return fail(ErrCorrupt, "%s has changed while it was in use: %d lines where there were %d", j.path, row, b.Rows)
+	}
+	for i := range b.numbers {
+		b.numbers[i].end(row)
+	}
+	for i := range r.d.firstNumber {
+		b.texts[i].arena = raw
+		b.texts[i].end(row)
 	}
 	b.join()
 	return nil

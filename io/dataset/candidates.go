@@ -35,30 +35,40 @@ type CandidateColumns struct {
 func LoadCandidates(ctx context.Context, path string, columns CandidateColumns) (*Candidates, error) {
 	ranked := columns.Documents != ""
 	others, foundAlone := cmp.Or(columns.Documents, columns.Negative), columns.Found && ranked
-	// Raw as it gives all of a list.
-	d, err := Open(ctx, Source{Paths: []string{path}, Splits: HeldOut, Query: columns.Query, Positive: columns.Positive, Negatives: []string{others}, Raw: true})
-	if err != nil {
-		return nil, measured(err)
-	}
-	defer d.Close()
-	for _, r := range d.roles[1:] {
-		d.listed(r.source).ragged = true // an empty list is no bad row here
-	}
 	c := &Candidates{}
-	for row, err := range d.Each(ctx) {
-		if err != nil {
-			if err := goOn(ctx, err); err != nil {
-				return nil, measured(err)
-			}
-			continue
-		}
-		positives, texts := row.Column(nil, 1), row.Column(nil, 2)
-		c.add(row.Column(nil, 0)[0], positives, texts, ranked, foundAlone)
+	rows, err := rawRows(ctx, Source{Paths: []string{path}, Query: columns.Query, Positive: columns.Positive, Negatives: []string{others}}, func(r Row) error {
+		c.add(r.Column(nil, 0)[0], r.Column(nil, 1), r.Column(nil, 2), ranked, foundAlone)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if note := Note(ctx); note != nil {
-		c.noteLeftOut(path, d.Rows(), note)
+		c.noteLeftOut(path, rows, note)
 	}
 	return c, nil
+}
+
+// rawRows yields the rows of what is [HeldOut], all of their lists' texts, which may be none, and returns how many rows there are.
+func rawRows(ctx context.Context, src Source, row func(r Row) error) (rows int64, err error) {
+	src.Splits, src.Raw = HeldOut, true
+	d, err := Open(ctx, src)
+	if err != nil {
+		return 0, measured(err)
+	}
+	defer d.Close()
+	for _, role := range d.roles[1:] {
+		d.listed(role.source).ragged = true
+	}
+	for r, err := range d.Each(ctx) {
+		if err == nil {
+			err = row(r)
+		}
+		if err := goOn(ctx, err); err != nil {
+			return 0, measured(err)
+		}
+	}
+	return d.Rows(), nil
 }
 
 // add adds a query with its positives and others; ranked ones are all candidates, in an order, and with foundAlone no others are. It is counted where it tells nothing.

@@ -89,8 +89,8 @@ func TestSkipDamagedPage(t *testing.T) {
 	if bad := x.Bad()[7]; bad.Row != sliceRows+7 || bad.Location.Row != bad.Row || !strings.Contains(bad.Error(), "checksum") {
 		t.Error(bad)
 	}
-	if got := x.Hashes(nil, 0, 0, 2*sliceRows); x.Rows() != rows || x.Longest() != len(texts[rows-1]) || !slices.Equal(got, []Hash128{HashText(texts[2*sliceRows]), HashText(texts[2*sliceRows])}) {
-		t.Errorf("%v of %d rows, the longest of %d", got, x.Rows(), x.Longest())
+	if got := x.Hashes(nil, 0, 0, 2*sliceRows); d.Rows() != rows || x.Longest() != len(texts[rows-1]) || !slices.Equal(got, []Hash128{HashText(texts[2*sliceRows]), HashText(texts[2*sliceRows])}) {
+		t.Errorf("%v of %d rows, the longest of %d", got, d.Rows(), x.Longest())
 	}
 }
 

@@ -35,16 +35,15 @@ func separated(path string) string {
 
 // csvReader reads a file of separated values as JSON lines.
 type csvReader struct {
-	path string
-	next func() (fields []string, line int64, err error) // io.EOF at the end
-	in   *rowLimit
+	pieces
+	path   string
+	fields func() (fields []string, line int64, err error) // of the next row; io.EOF at the end
+	in     *rowLimit
 
 	keys [][]byte // `"name":` of each column
 	rows int64
 	gaps *gaps
-	buf  []byte // lines not read yet
-	rest []byte // of buf
-	err  error  // what reading ended with
+	buf  []byte // the line at hand
 }
 
 // rowLimit bounds what is read for one row: a quote that nothing closes would have the rest of the file.
@@ -77,14 +76,15 @@ func (l *rowLimit) Read(b []byte) (int, error) {
 // newCSVReader reads the header. Lines that begin no row are told gaps.
 func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error) {
 	c := &csvReader{path: path, gaps: gaps, in: &rowLimit{r: content, max: maxRow}}
-	in, err := afterMark(path, c.in)
+	c.next = c.line
+	in, _, err := afterMark(path, c.in)
 	if err != nil {
 		return nil, err
 	}
 	if separated(path) == ".csv" {
-		r := csv.NewReader(&quotedReturns{in: in})
+		r := csv.NewReader(quotedReturns(in))
 		r.ReuseRecord, r.FieldsPerRecord = true, -1 // rows of other lengths are ours to tell
-		c.next = func() ([]string, int64, error) {
+		c.fields = func() ([]string, int64, error) {
 			fields, err := r.Read()
 			if err != nil {
 				return nil, 0, err
@@ -93,9 +93,9 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 			return fields, int64(line), nil
 		}
 	} else {
-		c.next = tabbed(in)
+		c.fields = tabbed(in)
 	}
-	header, line, err := c.next()
+	header, line, err := c.fields()
 	if err == io.EOF {
 		return nil, fail(ErrNoFiles, "%s is empty: its first line has to name the columns", path)
 	}
@@ -120,55 +120,28 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 }
 
 // quotedReturns doubles the carriage returns that end lines between quotes: encoding/csv takes one from every line, and there they are the text's.
-type quotedReturns struct {
-	in       io.Reader
-	quoted   bool
-	returned bool // what has been read ends with a carriage return
-	raw      [4096]byte
-	buf      []byte // raw with what is doubled
-	rest     []byte // not read yet
-	err      error  // what reading ended with
-}
-
-func (q *quotedReturns) Read(b []byte) (int, error) {
-	for len(q.rest) == 0 {
-		if q.err != nil {
-			return 0, q.err
+func quotedReturns(in io.Reader) io.Reader {
+	var raw [4096]byte
+	var buf []byte                   // raw with what is doubled
+	quoted, returned := false, false // what has been read is in quotes, and ends with a carriage return
+	return &pieces{next: func() ([]byte, error) {
+		n, err := in.Read(raw[:])
+		if got := raw[:n]; !returned && bytes.IndexByte(got, '\r') < 0 { // as nearly always: nothing to double
+			quoted = quoted != (bytes.Count(got, []byte{'"'})%2 == 1)
+			return got, err
 		}
-		var n int
-		n, q.err = q.in.Read(q.raw[:])
-		if got := q.raw[:n]; !q.returned && bytes.IndexByte(got, '\r') < 0 { // as nearly always: nothing to double
-			q.quoted = q.quoted != (bytes.Count(got, []byte{'"'})%2 == 1)
-			q.rest = got
-			continue
-		}
-		q.buf = q.buf[:0]
-		for _, c := range q.raw[:n] {
+		buf = buf[:0]
+		for _, c := range raw[:n] {
 			switch {
 			case c == '"':
-				q.quoted = !q.quoted
-			case c == '\n' && q.quoted && q.returned:
-				q.buf = append(q.buf, '\r')
+				quoted = !quoted
+			case c == '\n' && quoted && returned:
+				buf = append(buf, '\r')
 			}
-			q.buf, q.returned = append(q.buf, c), c == '\r'
+			buf, returned = append(buf, c), c == '\r'
 		}
-		q.rest = q.buf
-	}
-	n := copy(b, q.rest)
-	q.rest = q.rest[n:]
-	return n, nil
-}
-
-// afterMark reads content after its byte order mark, if it has one.
-func afterMark(path string, content io.Reader) (*bufio.Reader, error) {
-	in := bufio.NewReaderSize(content, 1<<20)
-	switch head, _ := in.Peek(3); {
-	case bytes.Equal(head, []byte("\xef\xbb\xbf")):
-		in.Discard(3)
-	case bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")):
-		return nil, fail(ErrCorrupt, "%s is UTF-16, as its byte order mark says: it has to be UTF-8 (iconv -f UTF-16 -t UTF-8)", path)
-	}
-	return in, nil
+		return buf, err
+	}}
 }
 
 // known refuses what other programs call CSV: its header would be read as one column, or with the rows as its columns.
@@ -187,30 +160,20 @@ func (c *csvReader) known(header []string) error {
 	return nil
 }
 
-// Read is an io.Reader's.
-func (c *csvReader) Read(b []byte) (int, error) {
-	for len(c.rest) == 0 {
-		if c.err != nil {
-			return 0, c.err // again: a bufio.Reader's Peek takes the first one without a word
-		}
-		c.in.read = 0
-		fields, line, err := c.next()
-		switch {
-		case err == io.EOF:
-			c.err = err
-			continue
-		case err != nil:
-			c.err = c.wrong(err)
-			continue
-		}
-		c.gaps.until(c.rows, line-1-c.rows)
-		c.rows++
-		c.buf = append(c.appendRow(c.buf[:0], fields), '\n')
-		c.rest = c.buf
+// line is the next row's.
+func (c *csvReader) line() ([]byte, error) {
+	c.in.read = 0
+	fields, line, err := c.fields()
+	switch {
+	case err == io.EOF:
+		return nil, err
+	case err != nil:
+		return nil, c.wrong(err)
 	}
-	n := copy(b, c.rest)
-	c.rest = c.rest[n:]
-	return n, nil
+	c.gaps.until(c.rows, line-1-c.rows)
+	c.rows++
+	c.buf = append(c.appendRow(c.buf[:0], fields), '\n')
+	return c.buf, nil
 }
 
 // appendRow appends a row as JSON: an object, or as a string why it is none.
@@ -262,54 +225,6 @@ func (c *csvReader) wrong(err error) error {
 	}
 	return fail(ErrCorrupt, "%s:%d: the row that begins here has a quote out of place (in line %d, byte %d): a field with quotes in it is in quotes itself, and has them twice",
 		c.path, parse.StartLine, parse.Line, parse.Column)
-}
-
-// cellKinds counts the cells of a column that are not empty.
-type cellKinds struct {
-	all, lists, python int
-	row                int64 // of the first of python
-}
-
-// listOfPython is a list as Python prints it, which pandas' to_csv does.
-const listOfPython = '\''
-
-// add counts a row's cell, whose text it may unescape.
-func (k *cellKinds) add(text []byte, row int64) {
-	k.all++
-	text = bytes.TrimSpace(text)
-	n := len(text)
-	if n == 0 || text[0] != '[' || text[n-1] != ']' {
-		return
-	}
-	quote := func(c byte) bool { return c == '"' || c == '\'' }
-	python := n > 3 && quote(text[1]) && quote(text[n-2])
-	r := jsonReader{b: text}
-	simple := true // strings, numbers, true, false and nulls, of which there are columns
-	err := r.array(func() error {
-		simple = simple && !strings.ContainsRune("[{", rune(r.peek()))
-		return r.skip()
-	})
-	switch {
-	case err == nil && r.end("it") == nil:
-		if simple {
-			k.lists++
-		}
-	case python:
-		if k.python++; k.python == 1 {
-			k.row = row
-		}
-	}
-}
-
-// most is the kind of more than half of them: jsonKind's, or listOfPython.
-func (k *cellKinds) most() byte {
-	switch {
-	case 2*k.lists > k.all:
-		return '['
-	case 2*(k.lists+k.python) > k.all:
-		return listOfPython
-	}
-	return '"'
 }
 
 // tabbed splits lines at tabs. Those of nothing, or of spaces, are no rows; one of tabs is a row of empty cells.

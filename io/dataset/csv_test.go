@@ -121,7 +121,7 @@ func TestQuotedReturns(t *testing.T) {
 	const want = "a,\"b\"\"\r\r\nc\r\r\r\n\"\r\n\"\rd\n\r\r\n\",e\r\nf\n"
 	for first := range len(text) + 1 {
 		in := io.MultiReader(strings.NewReader(text[:first]), iotest.OneByteReader(strings.NewReader(text[first:])))
-		if got, err := io.ReadAll(&quotedReturns{in: in}); err != nil || string(got) != want {
+		if got, err := io.ReadAll(quotedReturns(in)); err != nil || string(got) != want {
 			t.Errorf("after %d bytes one by one: %q, %v, want %q", first, got, err, want)
 		}
 	}
@@ -462,10 +462,10 @@ func FuzzCSVList(f *testing.F) {
 		}
 		line := append(appendJSONString([]byte(`{"a":`), cell), '}')
 		p := jsonlParser{strings: true}
-		p.init([]wanted{{name: "a", list: true}})
-		texts := []textColumn{{list: true, arena: line}}
+		p.want = []sourceColumn{{name: "a", list: true}}
+		texts := []textColumn{{rowsOf: rowsOf[span]{list: true}, arena: line}}
 		_, reason := p.parse(line, 0, len(line), texts, nil)
-		texts[0].starts = append(texts[0].starts, uint32(len(texts[0].spans)))
+		texts[0].end(1)
 		var want []*string
 		if err := json.Unmarshal([]byte(cell), &want); err != nil || reason != "" {
 			if err == nil || reason == "" {

@@ -136,7 +136,7 @@ func TestDeltaAgainstParquetGo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, rest, err := deltaInts(nil, append(b, "rest"...), n)
+			got, rest, err := deltaInts(append(b, "rest"...), n)
 			if err != nil || !slices.Equal(got, want) || string(rest) != "rest" {
 				t.Fatalf("%d integers up to %d: %v (%v), rest %q", n, spread, got, err, rest)
 			}

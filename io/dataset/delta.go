@@ -11,8 +11,8 @@ import (
 // maxPage bounds what a page may decode to. The format's own limit is 2 GiB, writers aim at 1 MiB.
 const maxPage = 1 << 30
 
-// deltaInts appends n DELTA_BINARY_PACKED integers to dst and returns what follows them in src.
-func deltaInts(dst []int64, src []byte, n int) (values []int64, rest []byte, err error) {
+// deltaInts decodes n DELTA_BINARY_PACKED integers and returns what follows them in src.
+func deltaInts(src []byte, n int) (values []int64, rest []byte, err error) {
 	var header [3]uint64 // values in a block, miniblocks in a block, values in all
 	for i := range header {
 		v, k := binary.Uvarint(src)
@@ -34,11 +34,11 @@ func deltaInts(dst []int64, src []byte, n int) (values []int64, rest []byte, err
 		return nil, nil, fmt.Errorf("delta blocks of %d values in %d parts", block, minis)
 	}
 	if n == 0 {
-		return dst, src, nil
+		return nil, src, nil
 	}
 	per := int(block / minis)
 	last := first
-	dst = append(dst, first)
+	values = append(values, first)
 	for left := n - 1; left > 0; {
 		least, k := binary.Varint(src)
 		if k <= 0 || len(src) < k+int(minis) {
@@ -56,13 +56,13 @@ func deltaInts(dst []int64, src []byte, n int) (values []int64, rest []byte, err
 			}
 			for i := range min(per, left) {
 				last += least + int64(bitsAt(src[:size], i*int(width), int(width)))
-				dst = append(dst, last)
+				values = append(values, last)
 			}
 			left -= min(per, left)
 			src = src[size:]
 		}
 	}
-	return dst, src, nil
+	return values, src, nil
 }
 
 // bitsAt returns width bits of b from the given bit on, the lowest first.
@@ -85,7 +85,7 @@ func bitsAt(b []byte, bit, width int) uint64 {
 
 // deltaLengthText decodes n DELTA_LENGTH_BYTE_ARRAY values: all lengths, then all bytes. Value i is data[ends[i-1]:ends[i]].
 func deltaLengthText(ends []uint32, src []byte, n int) (data []byte, _ []uint32, err error) {
-	lengths, data, err := deltaInts(nil, src, n)
+	lengths, data, err := deltaInts(src, n)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -102,11 +102,11 @@ func deltaLengthText(ends []uint32, src []byte, n int) (data []byte, _ []uint32,
 
 // deltaText decodes n DELTA_BYTE_ARRAY values: each shares a prefix with the one before.
 func deltaText(ends []uint32, src []byte, n int) (data []byte, _ []uint32, err error) {
-	prefixes, src, err := deltaInts(nil, src, n)
+	prefixes, src, err := deltaInts(src, n)
 	if err != nil {
 		return nil, nil, err
 	}
-	suffixes, src, err := deltaInts(nil, src, n)
+	suffixes, src, err := deltaInts(src, n)
 	if err != nil {
 		return nil, nil, err
 	}

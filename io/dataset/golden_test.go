@@ -124,15 +124,15 @@ func compareRows(t *testing.T, src Source, limit blockLimit, want []goldenRow, c
 		t.Fatalf("%d rows, want %d", d.Rows(), len(want))
 	}
 	order := rand.New(rand.NewPCG(1, 2)).Perm(d.Blocks())
-	forward := d.newBlockReader()
-	defer forward.close()
+	forward := d.NewScanner()
+	defer forward.Close()
 	seen := 0
 	for i, random := range order {
 		var a, b Block
-		if err := forward.read(context.Background(), i, &a); err != nil {
+		if err := forward.Read(context.Background(), i, &a); err != nil {
 			t.Fatal(err)
 		}
-		if err := forward.read(context.Background(), random, &b); err != nil {
+		if err := forward.Read(context.Background(), random, &b); err != nil {
 			t.Fatal(err)
 		}
 		c, err := d.ReadBlock(context.Background(), random)
@@ -228,7 +228,7 @@ func randomRanges(t *testing.T, form string, rows []goldenRow, columns ...string
 					t.Fatalf("%s %s [%d, %d): %v", form, name, from, to, err)
 				}
 				if texts.list {
-					texts.starts = append(texts.starts, uint32(len(texts.spans)))
+					texts.begin()
 				}
 				for i := from; i < to; i++ {
 					row := rows[first+i]

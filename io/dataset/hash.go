@@ -12,13 +12,11 @@ type Hash128 struct{ Hi, Lo uint64 }
 
 // HashText returns the identity of text.
 func HashText(text string) Hash128 {
-	h := xxh3.HashString128(text)
-	return Hash128{h.Hi, h.Lo}
+	return Hash128(xxh3.HashString128(text))
 }
 
 func hashBytes(b []byte) Hash128 {
-	h := xxh3.Hash128(b)
-	return Hash128{h.Hi, h.Lo}
+	return Hash128(xxh3.Hash128(b))
 }
 
 // String returns 32 hexadecimal digits, the high half first, as xxhsum -H2 prints them.

@@ -40,28 +40,25 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	run := max(1, min(16, len(d.blocks)/(4*cfg.Threads)))
 	runs := (len(d.blocks) + run - 1) / run
 	memory := new(slab)
-	errs := make([]error, runs)
 	bad := make([][]*RowError, len(d.blocks))
 	var mu sync.Mutex
 	var done int64
-	forEach(cfg.Threads, runs, func(i int) bool {
-		r := d.newBlockReader()
-		defer r.close()
+	err := forEach(cfg.Threads, runs, func(i int) error {
+		r := d.NewScanner()
+		defer r.Close()
 		var b Block
 		for k := i * run; k < min(len(d.blocks), (i+1)*run); k++ {
-			errs[i] = r.read(ctx, k, &b)
-			if cfg.SkipBad && errors.Is(errs[i], ErrCorrupt) {
-				bad[k], errs[i] = d.allBad(k, errs[i]), nil
-			} else if errs[i] == nil {
-				bad[k] = b.badRows()
-				if len(bad[k]) > 0 && !cfg.SkipBad {
-					errs[i] = bad[k][0]
-				} else {
-					x.blocks[k] = b.index(memory)
+			err := r.Read(ctx, k, &b)
+			switch {
+			case cfg.SkipBad && errors.Is(err, ErrCorrupt):
+				bad[k] = d.allBad(k, err)
+			case err != nil:
+				return err
+			default:
+				if bad[k] = b.badRows(); len(bad[k]) > 0 && !cfg.SkipBad {
+					return bad[k][0]
 				}
-			}
-			if errs[i] != nil {
-				return false
+				x.blocks[k] = b.index(memory)
 			}
 			if cfg.Progress != nil {
 				mu.Lock()
@@ -70,13 +67,11 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 				mu.Unlock()
 			}
 		}
-		return true
+		return nil
 	})
-	for _, err := range errs {
-		if err != nil {
-			memory.release()
-			return nil, err
-		}
+	if err != nil {
+		memory.release()
+		return nil, err
 	}
 	runtime.AddCleanup(x, (*slab).release, memory)
 	for _, rows := range bad {
@@ -126,9 +121,9 @@ func (b *Block) index(memory *slab) []indexColumn {
 			c.starts = cut[uint32](memory, len(t.starts))
 			copy(c.starts, t.starts)
 		}
-		c.hashes = cut[Hash128](memory, len(t.spans))
-		c.lengths = cut[uint32](memory, len(t.spans))
-		for k, s := range t.spans {
+		c.hashes = cut[Hash128](memory, len(t.values))
+		c.lengths = cut[uint32](memory, len(t.values))
+		for k, s := range t.values {
 			if s.n != null {
 				c.hashes[k], c.lengths[k] = b.identity(t, s), s.n
 			}
@@ -136,9 +131,6 @@ func (b *Block) index(memory *slab) []indexColumn {
 	}
 	return cols
 }
-
-// Rows returns the number of rows.
-func (x *Index) Rows() int64 { return x.d.Rows() }
 
 // Hashes appends the identities of the texts that a row uses in an epoch, in the order of [Dataset.Columns]. For lists the
 // choice is the one that a [Reader] with the same seed makes.

@@ -17,7 +17,7 @@ import (
 // parseLine reads {"q": text, "l": list, "o": {"in": text}} as a dataset would.
 func parseLine(line []byte) (q, in *string, l []*string, reason string) {
 	var p jsonlParser
-	p.init([]wanted{{name: "q"}, {name: "l", list: true}, {name: "o.in"}})
+	p.want = []sourceColumn{{name: "q"}, {name: "l", list: true}, {name: "o.in"}}
 	texts := make([]textColumn, 3)
 	for i := range texts {
 		texts[i].reset(i == 1)
@@ -33,7 +33,7 @@ func parseLine(line []byte) (q, in *string, l []*string, reason string) {
 	for i := range texts {
 		texts[i].arena = line
 	}
-	texts[1].starts = append(texts[1].starts, uint32(len(texts[1].spans)))
+	texts[1].end(1)
 	for _, s := range texts[1].row(0) {
 		l = append(l, text(s))
 	}
@@ -191,7 +191,7 @@ func TestJSONReasons(t *testing.T) {
 func BenchmarkJSONL(b *testing.B) {
 	line := []byte(fmt.Sprintf(`{"query": %q, "pos": [%q, %q], "neg": [%q], "scores": [1.5, 2]}`, strings.Repeat("query ", 8), strings.Repeat("passage ", 20), strings.Repeat("ü ", 20), strings.Repeat("n ", 100)))
 	var p jsonlParser
-	p.init([]wanted{{name: "query"}, {name: "pos", list: true}, {name: "neg", list: true}})
+	p.want = []sourceColumn{{name: "query"}, {name: "pos", list: true}, {name: "neg", list: true}}
 	texts := make([]textColumn, 3)
 	b.SetBytes(int64(len(line)))
 	for b.Loop() {

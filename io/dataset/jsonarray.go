@@ -14,6 +14,7 @@ import (
 
 // elements reads an array's elements as lines.
 type elements struct {
+	pieces
 	path string
 	in   *bufio.Reader
 	most int64 // bytes of an element
@@ -26,8 +27,7 @@ type elements struct {
 	count   int64
 	size    int64 // bytes of the element
 
-	buf, rest []byte // rest of buf is not read yet
-	err       error  // what reading ended with
+	buf []byte // lines at hand
 }
 
 // elementState is where in the array the reader is.
@@ -44,56 +44,39 @@ const (
 
 // isArray tells whether a file's content begins with a bracket, which no row does.
 func isArray(in *bufio.Reader) bool {
-	head, _ := in.Peek(in.Size())
-	head = bytes.TrimPrefix(head, []byte("\xef\xbb\xbf"))
+	head, _ := in.Peek(64 << 10)
 	head = bytes.TrimLeft(head, " \t\r\n")
 	return len(head) > 0 && head[0] == '['
 }
 
-func newElements(path string, content *bufio.Reader) (*elements, error) {
-	in, err := afterMark(path, content)
-	if err != nil {
-		return nil, err
-	}
-	return &elements{path: path, in: in, most: maxLine}, nil
+func newElements(path string, content *bufio.Reader) *elements {
+	e := &elements{path: path, in: content, most: maxLine}
+	e.next = e.lines
+	return e
 }
 
-func (e *elements) Read(p []byte) (int, error) {
-	for len(e.rest) == 0 && e.err == nil {
-		e.more()
-	}
-	n := copy(p, e.rest)
-	e.rest = e.rest[n:]
-	if n == 0 {
-		return 0, e.err
-	}
-	return n, nil
-}
-
-// more reads what there is at a time.
-func (e *elements) more() {
+// lines are those of what there is to read at a time.
+func (e *elements) lines() ([]byte, error) {
 	_, err := e.in.Peek(1) // fills the buffer
 	piece, _ := e.in.Peek(e.in.Buffered())
 	e.buf = e.buf[:0]
 	for _, c := range piece {
-		if e.err = e.take(c); e.err != nil {
-			break
+		if err := e.take(c); err != nil {
+			return e.buf, err
 		}
 	}
 	e.in.Discard(len(piece))
-	if e.rest = e.buf; e.err != nil || len(piece) > 0 {
-		return
-	}
 	switch {
+	case len(piece) > 0:
+		return e.buf, nil
 	case err != io.EOF:
-		e.err = fmt.Errorf("%s: in element %d: %w", e.path, e.count, err)
-	case e.state == afterArray:
-		e.err = io.EOF
+		err = fmt.Errorf("%s: in element %d: %w", e.path, e.count, err)
 	case e.state == inElement:
-		e.err = fail(ErrCorrupt, "%s ends in element %d of its JSON array: it is not whole, or one of the element's brackets or quotes is not closed", e.path, e.count)
-	default:
-		e.err = fail(ErrCorrupt, "%s ends after %d elements of its JSON array, where %s should be: it is not whole", e.path, e.count, e.state.want())
+		err = fail(ErrCorrupt, "%s ends in element %d of its JSON array: it is not whole, or one of the element's brackets or quotes is not closed", e.path, e.count)
+	case e.state != afterArray:
+		err = fail(ErrCorrupt, "%s ends after %d elements of its JSON array, where %s should be: it is not whole", e.path, e.count, e.state.want())
 	}
+	return nil, err
 }
 
 func (s elementState) want() string {

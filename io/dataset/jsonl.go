@@ -4,16 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"sort"
-	"strconv"
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
@@ -45,7 +42,7 @@ type jsonlFile struct {
 	gaps   gaps
 	spool  *os.File // the unpacked content of a compressed file, or the rows of one of separated values
 	array  bool     // the file is a JSON array, and lines are its elements
-	memory []byte   // the lines of rows in memory (rows.go), which are in no file
+	memory []byte   // the lines of rows in memory (memory.go), which are in no file
 	text   bool     // of separated values: all values are strings or null, and a row that is none is a string
 }
 
@@ -93,6 +90,41 @@ func unpacked(path string, f *os.File) (in io.Reader, end func(), err error) {
 	return f, func() {}, nil
 }
 
+// pieces is an io.Reader of what next gives, each piece valid until the next. It gives the error that ends them again and again: a bufio.Reader's Peek
+// takes the first one without a word.
+type pieces struct {
+	next func() ([]byte, error)
+	rest []byte
+	err  error
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	for len(p.rest) == 0 {
+		if p.err != nil {
+			return 0, p.err
+		}
+		p.rest, p.err = p.next()
+	}
+	n := copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
+
+const byteOrderMark = "\xef\xbb\xbf"
+
+// afterMark reads content after its byte order mark, of so many bytes.
+func afterMark(path string, content io.Reader) (in *bufio.Reader, mark int64, err error) {
+	in = bufio.NewReaderSize(content, 1<<20)
+	switch head, _ := in.Peek(3); {
+	case string(head) == byteOrderMark:
+		mark = 3
+		in.Discard(3)
+	case bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")):
+		err = fail(ErrCorrupt, "%s is UTF-16, as its byte order mark says: it has to be UTF-8 (iconv -f UTF-16 -t UTF-8)", path)
+	}
+	return in, mark, err
+}
+
 // openJSONL counts the rows of a file.
 func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile, err error) {
 	f, size, err := openFile(path, -1)
@@ -106,45 +138,45 @@ func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile
 		return nil, asCorrupt(err)
 	}
 	defer end()
-	if err := j.open(ctx, f, in, limit); err != nil {
+	if err := j.open(ctx, in, in == io.Reader(f), limit); err != nil {
 		return nil, err
 	}
 	return j, nil
 }
 
-// open counts the rows of content, which is kept in a temporary file if it is not that of f as it is.
-func (j *jsonlFile) open(ctx context.Context, f *os.File, in io.Reader, limit blockLimit) (err error) {
-	path := j.path
+// open counts the rows of content, which is kept in a temporary file if they do not stand in the file as they are.
+func (j *jsonlFile) open(ctx context.Context, content io.Reader, asIs bool, limit blockLimit) (err error) {
 	defer func() {
 		if err != nil {
 			j.close()
 			err = asCorrupt(err)
 		}
 	}()
-	if separated(path) != "" {
-		if in, err = newCSVReader(path, in, &j.gaps); err != nil {
-			return err
+	var mark int64
+	if j.text = separated(j.path) != ""; j.text {
+		content, err = newCSVReader(j.path, content, &j.gaps)
+	} else {
+		var in *bufio.Reader
+		in, mark, err = afterMark(j.path, content)
+		if content, j.array = in, isArray(in); j.array {
+			content = newElements(j.path, in)
 		}
-		j.text = true
-	} else if in, err = j.elements(f, in); err != nil {
+	}
+	if err != nil {
 		return err
 	}
-	var spool *bufio.Writer
-	if in != io.Reader(f) {
-		if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
-			return err
-		}
-		os.Remove(j.spool.Name()) // Windows refuses; close removes it there
-		spool = bufio.NewWriterSize(j.spool, 1<<20)
-		in = io.TeeReader(in, spool)
+	if asIs && !j.text && !j.array {
+		return j.count(ctx, content, mark, limit)
 	}
-	if err := j.count(ctx, in, limit); err != nil {
+	if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
 		return err
 	}
-	if spool != nil {
-		return spool.Flush()
+	os.Remove(j.spool.Name()) // Windows refuses; close removes it there
+	spool := bufio.NewWriterSize(j.spool, 1<<20)
+	if err := j.count(ctx, io.TeeReader(content, spool), 0, limit); err != nil {
+		return err
 	}
-	return nil
+	return spool.Flush()
 }
 
 func (j *jsonlFile) close() {
@@ -155,19 +187,13 @@ func (j *jsonlFile) close() {
 	}
 }
 
-func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLimit) error {
+// count counts the rows of content, which stands at a place in what is read later.
+func (j *jsonlFile) count(ctx context.Context, content io.Reader, at int64, limit blockLimit) error {
 	in := bufio.NewReaderSize(content, 1<<20)
 	hash := xxh3.New128()
-	var at, lineAt int64 // offsets in the content
-	var blank int64      // lines
-	var begun bool       // the line has something in it
-	var cur jsonlBlock
-	if head, _ := in.Peek(3); bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark
-		in.Discard(3)
-		at, lineAt, cur.at = 3, 3, 3
-	} else if bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")) {
-		return fmt.Errorf("%s is UTF-16, as its byte order mark says: JSON lines are UTF-8 (iconv -f UTF-16 -t UTF-8)", j.path)
-	}
+	lineAt, cur := at, jsonlBlock{at: at}
+	var blank int64 // lines
+	var begun bool  // the line has something in it
 	endLine := func() {
 		if begun {
 			cur.rows++
@@ -222,22 +248,8 @@ func (j *jsonlFile) count(ctx context.Context, content io.Reader, limit blockLim
 	if cur.rows > 0 {
 		j.blocks = append(j.blocks, cur)
 	}
-	h := hash.Sum128()
-	j.hash = Hash128{h.Hi, h.Lo}
+	j.hash = Hash128(hash.Sum128())
 	return nil
-}
-
-// elements reads a file that is one JSON array as lines, and any other as it is, from its beginning; in is what it has.
-func (j *jsonlFile) elements(f *os.File, in io.Reader) (io.Reader, error) {
-	buffered := bufio.NewReaderSize(in, 64<<10)
-	if j.array = isArray(buffered); j.array {
-		return newElements(j.path, buffered)
-	}
-	if in != io.Reader(f) {
-		return buffered, nil
-	}
-	_, err := f.Seek(0, io.SeekStart)
-	return f, err
 }
 
 // at says where a row is at rest.
@@ -340,400 +352,4 @@ func lines(buf []byte, row func(from, to int) error) error {
 		from = next
 	}
 	return nil
-}
-
-// wanted is a column to take from JSON lines.
-type wanted struct {
-	name  string
-	list  bool
-	num   bool // numbers
-	truth bool // or true and false
-}
-
-// jsonlParser fills the columns of a block.
-type jsonlParser struct {
-	want    []wanted
-	strings bool           // as jsonlFile.text: numbers and lists are said by strings
-	texts   []textColumn   // of those that are no numbers, in order
-	numbers []numberColumn // of those that are
-	r       jsonReader
-	from    int // where the line begins in the arena
-
-	slot   []int // want -> texts or numbers
-	one    []span
-	single []float32
-	faults []badRow // what is wrong with the row's values, at most once a column
-}
-
-func (p *jsonlParser) init(want []wanted) {
-	p.want, p.slot = want, make([]int, len(want))
-	texts, numbers := 0, 0
-	for i, w := range want {
-		n := &texts
-		if w.num {
-			n = &numbers
-		}
-		p.slot[i] = *n
-		*n++
-	}
-	p.one, p.single = make([]span, texts), make([]float32, numbers)
-}
-
-// parse reads the line buf[from:to] as the next row. What it returns is wrong with this row only.
-func (p *jsonlParser) parse(buf []byte, from, to int, texts []textColumn, numbers []numberColumn) (column, reason string) {
-	p.r = jsonReader{b: buf[from:to]}
-	p.texts, p.numbers, p.from, p.faults = texts, numbers, from, p.faults[:0]
-	for i := range texts {
-		p.one[i] = span{missing, null}
-		if texts[i].list {
-			texts[i].starts = append(texts[i].starts, uint32(len(texts[i].spans)))
-		}
-	}
-	for i := range numbers {
-		p.single[i] = float32(math.NaN())
-		if numbers[i].list {
-			numbers[i].starts = append(numbers[i].starts, uint32(len(numbers[i].values)))
-		}
-	}
-	err := p.r.row(p.strings, func() error { return p.object("") })
-	for i := range texts {
-		t := &texts[i]
-		switch {
-		case err != nil && t.list:
-			t.spans = t.spans[:t.starts[len(t.starts)-1]]
-		case err != nil:
-			t.spans = append(t.spans, span{0, null})
-		case !t.list:
-			t.spans = append(t.spans, p.one[i])
-		}
-	}
-	for i := range numbers {
-		n := &numbers[i]
-		switch {
-		case err != nil && n.list:
-			n.values = n.values[:n.starts[len(n.starts)-1]]
-		case err != nil:
-			n.values = append(n.values, float32(math.NaN()))
-		case !n.list:
-			n.values = append(n.values, p.single[i])
-		}
-	}
-	if err != nil {
-		return "", err.Error()
-	}
-	if len(p.faults) > 0 {
-		return p.faults[0].column, p.faults[0].reason
-	}
-	return "", ""
-}
-
-// fault notes the first thing that is wrong with a column's value.
-func (p *jsonlParser) fault(column, format string, args ...any) {
-	if !slices.ContainsFunc(p.faults, func(f badRow) bool { return f.column == column }) {
-		p.faults = append(p.faults, badRow{column, fmt.Sprintf(format, args...)})
-	}
-}
-
-// forgive forgets it: another value stands in its place.
-func (p *jsonlParser) forgive(column string) {
-	p.faults = slices.DeleteFunc(p.faults, func(f badRow) bool { return f.column == column })
-}
-
-// object reads an object whose keys stand behind prefix ("" or "a.").
-func (p *jsonlParser) object(prefix string) error {
-	return p.r.object(func(key []byte) error {
-		inside := false
-		for i := range p.want {
-			name, ok := strings.CutPrefix(p.want[i].name, prefix)
-			if !ok || len(name) < len(key) || name[:len(key)] != string(key) {
-				continue
-			}
-			if len(name) == len(key) {
-				return p.take(i)
-			}
-			inside = inside || name[len(key)] == '.'
-		}
-		if inside && p.r.peek() == '{' {
-			return p.object(prefix + string(key) + ".")
-		}
-		return p.r.skip()
-	})
-}
-
-// take reads the value of column i. A key that comes twice counts once: the last time, as in other JSON readers.
-func (p *jsonlParser) take(i int) error {
-	w := p.want[i]
-	c := p.r.peek()
-	p.forgive(w.name)
-	if w.list && c == '"' && p.strings {
-		return p.takeCell(i)
-	}
-	wrong := func(c byte, want string) error {
-		p.fault(w.name, "it is %s, want %s", jsonKind(c), want)
-		return p.r.skip()
-	}
-	if w.num {
-		return p.takeNumbers(i, w.list, wrong)
-	}
-	t := &p.texts[p.slot[i]]
-	if !w.list {
-		p.one[p.slot[i]] = span{0, null}
-		switch c {
-		case '"':
-			s, err := p.text()
-			p.one[p.slot[i]] = s
-			return err
-		case 'n':
-			return p.r.skip()
-		}
-		return wrong(c, "a string")
-	}
-	t.spans = t.spans[:t.starts[len(t.starts)-1]]
-	switch c {
-	case 'n':
-		return p.r.skip()
-	case '[':
-		return p.r.array(func() error {
-			switch c = p.r.peek(); c {
-			case '"':
-				s, err := p.text()
-				t.spans = append(t.spans, s)
-				return err
-			case 'n':
-				t.spans = append(t.spans, span{0, null})
-				return p.r.skip()
-			}
-			return wrong(c, "a list of strings")
-		})
-	}
-	return wrong(c, "a list of strings")
-}
-
-// takeCell reads the value of column i, a list, from the cell that says it: JSON in a string of JSON.
-func (p *jsonlParser) takeCell(i int) error {
-	from, to, err := p.r.text()
-	if err != nil {
-		return err
-	}
-	line, at := p.r, p.from
-	p.r, p.from, p.strings = jsonReader{b: line.b[from:to]}, at+from, false
-	if p.r.peek() != '[' {
-		err = p.r.expected("a list [ ]")
-	} else if err = p.take(i); err == nil {
-		err = p.r.end("the list")
-	}
-	p.r, p.from, p.strings = line, at, true
-	if err != nil {
-		want := `strings, such as ["a", "b"]`
-		if p.want[i].num {
-			want = "numbers, such as [0.5, 2]"
-		}
-		p.forgive(p.want[i].name) // what is no JSON is no value of the wrong kind either
-		p.fault(p.want[i].name, "want a list of %s: %v", want, err)
-	}
-	return nil
-}
-
-// takeNumbers reads the value of column i, a column of numbers.
-func (p *jsonlParser) takeNumbers(i int, list bool, wrong func(c byte, want string) error) error {
-	one := func() (float32, error) {
-		if c := p.r.peek(); c == 't' || c == 'f' {
-			return float32(truth(c == 't')), p.r.skip()
-		}
-		digits, err := p.r.number()
-		v, _ := strconv.ParseFloat(string(digits), 64) // beyond the range: infinite, which the check finds
-		return float32(v), err
-	}
-	k, w := p.slot[i], p.want[i]
-	isNumber := func(c byte) bool { return c == '-' || c >= '0' && c <= '9' || w.truth && (c == 't' || c == 'f') }
-	c := p.r.peek()
-	if !list {
-		p.single[k] = float32(math.NaN())
-		if c == '"' && p.strings {
-			s, err := p.text()
-			if err != nil {
-				return err
-			}
-			said := string(p.r.b[int(s.off)-p.from:][:s.n])
-			v, bad := parseNumber(said)
-			if is := strings.ToLower(strings.TrimSpace(said)); w.truth && (is == "true" || is == "false") {
-				v, bad = truth(is == "true"), nil
-			}
-			if bad != nil && !errors.Is(bad, strconv.ErrRange) {
-				p.fault(w.name, "it is %q, want a number", said)
-				return nil
-			}
-			p.single[k] = float32(v)
-			return nil
-		}
-		if !isNumber(c) {
-			return wrong(c, "a number")
-		}
-		v, err := one()
-		p.single[k] = v
-		return err
-	}
-	n := &p.numbers[k]
-	n.values = n.values[:n.starts[len(n.starts)-1]]
-	switch c {
-	case 'n':
-		return p.r.skip()
-	case '[':
-		return p.r.array(func() error {
-			if c := p.r.peek(); c == 'n' {
-				n.values = append(n.values, float32(math.NaN()))
-				return p.r.skip()
-			} else if !isNumber(c) {
-				return wrong(c, "a list of numbers")
-			}
-			v, err := one()
-			n.values = append(n.values, v)
-			return err
-		})
-	}
-	return wrong(c, "a list of numbers")
-}
-
-func (p *jsonlParser) text() (span, error) {
-	from, to, err := p.r.text()
-	return span{uint32(p.from + from), uint32(to - from)}, err
-}
-
-// valueKind is what the values of a column are, by the first byte of one.
-type valueKind struct {
-	first   byte
-	row     int64 // that has the first such value; -1 where it does not matter
-	numbers bool  // it is numbers where true and false are, too: these are not counted as another kind then
-}
-
-// valueKinds counts a column's values that are not null, by their kinds.
-type valueKinds []struct {
-	valueKind
-	n int
-}
-
-// add counts a row's value, of which c is the first byte: of true and false the first is t, of a number 0.
-func (k *valueKinds) add(c byte, row int64) {
-	switch jsonKind(c) {
-	case "null":
-		return
-	case "true or false":
-		c = 't'
-	case "a number":
-		c = '0'
-	}
-	for i := range *k {
-		if (*k)[i].first == c {
-			(*k)[i].n++
-			return
-		}
-	}
-	*k = append(*k, struct {
-		valueKind
-		n int
-	}{valueKind{first: c, row: row}, 1})
-}
-
-// most is the kind of most of them, or the one that comes first of those; null if there are none.
-func (k valueKinds) most() valueKind {
-	best, n := valueKind{first: 'n', row: -1}, 0
-	numbers, first := 0, -1 // with true and false: how many there are, and where in k they begin
-	for i, of := range k {
-		if of.n > n {
-			best, n = of.valueKind, of.n
-		}
-		if of.first == 't' || of.first == '0' {
-			numbers += of.n
-			if first < 0 {
-				first = i
-			}
-		}
-	}
-	best.numbers = first >= 0
-	for i, of := range k {
-		if of.first != 't' && of.first != '0' && (of.n > numbers || of.n == numbers && i < first) {
-			best.numbers = false
-		}
-	}
-	return best
-}
-
-func jsonKind(first byte) string {
-	switch first {
-	case '"':
-		return "a string"
-	case '[':
-		return "a list"
-	case '{':
-		return "an object"
-	case 't', 'f':
-		return "true or false"
-	case 'n':
-		return "null"
-	}
-	return "a number"
-}
-
-// kinds looks at the first block: the columns there are, and for each what most of its values are that aren't null: a row with another one can't be used.
-// Of separated values it is what most cells are: a string, a list, or what listOfPython is, with the row of the first of those.
-// Lines that are no JSON are bad rows, told when they are read, unless there is nothing else.
-func (j *jsonlFile) kinds() (names []string, kind map[string]valueKind, err error) {
-	kind = map[string]valueKind{}
-	if len(j.blocks) == 0 {
-		return nil, kind, nil
-	}
-	buf, err := j.read(j.blocks[0], nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	row := int64(0)
-	var bad error
-	cells, values, found := map[string]*cellKinds{}, map[string]*valueKinds{}, map[string]bool{}
-	lines(buf, func(from, to int) error {
-		r := jsonReader{b: buf[from:to]}
-		var object func(prefix string) error
-		object = func(prefix string) error {
-			return r.object(func(key []byte) error {
-				name := prefix + string(key)
-				c := r.peek()
-				if values[name] == nil {
-					values[name] = &valueKinds{}
-				}
-				values[name].add(c, row)
-				if c == '{' {
-					return object(name + ".")
-				}
-				if !found[name] {
-					names, found[name] = append(names, name), true
-				}
-				if c == '"' && j.text {
-					from, to, err := r.text()
-					if cells[name] == nil {
-						cells[name] = &cellKinds{}
-					}
-					cells[name].add(r.b[from:to], row)
-					return err
-				}
-				return r.skip()
-			})
-		}
-		if err := r.row(j.text, func() error { return object("") }); err != nil && bad == nil {
-			bad = fail(ErrCorrupt, "%v: %w", j.at(row), err)
-		}
-		row++
-		return nil
-	})
-	if len(names) == 0 && bad != nil {
-		return nil, nil, bad
-	}
-	for _, name := range names { // what is objects alone is no column: what they hold is
-		kind[name] = values[name].most()
-	}
-	for name, c := range cells {
-		kind[name] = valueKind{first: c.most(), row: -1}
-		if kind[name].first == listOfPython {
-			kind[name] = valueKind{first: listOfPython, row: c.row}
-		}
-	}
-	return names, kind, nil
 }

@@ -19,60 +19,59 @@ func bareJudgements(path string) bool {
 	return bareTexts(path) || !slices.Contains(extensions, ending(path))
 }
 
-// filesOf are the files of a path that may be lines without a header. Of other paths, and where nothing is there, it is the path itself: OpenTable
-// says what is wrong.
-func filesOf(ctx context.Context, path string, bare func(path string) bool) ([]string, error) {
-	if !bare(path) {
-		return []string{path}, nil
-	}
-	if Remote(path) {
+// linesOrTables reads the files of a path: those that bare says may be lines without a header by lines, unless that finds that they are tables, and all
+// others as tables, which say what is wrong where nothing is there.
+func linesOrTables(ctx context.Context, path string, bare func(path string) bool, lines func(file string) (table bool, err error), table func(t *Table) error) error {
+	files := []string{path}
+	if bare(path) && Remote(path) {
 		found, err := fetchURL(ctx, path, HeldOut)
+		if err != nil {
+			return err
+		}
 		slices.Sort(found)
-		return found, err
-	}
-	if IsGlob(path) {
+		files = found
+	} else if bare(path) && IsGlob(path) {
 		if found, _ := filepath.Glob(path); len(found) > 0 { // sorted
-			return found, nil
+			files = found
 		}
 	}
-	return []string{path}, nil
-}
-
-// loadJudgements reads qrels, of tables or of lines without a header.
-func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64, where Location) error) error {
-	files, err := filesOf(ctx, path, bareJudgements)
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
-		if err := loadFile(ctx, f, add); err != nil {
+	for _, file := range files {
+		if bare(file) && !IsGlob(file) {
+			if table, err := lines(file); err != nil {
+				return err
+			} else if !table {
+				continue
+			}
+		}
+		t, err := OpenTableOf(ctx, []string{file}, HeldOut)
+		if err != nil {
+			return err
+		}
+		err = table(t)
+		t.Close()
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func loadFile(ctx context.Context, path string, add func(query, doc string, relevance float64, where Location) error) error {
-	if bareJudgements(path) && !IsGlob(path) {
-		if table, err := loadLines(ctx, path, add); !table || err != nil {
-			return err
-		}
-	}
-	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	return t.cells(ctx, judgementColumns, func(row int64, c []cell) error {
-		relevance, err := grade(c[2].text)
-		if err != nil || c[0].null || c[1].null {
-			reason := fmt.Sprintf("query %q, document %q, relevance %q: want two ids and a whole number", c[0].text, c[1].text, c[2].text)
-			if err != nil && !errors.Is(err, strconv.ErrSyntax) {
-				reason = fmt.Sprintf("query %q, document %q: %v", c[0].text, c[1].text, err)
+// loadJudgements reads qrels, of tables or of lines without a header.
+func loadJudgements(ctx context.Context, path string, add func(query, doc string, relevance float64, where Location) error) error {
+	return linesOrTables(ctx, path, bareJudgements, func(file string) (table bool, err error) {
+		return loadLines(ctx, file, add)
+	}, func(t *Table) error {
+		return t.cells(ctx, judgementColumns, func(row int64, c []cell) error {
+			relevance, err := grade(c[2].text)
+			if err != nil || c[0].null || c[1].null {
+				reason := fmt.Sprintf("query %q, document %q, relevance %q: want two ids and a whole number", c[0].text, c[1].text, c[2].text)
+				if err != nil && !errors.Is(err, strconv.ErrSyntax) {
+					reason = fmt.Sprintf("query %q, document %q: %v", c[0].text, c[1].text, err)
+				}
+				return &RowError{Row: row, Location: t.Locate(row), Reason: reason}
 			}
-			return &RowError{Row: row, Location: t.Locate(row), Reason: reason}
-		}
-		return add(c[0].text, c[1].text, relevance, t.Locate(row))
+			return add(c[0].text, c[1].text, relevance, t.Locate(row))
+		})
 	})
 }
 
@@ -137,7 +136,7 @@ func loadLines(ctx context.Context, path string, add func(query, doc string, rel
 
 // loadBareTexts reads a .tsv file of ids and texts whose first line does not name the columns, as MS MARCO's queries and collection: it begins with a
 // number. Of another file it reads no more than that line: it is a table.
-func loadBareTexts(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) (table bool, err error) {
+func loadBareTexts(ctx context.Context, path string, ids textsByID) (table bool, err error) {
 	next, close, err := openTabbed(path)
 	if err != nil {
 		return false, err
@@ -159,7 +158,7 @@ func loadBareTexts(ctx context.Context, path string, at map[string]int, add func
 		if !utf8.ValidString(fields[0]) {
 			err = &RowError{Row: row, Location: where, Column: "id", Reason: "the id " + notUTF8}
 		} else {
-			err = addText(at, "id", fields[0], fields[1], row, where, add)
+			err = ids.add("id", fields[0], fields[1], row, where)
 		}
 		if err := goOn(ctx, err); err != nil {
 			return false, err
@@ -184,7 +183,7 @@ func openTabbed(path string) (next func() (fields []string, line int64, err erro
 		return nil, nil, err
 	}
 	limit := &rowLimit{r: content, max: maxRow}
-	in, err := afterMark(path, limit)
+	in, _, err := afterMark(path, limit)
 	if err != nil {
 		end()
 		f.Close()

@@ -41,7 +41,7 @@ func (d *Dataset) checkLists(ctx context.Context) error {
 		}
 		for i, c := range columns {
 			r := d.roles[c]
-			if f := &d.files[file]; f.parquet != nil && f.parquet.root.find(d.sources[r.source].name+HashSuffix) != nil {
+			if f := &d.files[file]; f.parquet != nil && len(f.parquet.root.find(d.sources[r.source].name+HashSuffix)) > 0 {
 				continue // prep has
 			}
 			found := b.listTexts(r.source)
@@ -78,7 +78,7 @@ func (t *listTexts) add(o *listTexts) {
 
 func (b *Block) listTexts(source int) (found listTexts) {
 	t := &b.texts[source]
-	for row, s := range t.spans {
+	for row, s := range t.values {
 		if s.n == null || s.n == 0 {
 			continue
 		}

@@ -202,8 +202,8 @@ func TestMixerOfOne(t *testing.T) {
 			t.Fatalf("cursors %v and %v", s.Cursor(), m.Cursor())
 		}
 	}
-	if s.Stats() != m.Stats() {
-		t.Errorf("stats %+v and %+v", s.Stats(), m.Stats())
+	if s.stats != m.Stats() {
+		t.Errorf("stats %+v and %+v", s.stats, m.Stats())
 	}
 }
 

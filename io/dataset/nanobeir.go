@@ -216,37 +216,24 @@ func nanoTexts(ctx context.Context, url string, row func(id, text string)) error
 		return measured(err)
 	}
 	defer t.Close()
-	at := map[string]int{}
+	ids := textsByID{map[string]int{}, func(id, text string, _ bool, _ Location) error {
+		row(id, text)
+		return nil
+	}}
 	return measured(t.cells(ctx, [][]string{{"_id"}, {"text"}}, func(n int64, c []cell) error {
 		for i, column := range []string{"_id", "text"} {
 			if c[i].null {
 				return &RowError{Row: n, Location: t.Locate(n), Column: column, Reason: "null"}
 			}
 		}
-		return addText(at, "_id", c[0].text, c[1].text, n, t.Locate(n), func(id, text string, _ bool, _ Location) error {
-			row(id, text)
-			return nil
-		})
+		return ids.add("_id", c[0].text, c[1].text, n, t.Locate(n))
 	}))
 }
 
 // nanoDocuments yields a query's id and those of documents: a row has a list of them, or one.
 func nanoDocuments(ctx context.Context, url, column string, row func(query string, docs []string) error) error {
-	d, err := Open(ctx, Source{Paths: []string{url}, Splits: HeldOut, Query: "query-id", Positive: column, Raw: true})
-	if err != nil {
-		return measured(err)
-	}
-	defer d.Close()
-	for _, role := range d.roles[1:] {
-		d.listed(role.source).ragged = true // an empty list is no bad row here
-	}
-	for r, err := range d.Each(ctx) {
-		if err == nil {
-			err = row(r.Column(nil, 0)[0], r.Column(nil, 1))
-		}
-		if err := goOn(ctx, err); err != nil {
-			return measured(err)
-		}
-	}
-	return nil
+	_, err := rawRows(ctx, Source{Paths: []string{url}, Query: "query-id", Positive: column}, func(r Row) error {
+		return row(r.Column(nil, 0)[0], r.Column(nil, 1))
+	})
+	return err
 }

@@ -9,51 +9,17 @@ import (
 
 // Columns of numbers: weights, labels, teachers' scores and embeddings.
 
-// numberColumn is a column of numbers, or of lists of numbers, in rows. Null is NaN.
-type numberColumn struct {
-	list   bool
-	starts []uint32 // lists: row i has values[starts[i]:starts[i+1]]
-	values []float32
-}
-
-func (c *numberColumn) reset(list bool) {
-	*c = numberColumn{list: list, starts: c.starts[:0], values: c.values[:0]}
-}
-
-// row returns the numbers of row i.
-func (c *numberColumn) row(i int) []float32 {
-	if !c.list {
-		return c.values[i : i+1]
-	}
-	return c.values[c.starts[i]:c.starts[i+1]]
-}
-
-// rows is how many have been begun.
-func (c *numberColumn) rows() int {
-	if c.list {
-		return len(c.starts)
-	}
-	return len(c.values)
-}
-
-// end closes the last row's list.
-func (c *numberColumn) end() {
-	if c.list {
-		c.starts = append(c.starts, uint32(len(c.values)))
-	}
-}
-
 // numberRoles says which columns of numbers mean what; -1 or nil: none does.
 type numberRoles struct {
 	weight, label, teacher int
 	scores                 []int
 }
 
-// take appends values as parquet has them.
-func (c *numberColumn) take(v *values, leaf column) {
+// takeNumbers appends values as parquet has them.
+func takeNumbers(c *rowsOf[float32], v *values, leaf column) {
 	for _, x := range v.list {
 		if c.list && x.RepetitionLevel() == 0 {
-			c.starts = append(c.starts, uint32(len(c.values)))
+			c.begin()
 		}
 		if c.list && x.DefinitionLevel() < int(leaf.listDef) {
 			continue
@@ -130,18 +96,20 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 	for _, k := range d.number.scores {
 		list := b.numbers[k].row(row)
 		for i, s := range list {
-			if !finite(s) && b.numbers[k].list {
-				return name(k), fmt.Sprintf("score %d of the list is %s: it must be a number", i, numberName(s))
-			} else if !finite(s) {
-				return name(k), fmt.Sprintf("the score is %s: it must be a number", numberName(s))
+			wrong := func(what string, why any) (column, reason string) {
+				which := "the score"
+				if b.numbers[k].list {
+					which = fmt.Sprintf("score %d of the list", i)
+				}
+				return name(k), fmt.Sprintf("%s is %s: %v", which, what, why)
 			}
-			if d.src.CheckScore == nil {
-				continue
+			if !finite(s) {
+				return wrong(numberName(s), "it must be a number")
 			}
-			if err := d.src.CheckScore(float64(s)); err != nil && b.numbers[k].list {
-				return name(k), fmt.Sprintf("score %d of the list is %v: %v", i, s, err)
-			} else if err != nil {
-				return name(k), fmt.Sprintf("the score is %v: %v", s, err)
+			if d.src.CheckScore != nil {
+				if err := d.src.CheckScore(float64(s)); err != nil {
+					return wrong(fmt.Sprint(s), err)
+				}
 			}
 		}
 		n += len(list)

@@ -221,7 +221,7 @@ type page struct {
 	slot, value, off int   // position: slots, values, bytes of data
 	row              int64 // the next row to start, in the row group
 
-	// A sparse page has no null and no empty list, and its levels are not unpacked (lists.go).
+	// A sparse page has no null and no empty list, and its levels are not unpacked (fixedlists.go).
 	sparse bool
 	begins []uint32 // the slots that start a row
 	begun  int      // position: of those
@@ -480,80 +480,103 @@ func levels(dst []uint8, src []byte, most uint8) error {
 	return nil
 }
 
-func (r *columnReader) decodeValues(p *pageInfo, data []byte) (err error) {
-	pg, leaf, n := &r.page, r.c.leaf, r.page.values
-	width := leaf.width()
-	boolean := leaf.elem.Type.V == format.Boolean
-	if n > 0 && leaf.isNull() {
+func (r *columnReader) decodeValues(p *pageInfo, data []byte) error {
+	pg, leaf, enc := &r.page, r.c.leaf, format.Encoding(p.encoding)
+	var decode func(leaf *node, enc format.Encoding, data []byte) (known bool, err error)
+	switch {
+	case pg.values > 0 && leaf.isNull():
 		return errors.New("a value, of a type that has none")
-	}
-	pg.form = fixedForm
-	switch enc := format.Encoding(p.encoding); {
 	case enc == format.PlainDictionary || enc == format.RLEDictionary:
-		if err := r.loadDictionary(); err != nil {
-			return err
-		}
-		pg.form = dictForm
-		pg.indices = slices.Grow(pg.indices[:0], n)[:n]
-		if n == 0 {
-			return nil
-		}
-		if len(data) == 0 {
-			return errShort
-		}
-		if err := decodeHybrid(pg.indices, data[1:], int(data[0])); err != nil {
-			return err
-		}
-		for _, i := range pg.indices {
-			if int64(i) >= int64(r.dict.n) {
-				return fmt.Errorf("value %d of a dictionary of %d", i, r.dict.n)
-			}
-		}
+		return r.decodeIndices(data)
+	case leaf.elem.Type.V == format.Boolean:
+		decode = pg.decodeBooleans
+	case leaf.width() == 0 || enc == format.DeltaByteArray && leaf.elem.Type.V == format.FixedLenByteArray:
+		decode = pg.decodeTexts
+	default:
+		decode = pg.decodeFixed
+	}
+	known, err := decode(leaf, enc, data)
+	if !known {
+		err = fmt.Errorf("%s in the encoding %v is not known", leaf.scalarName(), enc)
+	}
+	return err
+}
+
+// decodeIndices reads values of the dictionary.
+func (r *columnReader) decodeIndices(data []byte) error {
+	pg, n := &r.page, r.page.values
+	if err := r.loadDictionary(); err != nil {
+		return err
+	}
+	pg.form = dictForm
+	pg.indices = slices.Grow(pg.indices[:0], n)[:n]
+	if n == 0 {
 		return nil
-	case boolean && enc == format.Plain:
-		if len(data) < (n+7)/8 {
-			return errShort
+	}
+	if len(data) == 0 {
+		return errShort
+	}
+	if err := decodeHybrid(pg.indices, data[1:], int(data[0])); err != nil {
+		return err
+	}
+	for _, i := range pg.indices {
+		if int64(i) >= int64(r.dict.n) {
+			return fmt.Errorf("value %d of a dictionary of %d", i, r.dict.n)
 		}
-		pg.fixedBuf = slices.Grow(pg.fixedBuf, n)[:n]
-		unpack(pg.fixedBuf, data, 1)
-		pg.data = pg.fixedBuf
-		return nil
-	case boolean && enc == format.RLE:
+	}
+	return nil
+}
+
+func (pg *page) decodeBooleans(_ *node, enc format.Encoding, data []byte) (known bool, err error) {
+	pg.form = fixedForm
+	pg.fixedBuf = slices.Grow(pg.fixedBuf, pg.values)[:pg.values]
+	pg.data = pg.fixedBuf
+	switch {
+	case enc == format.Plain && len(data) < (pg.values+7)/8:
+		return true, errShort
+	case enc == format.Plain:
+		unpack(pg.data, data, 1)
+		return true, nil
+	case enc == format.RLE:
 		runs, _, err := levelsV1(data, int64(format.RLE))
 		if err != nil {
-			return err
+			return true, err
 		}
-		pg.fixedBuf = slices.Grow(pg.fixedBuf, n)[:n]
-		pg.data = pg.fixedBuf
-		return decodeHybrid(pg.fixedBuf, runs, 1)
-	case boolean:
-	case width == 0 && enc == format.Plain:
+		return true, decodeHybrid(pg.data, runs, 1)
+	}
+	return false, nil
+}
+
+func (pg *page) decodeTexts(_ *node, enc format.Encoding, data []byte) (known bool, err error) {
+	pg.form = endedForm
+	switch enc {
+	case format.Plain:
 		pg.form, pg.data = plainForm, data
-		return nil
-	case width == 0 && enc == format.DeltaLengthByteArray:
-		pg.form = endedForm
-		pg.data, pg.ends, err = deltaLengthText(pg.ends, data, n)
-		return err
-	case enc == format.DeltaByteArray && (width == 0 || leaf.elem.Type.V == format.FixedLenByteArray):
-		pg.form = endedForm
-		pg.data, pg.ends, err = deltaText(pg.ends, data, n)
-		return err
-	case width == 0:
+	case format.DeltaLengthByteArray:
+		pg.data, pg.ends, err = deltaLengthText(pg.ends, data, pg.values)
+	case format.DeltaByteArray:
+		pg.data, pg.ends, err = deltaText(pg.ends, data, pg.values)
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+func (pg *page) decodeFixed(leaf *node, enc format.Encoding, data []byte) (known bool, err error) {
+	pg.form = fixedForm
+	width := leaf.width()
+	integer := leaf.elem.Type.V == format.Int32 || leaf.elem.Type.V == format.Int64
+	switch {
 	case enc == format.Plain:
-		pg.data = data
-		if len(data)/width < n {
-			return errShort
+		if pg.data = data; len(data)/width < pg.values {
+			err = errShort
 		}
-		return nil
+		return true, err
 	case enc == format.ByteStreamSplit:
-		pg.fixedBuf, err = joinBytes(pg.fixedBuf, data, n, width)
-		pg.data = pg.fixedBuf
-		return err
-	case enc == format.DeltaBinaryPacked && (leaf.elem.Type.V == format.Int32 || leaf.elem.Type.V == format.Int64):
-		values, _, err := deltaInts(nil, data, n)
-		if err != nil {
-			return err
-		}
+		pg.fixedBuf, err = joinBytes(pg.fixedBuf, data, pg.values, width)
+	case enc == format.DeltaBinaryPacked && integer:
+		var values []int64
+		values, _, err = deltaInts(data, pg.values)
 		for _, v := range values {
 			if width == 4 {
 				pg.fixedBuf = binary.LittleEndian.AppendUint32(pg.fixedBuf, uint32(v))
@@ -561,10 +584,11 @@ func (r *columnReader) decodeValues(p *pageInfo, data []byte) (err error) {
 				pg.fixedBuf = binary.LittleEndian.AppendUint64(pg.fixedBuf, uint64(v))
 			}
 		}
-		pg.data = pg.fixedBuf
-		return nil
+	default:
+		return false, nil
 	}
-	return fmt.Errorf("%s in the encoding %v is not known", leaf.scalarName(), format.Encoding(p.encoding))
+	pg.data = pg.fixedBuf
+	return true, err
 }
 
 func (r *columnReader) loadDictionary() error {

@@ -24,6 +24,7 @@ type parquetFile struct {
 	leaves []*node
 	meta   *format.FileMetaData // nil once the chunks of the wanted columns are made
 	rows   int64
+	ends   []int64 // of each row group: how many rows it and those before it have
 }
 
 // openParquet reads and checks the footer.
@@ -127,8 +128,7 @@ func (p *parquetFile) readFooter(f io.ReaderAt) error {
 	if _, err := f.ReadAt(footer, p.size-8-n); err != nil {
 		return err
 	}
-	h := xxh3.Hash128(footer)
-	p.footer = Hash128{h.Hi, h.Lo}
+	p.footer = hashBytes(footer)
 	if err := checkThrift(footer); err != nil {
 		return fmt.Errorf("its footer: %w", err)
 	}
@@ -141,7 +141,6 @@ func (p *parquetFile) readFooter(f io.ReaderAt) error {
 	if p.root, p.leaves, err = buildSchema(p.meta.Schema); err != nil {
 		return err
 	}
-	p.rows = 0
 	for i, g := range p.meta.RowGroups {
 		if len(g.Columns) != len(p.leaves) {
 			return fmt.Errorf("row group %d has %d columns, the schema %d", i, len(g.Columns), len(p.leaves))
@@ -150,6 +149,7 @@ func (p *parquetFile) readFooter(f io.ReaderAt) error {
 			return fmt.Errorf("row group %d has %d rows", i, g.NumRows)
 		}
 		p.rows += g.NumRows
+		p.ends = append(p.ends, p.rows)
 	}
 	if p.rows != p.meta.NumRows {
 		return fmt.Errorf("its row groups have %d rows together, the footer says %d", p.rows, p.meta.NumRows)
@@ -159,15 +159,15 @@ func (p *parquetFile) readFooter(f io.ReaderAt) error {
 
 // column finds a column by name and shape. It has no leaf where the node is no column of scalars or of lists of these.
 func (p *parquetFile) column(name string) (column, *node, error) {
-	n := p.root.find(name)
-	if n == nil {
+	found := p.root.find(name)
+	switch len(found) {
+	case 0:
 		return column{}, nil, missingColumn(p.path, name, p.root.names())
+	case 1:
+		c, _ := found[0].asColumn()
+		return c, found[0], nil
 	}
-	if k := p.root.count(name); k > 1 {
-		return column{}, nil, fail(ErrCorrupt, "%s has %d columns %q, and which one is meant can't be told: all but one need other names", p.path, k, name)
-	}
-	c, _ := n.asColumn()
-	return c, n, nil
+	return column{}, nil, fail(ErrCorrupt, "%s has %d columns %q, and which one is meant can't be told: all but one need other names", p.path, len(found), name)
 }
 
 // chunk makes the reader's view of one column in one row group.
@@ -225,7 +225,6 @@ func bytesPerRow(chunks []*chunk) int64 {
 func (d *Dataset) hashPages(ctx context.Context) error {
 	type stored struct {
 		of    *dataFile
-		file  *parquetFile
 		chunk *chunk
 		sum   Hash128
 	}
@@ -241,30 +240,28 @@ func (d *Dataset) hashPages(ctx context.Context) error {
 			}
 			for _, c := range chunks {
 				if c != nil && c.rows > 0 {
-					all = append(all, stored{of: f, file: f.parquet, chunk: c})
+					all = append(all, stored{of: f, chunk: c})
 				}
 			}
 		}
 	}
-	errs := make([]error, len(all))
-	forEach(runtime.GOMAXPROCS(0), len(all), func(i int) bool {
-		if errs[i] = ctx.Err(); errs[i] == nil {
-			all[i].sum, errs[i] = all[i].file.hashRange(all[i].chunk.offset, all[i].chunk.end)
+	err := forEach(runtime.GOMAXPROCS(0), len(all), func(i int) (err error) {
+		if err = ctx.Err(); err == nil {
+			all[i].sum, err = all[i].of.parquet.hashRange(all[i].chunk.offset, all[i].chunk.end)
 		}
-		return errs[i] == nil
+		return err
 	})
+	if err != nil {
+		return err
+	}
 	h := xxh3.New128()
 	fmt.Fprintln(h, d.hash)
-	for i, s := range all {
-		if errs[i] != nil {
-			return errs[i]
-		}
+	for _, s := range all {
 		fmt.Fprintln(h, s.sum)
 		s.of.content = hashBytes(fmt.Append(nil, s.of.content, s.sum))
 	}
 	if len(all) > 0 {
-		sum := h.Sum128()
-		d.hash = Hash128{sum.Hi, sum.Lo}
+		d.hash = Hash128(h.Sum128())
 	}
 	return nil
 }
@@ -280,6 +277,5 @@ func (p *parquetFile) hashRange(from, to int64) (Hash128, error) {
 	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, from, to-from), make([]byte, 256<<10)); err != nil {
 		return Hash128{}, p.wrap(err)
 	}
-	sum := h.Sum128()
-	return Hash128{sum.Hi, sum.Lo}, nil
+	return Hash128(h.Sum128()), nil
 }

@@ -64,7 +64,7 @@ type Reader struct {
 	bytes   int64
 	calls   int64
 	spare   []*Block
-	readers []*blockReader
+	readers []*Scanner
 	arena   int // bytes of text in the last call
 }
 
@@ -84,7 +84,7 @@ func (d *Dataset) NewReader(cfg ReaderConfig) *Reader {
 	}
 	r := &Reader{d: d, cfg: cfg, cache: map[int]*cachedBlock{}}
 	for range cfg.Threads {
-		r.readers = append(r.readers, d.newBlockReader())
+		r.readers = append(r.readers, d.NewScanner())
 	}
 	return r
 }
@@ -105,7 +105,7 @@ func (d *Dataset) windowMemory(w Window) int64 {
 // Close closes files and empties the cache.
 func (r *Reader) Close() error {
 	for _, b := range r.readers {
-		b.close()
+		b.Close()
 	}
 	r.cache, r.bytes, r.spare = map[int]*cachedBlock{}, 0, nil
 	return nil
@@ -188,9 +188,9 @@ func (r *Reader) Read(ctx context.Context, epoch int, rows []int64) ([]Example, 
 		for i := range groups {
 			blocks[i] = r.take()
 		}
-		forEach(r.cfg.Threads, len(groups), func(i int) bool {
-			errs[i] = r.readers[i].read(ctx, groups[i].block, blocks[i])
-			return true
+		forEach(r.cfg.Threads, len(groups), func(i int) error {
+			errs[i] = r.readers[i].Read(ctx, groups[i].block, blocks[i])
+			return nil // the first row's in the order of the answer counts
 		})
 		for i, g := range groups {
 			if errs[i] != nil {
@@ -271,7 +271,7 @@ func (b *Block) memory() int64 {
 	}
 	for i := range b.texts {
 		t := &b.texts[i]
-		n += 8*cap(t.spans) + 4*cap(t.starts) + 4*cap(t.memo)
+		n += 8*cap(t.values) + 4*cap(t.starts) + 4*cap(t.memo)
 		if b.raw == nil || i >= b.d.firstNumber {
 			n += cap(t.arena)
 		}
@@ -355,7 +355,7 @@ func (b *Block) touch(group []request) (sum uint32) {
 			if at := int(q.row - b.First); t.list {
 				sum += t.starts[at]
 			} else {
-				sum += t.spans[at].n
+				sum += t.values[at].n
 			}
 		}
 	}

@@ -272,13 +272,13 @@ func BenchmarkRead(b *testing.B) {
 		}
 		b.Run(name+"/decode", func(b *testing.B) {
 			for b.Loop() {
-				r, block := d.newBlockReader(), new(Block)
+				r, block := d.NewScanner(), new(Block)
 				for i := range d.Blocks() {
-					if err := r.read(ctx, i, block); err != nil {
+					if err := r.Read(ctx, i, block); err != nil {
 						b.Fatal(err)
 					}
 				}
-				r.close()
+				r.Close()
 			}
 			b.ReportMetric(float64(d.Rows())*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
 		})

@@ -265,62 +265,51 @@ func exists(path string) bool {
 }
 
 // loadTexts reads ids and texts, and returns where each id is.
-func loadTexts(ctx context.Context, path string, add func(id, text string, empty bool, where Location) error) (map[string]int, error) {
-	at := map[string]int{}
-	files, err := filesOf(ctx, path, bareTexts)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range files {
-		if err := loadTextsOf(ctx, f, at, add); err != nil {
-			return nil, err
+func loadTexts(ctx context.Context, path string, add addText) (map[string]int, error) {
+	ids := textsByID{map[string]int{}, add}
+	return ids.at, linesOrTables(ctx, path, bareTexts, func(file string) (table bool, err error) {
+		return loadBareTexts(ctx, file, ids)
+	}, func(t *Table) error {
+		column := "id"
+		if !t.has("id") {
+			column = "_id"
 		}
-	}
-	return at, nil
-}
-
-func loadTextsOf(ctx context.Context, path string, at map[string]int, add func(id, text string, empty bool, where Location) error) error {
-	if bareTexts(path) && !IsGlob(path) {
-		if table, err := loadBareTexts(ctx, path, at, add); !table || err != nil {
-			return err
-		}
-	}
-	t, err := OpenTableOf(ctx, []string{path}, HeldOut)
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	idName := "_id"
-	if t.has("id") {
-		idName = "id"
-	}
-	return t.cells(ctx, [][]string{{"id", "_id"}, {"text"}, {"title", ""}}, func(row int64, c []cell) error {
-		id, text, title := c[0], c[1], c[2]
-		if id.null {
-			return &RowError{Row: row, Location: t.Locate(row), Column: idName, Reason: "null"}
-		}
-		if text.null && title.text == "" && !t.separated() { // which have nothing else for an empty text
-			return &RowError{Row: row, Location: t.Locate(row), Column: "text", Reason: theText + "null"}
-		}
-		full := text.text
-		if title.text != "" {
-			full = strings.TrimSpace(title.text + " " + text.text)
-		}
-		return addText(at, idName, id.text, full, row, t.Locate(row), add)
+		return t.cells(ctx, [][]string{{"id", "_id"}, {"text"}, {"title", ""}}, func(row int64, c []cell) error {
+			id, text, title, where := c[0], c[1], c[2], t.Locate(row)
+			if id.null {
+				return &RowError{Row: row, Location: where, Column: column, Reason: "null"}
+			}
+			if text.null && title.text == "" && !t.separated() { // which have nothing else for an empty text
+				return &RowError{Row: row, Location: where, Column: "text", Reason: theText + "null"}
+			}
+			full := text.text
+			if title.text != "" {
+				full = strings.TrimSpace(title.text + " " + text.text)
+			}
+			return ids.add(column, id.text, full, row, where)
+		})
 	})
 }
 
-// addText adds a text to those of other ids, which stand in column idName.
-func addText(at map[string]int, idName, id, text string, row int64, where Location, add func(id, text string, empty bool, where Location) error) error {
-	if _, twice := at[id]; twice {
-		return &RowError{Row: row, Location: where, Column: idName, Reason: fmt.Sprintf("%q comes a second time", id)}
+// addText is told of each text, and whether nothing is in it.
+type addText func(id, text string, empty bool, where Location) error
+
+// textsByID are texts of distinct ids, and where each id is.
+type textsByID struct {
+	at map[string]int
+	to addText
+}
+
+func (ids textsByID) add(column, id, text string, row int64, where Location) error {
+	if _, twice := ids.at[id]; twice {
+		return &RowError{Row: row, Location: where, Column: column, Reason: fmt.Sprintf("%q comes a second time", id)}
 	}
-	at[id] = len(at)
+	ids.at[id] = len(ids.at)
 	reason := checkText([]byte(text))
 	if reason == textNotUTF8 {
 		return &RowError{Row: row, Location: where, Column: "text", Reason: theText + reason}
 	}
-	return add(id, text, reason != "", where)
+	return ids.to(id, text, reason != "", where)
 }
 
 // Pairs are two columns of texts and a column of scores, as semantic textual similarity has them.
@@ -452,10 +441,10 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 					return err
 				}
 				if list {
-					return fail(ErrColumnType, "%s: column %q is list<%s>, want a scalar", t.path(0), name, typ)
+					return fail(ErrColumnType, "%s: column %q is list<%s>, want a scalar", t.files[0].path(), name, typ)
 				}
 				if t.json == nil && !t.leaves[leaf].leaf.isPlain() {
-					return fail(ErrColumnType, "%s: column %q is %s, want string, or a number: cast it to one", t.path(0), name, typ)
+					return fail(ErrColumnType, "%s: column %q is %s, want string, or a number: cast it to one", t.files[0].path(), name, typ)
 				}
 				leaves[i] = leaf
 				wanted = append(wanted, leaf)
@@ -496,16 +485,11 @@ func (t *Table) cells(ctx context.Context, columns [][]string, row func(row int6
 // has tells whether some file has a column.
 func (t *Table) has(name string) bool {
 	for _, f := range t.files {
-		if f.parquet != nil && f.parquet.root.find(name) != nil {
+		if f.parquet != nil && len(f.parquet.root.find(name)) > 0 {
 			return true
 		}
 	}
-	for _, n := range t.names {
-		if n == name {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(t.names, name)
 }
 
 // separated tells whether the table's cells are between separators.

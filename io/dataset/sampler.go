@@ -320,9 +320,6 @@ func (s *Sampler) Total() int64 {
 	return n
 }
 
-// Stats returns what was deferred and dropped so far.
-func (s *Sampler) Stats() Stats { return s.stats }
-
 // Cursor is a sampler's place between two batches. It is small: the rows that wait are what grows it.
 type Cursor struct {
 	Epoch    int     `json:"epoch"`

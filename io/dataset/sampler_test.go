@@ -176,7 +176,7 @@ func TestSamplerProperties(t *testing.T) {
 				t.Fatalf("%+v: %d of %d rows in epoch %d", cfg, len(seen), len(ids), e)
 			}
 		}
-		if got := s.Stats().Dropped; got != dropped {
+		if got := s.stats.Dropped; got != dropped {
 			t.Fatalf("%+v: %d rows dropped, want %d", cfg, got, dropped)
 		}
 	}
@@ -230,8 +230,8 @@ func TestSamplerRestore(t *testing.T) {
 			}) {
 				t.Fatalf("%+v: restored before batch %d of %d: %v\nwant %v", cfg, i, len(batches), got, batches[i:])
 			}
-			if r.Stats().Dropped != s.Stats().Dropped {
-				t.Fatalf("%+v: %+v after a restore, want %+v", cfg, r.Stats(), s.Stats())
+			if r.stats.Dropped != s.stats.Dropped {
+				t.Fatalf("%+v: %+v after a restore, want %+v", cfg, r.stats, s.stats)
 			}
 		}
 	}
@@ -382,7 +382,7 @@ func TestSamplerManyRepeats(t *testing.T) {
 	if len(batches) != 392 {
 		t.Errorf("%d batches, want 392", len(batches))
 	}
-	if got := s.Stats().Dropped; got != n-392*256 {
+	if got := s.stats.Dropped; got != n-392*256 {
 		t.Errorf("%d rows dropped, want %d", got, n-392*256)
 	}
 	if counted.asked > n+n/10 {

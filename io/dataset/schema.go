@@ -91,41 +91,23 @@ func buildSchema(elems []format.SchemaElement) (root *node, leaves []*node, err 
 	return root, leaves, nil
 }
 
-// find returns the node that name means: a top-level column of exactly that name, or a path a.b of groups.
-func (n *node) find(name string) *node {
+// find returns the nodes that name may mean: top-level columns of exactly that name, or paths a.b of groups. Parquet lets several have one name.
+func (n *node) find(name string) (found []*node) {
 	for _, c := range n.children {
 		if c.elem.Name == name {
-			return c
+			found = append(found, c)
 		}
+	}
+	if found != nil {
+		return found
 	}
 	for _, c := range n.children {
 		rest, ok := strings.CutPrefix(name, c.elem.Name+".")
 		if ok && c.leaf < 0 && !c.isList() && c.repetition() != format.Repeated {
-			if found := c.find(rest); found != nil {
-				return found
-			}
+			found = append(found, c.find(rest)...)
 		}
 	}
-	return nil
-}
-
-// count is how many nodes name may mean, as find reads it: parquet lets columns have one name.
-func (n *node) count(name string) (k int) {
-	for _, c := range n.children {
-		if c.elem.Name == name {
-			k++
-		}
-	}
-	if k > 0 {
-		return k
-	}
-	for _, c := range n.children {
-		rest, ok := strings.CutPrefix(name, c.elem.Name+".")
-		if ok && c.leaf < 0 && !c.isList() && c.repetition() != format.Repeated {
-			k += c.count(rest)
-		}
-	}
-	return k
+	return found
 }
 
 // names lists the columns that find can find, groups by their members.

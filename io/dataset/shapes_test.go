@@ -335,7 +335,7 @@ func TestListShapes(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if col, ok := root.find("pos").asColumn(); ok != c.list || col.list != c.list {
+		if col, ok := root.find("pos")[0].asColumn(); ok != c.list || col.list != c.list {
 			t.Errorf("%s: a list of texts %v, want %v", name, ok, c.list)
 		}
 	}

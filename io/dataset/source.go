@@ -13,6 +13,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // A Source says which columns of which files are a training set. Columns are named as in the files; a.b is field b of
@@ -118,6 +119,7 @@ type sourceColumn struct {
 	name   string
 	list   bool
 	number bool
+	truth  bool // true and false are numbers too, 1 and 0
 	direct bool // a role uses it, not only a template
 	ragged bool // lists may be empty
 	exact  int  // lists: every row must have this many; 0: any number above 0
@@ -130,31 +132,46 @@ type roleColumn struct {
 	picks  int // AllNegatives: all
 }
 
-// dataFile is a file of either format, or rows in memory. Exactly one of parquet and jsonl is set.
-type dataFile struct {
+// file is a file of either format, or rows in memory. Exactly one of parquet and jsonl is set.
+type file struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
-	groups  [][]*chunk      // parquet: per row group, per source column
-	tokens  [][]tokenChunks // likewise, of the text columns' ids
-	info    string          // what the file says of them
-	cut     string          // and of texts that were cut
-	mined   string          // and the column that it says to have mined scores
-	first   int64           // global id of its first row
-	content Hash128         // of what the dataset's fingerprint has of it
+	first   int64 // global id of its first row
 }
 
-func (f *dataFile) path() string {
+func (f *file) path() string {
 	if f.parquet != nil {
 		return f.parquet.path
 	}
 	return f.jsonl.path
 }
 
-func (f *dataFile) rows() int64 {
+func (f *file) rows() int64 {
 	if f.parquet != nil {
 		return f.parquet.rows
 	}
 	return f.jsonl.rows
+}
+
+// locate says where a row, by its global id, is at rest.
+func (f *file) locate(row int64) Location {
+	row -= f.first
+	if f.jsonl != nil {
+		return f.jsonl.at(row)
+	}
+	group := sort.Search(len(f.parquet.ends), func(i int) bool { return f.parquet.ends[i] > row })
+	return Location{File: f.parquet.path, RowGroup: group, Row: row}
+}
+
+// dataFile is a file of a dataset.
+type dataFile struct {
+	file
+	groups  [][]*chunk      // parquet: per row group, per source column
+	tokens  [][]tokenChunks // likewise, of the text columns' ids
+	info    string          // what the file says of them
+	cut     string          // and of texts that were cut
+	mined   string          // and the column that it says to have mined scores
+	content Hash128         // of what the dataset's fingerprint has of it
 }
 
 // blockRef is the unit of reading: consecutive rows of one row group, or of one stretch of JSON lines.
@@ -331,12 +348,7 @@ func (d *Dataset) Locate(row int64) Location {
 	if row < 0 || row >= d.Rows() {
 		return Location{File: fmt.Sprintf("no such row (%d of %d)", row, d.Rows()), RowGroup: -1, Row: row}
 	}
-	b := &d.blocks[d.blockOf(row)]
-	f := &d.files[b.file]
-	if f.jsonl != nil {
-		return f.jsonl.at(row - f.first)
-	}
-	return Location{File: f.path(), RowGroup: int(b.part), Row: row - f.first}
+	return d.files[d.blocks[d.blockOf(row)].file].locate(row)
 }
 
 // blockOf returns the block that holds a row.
@@ -607,6 +619,10 @@ func (d *Dataset) nameColumns() error {
 	for _, name := range d.src.Scores {
 		d.number.scores = append(d.number.scores, number(name))
 	}
+	for i := range d.sources[d.firstNumber:] {
+		is := d.number
+		d.sources[d.firstNumber+i].truth = (i == is.label || slices.Contains(is.scores, i)) && i != is.weight && i != is.teacher
+	}
 	return nil
 }
 
@@ -632,51 +648,43 @@ func (d *Dataset) pick(dst []int, seed uint64, epoch int, row int64, role, n int
 	return choose(dst, seed, epoch, row, role, n, d.roles[role].picks)
 }
 
-// openFiles opens all files, several at once. The error is the first file's that has one.
+// openFiles opens all files, several at once.
 func (d *Dataset) openFiles(ctx context.Context, paths []string, limit blockLimit) error {
 	d.files = make([]dataFile, len(paths))
-	errs := make([]error, len(paths))
-	forEach(runtime.GOMAXPROCS(0), len(paths), func(i int) bool {
-		if errs[i] = ctx.Err(); errs[i] == nil {
-			if isParquet(paths[i]) {
-				d.files[i].parquet, errs[i] = openParquet(paths[i])
-			} else {
-				d.files[i].jsonl, errs[i] = openJSONL(ctx, paths[i], limit)
-			}
+	return forEach(runtime.GOMAXPROCS(0), len(paths), func(i int) (err error) {
+		switch err = ctx.Err(); {
+		case err != nil:
+		case isParquet(paths[i]):
+			d.files[i].parquet, err = openParquet(paths[i])
+		default:
+			d.files[i].jsonl, err = openJSONL(ctx, paths[i], limit)
 		}
-		return errs[i] == nil
+		return err
 	})
+}
+
+// forEach calls do(0..n-1) from up to threads goroutines and returns when all are done. After an error it starts no more; it returns that of the
+// lowest number.
+func forEach(threads, n int, do func(i int) error) error {
+	errs := make([]error, n)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range max(1, min(threads, n)) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				if errs[i] = do(int(i)); errs[i] != nil {
+					next.Store(int64(n))
+				}
+			}
+		})
+	}
+	wg.Wait()
 	for _, err := range errs {
 		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// forEach calls do(0..n-1) from up to threads goroutines and returns when all are done. After a false it starts no more.
-func forEach(threads, n int, do func(i int) bool) {
-	var mu sync.Mutex
-	next := 0
-	take := func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		next++
-		return next - 1
-	}
-	var wg sync.WaitGroup
-	for range max(1, min(threads, n)) {
-		wg.Go(func() {
-			for i := take(); i < n; i = take() {
-				if !do(i) {
-					mu.Lock()
-					next = n
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // textsAsLists goes on from an error about a list in a cell.

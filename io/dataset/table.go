@@ -32,13 +32,17 @@ type Table struct {
 func (t *Table) KeepEmpty() { t.empty = true }
 
 type tableFile struct {
-	parquet *parquetFile
-	jsonl   *jsonlFile
-	names   []string             // of separated values: its columns
-	cells   map[string]valueKind // and their kinds
-	own     map[int]*node        // of parquet files that differ: where it has the table's leaves that have been asked for
-	first   int64
-	rows    int64
+	file
+	names []string             // of separated values: its columns
+	cells map[string]valueKind // and their kinds
+	own   map[int]*node        // of parquet files that differ: where it has the table's leaves that have been asked for
+}
+
+// add adds a file, behind the others.
+func (t *Table) add(f file) *tableFile {
+	f.first = t.Rows()
+	t.files = append(t.files, tableFile{file: f})
+	return &t.files[len(t.files)-1]
 }
 
 // tableLeaf is a column of scalars in the schema's tree.
@@ -99,8 +103,8 @@ func (t *Table) Close() error {
 // Rows returns the number of rows.
 func (t *Table) Rows() int64 {
 	n := int64(0)
-	for _, f := range t.files {
-		n += f.rows
+	for i := range t.files {
+		n += t.files[i].rows()
 	}
 	return n
 }
@@ -117,14 +121,9 @@ func (t *Table) openParquet(paths []string) error {
 		if err != nil {
 			return err
 		}
-		f := tableFile{parquet: p, rows: p.rows}
-		if i > 0 {
-			f.first = t.files[i-1].first + t.files[i-1].rows
-			if t.differ == nil {
-				t.differ = sameSchema(t.files[0].parquet, p)
-			}
+		if t.add(file{parquet: p}); i > 0 && t.differ == nil {
+			t.differ = sameSchema(t.files[0].parquet, p)
 		}
-		t.files = append(t.files, f)
 	}
 	p := t.files[0].parquet
 	var walk func(n *node, path, top string)
@@ -409,9 +408,9 @@ func (c *Chunk) Drop(rows []int) {
 // textLeaf returns the leaf of a column of strings. In JSON lines some rows' values may be others, which usable says of these rows.
 func (t *Table) textLeaf(name string) (int, error) {
 	leaf, list, typ, err := t.find(name)
-	file := 0
+	at := 0
 	if err == nil && t.json != nil {
-		if file = t.json[leaf].file; t.json[leaf].mixed() {
+		if at = t.json[leaf].file; t.json[leaf].mixed() {
 			return leaf, nil
 		}
 	}
@@ -419,16 +418,9 @@ func (t *Table) textLeaf(name string) (int, error) {
 		if list {
 			typ = "list<" + typ + ">"
 		}
-		err = fail(ErrColumnType, "%s: column %q is %s, want string", t.path(file), name, typ)
+		err = fail(ErrColumnType, "%s: column %q is %s, want string", t.files[at].path(), name, typ)
 	}
 	return leaf, err
-}
-
-func (t *Table) path(file int) string {
-	if f := t.files[file]; f.parquet != nil {
-		return f.parquet.path
-	}
-	return t.files[file].jsonl.path
 }
 
 // find returns the leaf of a column of scalars, or of lists of scalars, and its type.
@@ -463,7 +455,7 @@ func (t *Table) locate(name string, first column, top *node) error {
 			return err
 		}
 		if c.leaf == nil || c.list != first.list || c.leaf.elem.Type != first.leaf.elem.Type || c.leaf.scalarName() != first.leaf.scalarName() || c.leaf.width() != first.leaf.width() {
-			return differ("column %q is %s in %s, and %s in %s", name, top.typeName(), t.path(0), n.typeName(), f.parquet.path)
+			return differ("column %q is %s in %s, and %s in %s", name, top.typeName(), t.files[0].path(), n.typeName(), f.parquet.path)
 		}
 		if f.own == nil {
 			f.own = map[int]*node{}
@@ -477,7 +469,7 @@ func (t *Table) locate(name string, first column, top *node) error {
 // of lists. The table passes these on as the text that they are, but they are no text to embed and no value to look up.
 func (t *Table) checkCells(name string) error {
 	for _, f := range t.files {
-		if f.cells == nil || f.rows == 0 {
+		if f.cells == nil || f.rows() == 0 {
 			continue
 		}
 		s, err := f.jsonl.shape(name, f.names, f.cells)
@@ -538,21 +530,9 @@ func (t *Table) usable(c *Chunk, col *tableText, row int) (text []byte, says boo
 func (t *Table) Locate(row int64) Location {
 	for i := range t.files {
 		f := &t.files[i]
-		if row >= f.first+f.rows {
-			continue
+		if row < f.first+f.rows() {
+			return f.locate(row)
 		}
-		if f.jsonl != nil {
-			return f.jsonl.at(row - f.first)
-		}
-		l := Location{File: t.path(i), RowGroup: -1, Row: row - f.first}
-		left := l.Row
-		for g, rg := range f.parquet.meta.RowGroups {
-			if l.RowGroup = g; left < rg.NumRows {
-				break
-			}
-			left -= rg.NumRows
-		}
-		return l
 	}
 	return Location{File: "no such row", RowGroup: -1, Row: row}
 }
@@ -654,10 +634,8 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		if m.Name == "" {
 			return nil, fail(ErrColumnType, "%s: the new column needs a name (--output-column)", path)
 		}
-		for _, name := range t.names {
-			if m.Name == name {
-				return nil, fail(ErrColumnType, "%s already has a column %q: the new one needs another name (--output-column)", t.path(0), name)
-			}
+		if slices.Contains(t.names, m.Name) {
+			return nil, fail(ErrColumnType, "%s already has a column %q: the new one needs another name (--output-column)", t.files[0].path(), m.Name)
 		}
 	}
 	root := orderedGroup{}
@@ -665,7 +643,7 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		return nil, err
 	}
 	for _, m := range more {
-		root.add(m.Name, m.node())
+		root.add(m.Name, outTypes[m.Type].node)
 	}
 	w, err := newParquetWriter(path, root)
 	if err != nil {

@@ -75,11 +75,7 @@ func (t *Table) openLines(ctx context.Context, files int, open func(i int) (*jso
 		if err != nil {
 			return err
 		}
-		t.files = append(t.files, tableFile{jsonl: j, rows: j.rows})
-		f := &t.files[i]
-		if i > 0 {
-			f.first = t.files[i-1].first + t.files[i-1].rows
-		}
+		f := t.add(file{jsonl: j})
 		if j.text {
 			if f.names, f.cells, err = j.kinds(); err != nil {
 				return err
@@ -106,7 +102,7 @@ func (t *Table) openLines(ctx context.Context, files int, open func(i int) (*jso
 		}
 	}
 	if t.Rows() == 0 {
-		return fail(ErrNoFiles, "%s: no rows", t.path(0))
+		return fail(ErrNoFiles, "%s: no rows", t.files[0].path())
 	}
 	for k := range t.json {
 		if c := &t.json[k]; c.kind == jsonAny {

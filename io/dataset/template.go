@@ -68,12 +68,12 @@ func (b *Block) join() {
 		for row := range b.Rows {
 			arena, off, n := j.appendTo(t.arena, func(source int) []byte {
 				part := &b.texts[source]
-				if s := part.spans[row]; s.n != null {
+				if s := part.values[row]; s.n != null {
 					return part.bytes(s)
 				}
 				return nil
 			})
-			t.arena, t.spans = arena, append(t.spans, span{uint32(off), uint32(n)})
+			t.arena, t.values = arena, append(t.values, span{uint32(off), uint32(n)})
 		}
 	}
 }

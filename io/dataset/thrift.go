@@ -3,6 +3,7 @@ package dataset
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 )
 
 // Thrift's compact protocol, as far as a reader of parquet pages needs it.
@@ -144,14 +145,7 @@ func (c *compact) skip(typ byte, depth int) {
 			c.skipItem(types&15, depth+1)
 		}
 	case thriftStruct:
-		for last := int16(0); c.err == nil; {
-			id, typ := c.field(last)
-			if typ == thriftStop {
-				return
-			}
-			c.skip(typ, depth+1)
-			last = id
-		}
+		c.structOf(depth+1, func(int16, byte) bool { return false })
 	default:
 		c.fail()
 	}
@@ -210,79 +204,48 @@ func (c *compact) structOf(depth int, read func(id int16, typ byte) bool) {
 	}
 }
 
-// parsePageHeader reads the header at the start of b.
-func parsePageHeader(b []byte) (pageHeader, error) {
-	c := compact{b: b}
-	var h pageHeader
-	integer := func(typ byte, p *int64) bool {
-		if typ != thriftI16 && typ != thriftI32 && typ != thriftI64 {
+// wantedFields are what is wanted of a struct, by its fields' numbers: integers, of which true and false are 1 and 0, and structs in it.
+type wantedFields struct {
+	integers []*int64
+	structs  []wantedFields
+}
+
+// read reads such fields of the struct that starts here.
+func (c *compact) read(depth int, want wantedFields) {
+	c.structOf(depth, func(id int16, typ byte) bool {
+		var to *int64
+		if id >= 0 && int(id) < len(want.integers) {
+			to = want.integers[id]
+		}
+		switch {
+		case typ == thriftStruct && id >= 0 && int(id) < len(want.structs):
+			c.read(depth+1, want.structs[id])
+		case to == nil:
+			return false
+		case typ == thriftTrue || typ == thriftFalse:
+			*to = int64(thriftFalse - typ)
+		case typ == thriftI16 || typ == thriftI32 || typ == thriftI64:
+			*to = c.int()
+		default:
 			return false
 		}
-		*p = c.int()
 		return true
-	}
-	c.structOf(1, func(id int16, typ byte) bool {
-		switch {
-		case id == 1:
-			return integer(typ, &h.kind)
-		case id == 2:
-			return integer(typ, &h.size)
-		case id == 3:
-			return integer(typ, &h.compressed)
-		case id == 4:
-			var crc int64
-			h.hasCRC = integer(typ, &crc)
-			h.crc = uint32(crc)
-			return h.hasCRC
-		case id == 5 && typ == thriftStruct:
-			c.structOf(2, func(id int16, typ byte) bool {
-				switch id {
-				case 1:
-					return integer(typ, &h.values)
-				case 2:
-					return integer(typ, &h.encoding)
-				case 3:
-					return integer(typ, &h.defEncoding)
-				case 4:
-					return integer(typ, &h.repEncoding)
-				}
-				return false
-			})
-			return true
-		case id == 7 && typ == thriftStruct:
-			c.structOf(2, func(id int16, typ byte) bool {
-				switch id {
-				case 1:
-					return integer(typ, &h.values)
-				case 2:
-					return integer(typ, &h.encoding)
-				}
-				return false
-			})
-			return true
-		case id == 8 && typ == thriftStruct:
-			c.structOf(2, func(id int16, typ byte) bool {
-				switch id {
-				case 1:
-					return integer(typ, &h.values)
-				case 3:
-					return integer(typ, &h.rows)
-				case 4:
-					return integer(typ, &h.encoding)
-				case 5:
-					return integer(typ, &h.defBytes)
-				case 6:
-					return integer(typ, &h.repBytes)
-				case 7:
-					h.plain = typ == thriftFalse
-				}
-				return false
-			})
-			return true
-		}
-		return false
 	})
-	h.headerBytes = c.pos
+}
+
+// parsePageHeader reads the header at the start of b.
+func parsePageHeader(b []byte) (pageHeader, error) {
+	const none = math.MinInt64
+	c, h, crc, compressed := compact{b: b}, pageHeader{}, int64(none), int64(1)
+	c.read(1, wantedFields{
+		integers: []*int64{1: &h.kind, 2: &h.size, 3: &h.compressed, 4: &crc},
+		structs: []wantedFields{
+			5: {integers: []*int64{1: &h.values, 2: &h.encoding, 3: &h.defEncoding, 4: &h.repEncoding}},
+			7: {integers: []*int64{1: &h.values, 2: &h.encoding}}, // a dictionary
+			8: {integers: []*int64{1: &h.values, 3: &h.rows, 4: &h.encoding, 5: &h.defBytes, 6: &h.repBytes, 7: &compressed}},
+		},
+	})
+	h.hasCRC, h.crc, h.plain, h.headerBytes = crc != none, uint32(crc), compressed == 0, c.pos
 	return h, c.err
 }
 
@@ -304,17 +267,7 @@ func parseOffsetIndex(b []byte) ([]pageLocation, error) {
 		}
 		for range n {
 			var p pageLocation
-			c.structOf(2, func(id int16, typ byte) bool {
-				switch {
-				case id == 1 && typ == thriftI64:
-					p.offset = c.int()
-				case id == 3 && typ == thriftI64:
-					p.firstRow = c.int()
-				default:
-					return false
-				}
-				return true
-			})
+			c.read(2, wantedFields{integers: []*int64{1: &p.offset, 3: &p.firstRow}})
 			pages = append(pages, p)
 			if c.err != nil {
 				break

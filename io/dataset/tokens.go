@@ -203,7 +203,7 @@ func (f *dataFile) tokenChunks(d *Dataset) error {
 }
 
 // readTokens reads what stands beside text column k; weave makes texts of it.
-func (r *blockReader) readTokens(f *dataFile, ref *blockRef, k int) error {
+func (r *Scanner) readTokens(f *dataFile, ref *blockRef, k int) error {
 	if r.tokens == nil {
 		r.tokens = make([]tokenReaders, r.d.firstNumber)
 	}
@@ -234,7 +234,7 @@ const hashSize = 16
 
 // weave puts all that a row has in one place, for that is how a shuffled batch comes for it: of each column, of each text, the identity and
 // then the ids. Columns apart would be twice the cache lines and, each in a page of its own, five times the searches for where a page is.
-func (r *blockReader) weave(f *dataFile, ref *blockRef, b *Block) error {
+func (r *Scanner) weave(f *dataFile, ref *blockRef, b *Block) error {
 	size := 0
 	for k := range r.tokens {
 		size += len(r.tokens[k].hashes.data) + len(r.tokens[k].ids.data)
@@ -249,7 +249,7 @@ func (r *blockReader) weave(f *dataFile, ref *blockRef, b *Block) error {
 			hashes, ids := q.hashes.row(row, 8), q.ids.row(row, 4)
 			if !t.list && len(hashes) == hashSize { // nearly all there are
 				b.raw = append(append(b.raw, hashes...), ids...)
-				t.spans = append(t.spans, span{uint32(len(b.raw) - len(ids)), uint32(len(ids))})
+				t.values = append(t.values, span{uint32(len(b.raw) - len(ids)), uint32(len(ids))})
 				continue
 			}
 			reason := ""
@@ -265,16 +265,15 @@ func (r *blockReader) weave(f *dataFile, ref *blockRef, b *Block) error {
 	}
 	for k := range r.tokens {
 		t := &b.texts[k]
-		if t.arena = b.raw; t.list {
-			t.starts = append(t.starts, uint32(len(t.spans)))
-		}
+		t.arena = b.raw
+		t.end(b.Rows)
 	}
 	return nil
 }
 
 // weaveList is weave for a row of a column of lists; reason tells what doesn't fit.
 func (b *Block) weaveList(t *textColumn, hashes, ids []byte, counts []int32) (reason string) {
-	t.starts = append(t.starts, uint32(len(t.spans)))
+	t.begin()
 	if len(hashes) != hashSize*len(counts) {
 		return fmt.Sprintf("%d halves of hashes for %d texts", len(hashes)/8, len(counts))
 	}
@@ -283,7 +282,7 @@ func (b *Block) weaveList(t *textColumn, hashes, ids []byte, counts []int32) (re
 			return "more ids are counted than there are"
 		}
 		b.raw = append(append(b.raw, hashes[hashSize*k:hashSize*(k+1)]...), ids[:4*n]...)
-		t.spans = append(t.spans, span{uint32(len(b.raw)) - 4*uint32(n), 4 * uint32(n)})
+		t.values = append(t.values, span{uint32(len(b.raw)) - 4*uint32(n), 4 * uint32(n)})
 		ids = ids[4*n:]
 	}
 	if len(ids) > 0 {

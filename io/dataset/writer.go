@@ -25,28 +25,45 @@ const (
 	VectorListOut                // VectorLists: a list<list<float32>> a row
 )
 
-// Empty is a value of the type for no rows, with room for n.
-func (t OutType) Empty(n int) any {
-	switch t {
-	case TextListOut:
-		return make([][]string, 0, n)
-	case IntOut:
-		return make([]int64, 0, n)
-	case FloatOut:
-		return make([]float64, 0, n)
-	case VectorOut:
-		return Vectors{}
-	case VectorListOut:
-		return VectorLists{}
-	case NumbersOut:
-		return make([][]float32, 0, n)
-	case IDsOut:
-		return make([][]int32, 0, n)
-	case LongsOut:
-		return make([][]int64, 0, n)
-	}
-	return make([]string, 0, n)
+// outTypes are what each has for no rows, with room for n, and what a column's values are in the file.
+//
+// Ids are stored as they are used, and hashes can't be made smaller. What 5.4 million ids (100,000 texts of Go and its comments) took at
+// rest, and each row of 107 to be fed to training on a busy core, where its texts took 9.6 to 11.7 us:
+//
+//	plain                     21.9 MB   1.3 us
+//	dictionary                 9.1 MB   1.5 to 1.9 us
+//	plain, snappy (or lz4)     7.3 MB   1.8 us
+//	dictionary, zstd           6.6 MB   2.1 us
+//	plain, zstd                5.7 MB   2.2 us
+//	bytes split, zstd          5.7 MB   3.0 us
+var outTypes = [...]struct {
+	empty func(n int) any
+	node  parquet.Node
+}{
+	TextOut:       {room[string], plainLeaf(parquet.String())},
+	TextListOut:   {room[[]string], listOf(plainLeaf(parquet.String()))},
+	IntOut:        {room[int64], plainLeaf(parquet.Int(64))},
+	FloatOut:      {room[float64], plainLeaf(parquet.Leaf(parquet.DoubleType))},
+	VectorOut:     {func(int) any { return Vectors{} }, listOf(plainLeaf(parquet.Leaf(parquet.FloatType)))},
+	NumbersOut:    {room[[]float32], listOf(plainLeaf(parquet.Leaf(parquet.FloatType)))},
+	IDsOut:        {room[[]int32], listOf(bareLeaf(parquet.Int(32)))},
+	LongsOut:      {room[[]int64], listOf(bareLeaf(parquet.Int(64)))},
+	VectorListOut: {func(int) any { return VectorLists{} }, listOf(listOf(plainLeaf(parquet.Leaf(parquet.FloatType))))},
 }
+
+func room[T any](n int) any              { return make([]T, 0, n) }
+func listOf(n parquet.Node) parquet.Node { return parquet.Optional(parquet.List(n)) }
+func plainLeaf(n parquet.Node) parquet.Node {
+	return parquet.Optional(parquet.Encoded(n, &parquet.Plain))
+}
+
+// bareLeaf is a leaf that is not compressed.
+func bareLeaf(n parquet.Node) parquet.Node {
+	return parquet.Optional(parquet.Compressed(parquet.Encoded(n, &parquet.Plain), &parquet.Uncompressed))
+}
+
+// Empty is a value of the type for no rows, with room for n.
+func (t OutType) Empty(n int) any { return outTypes[t].empty(n) }
 
 // VectorLists are rows of any number of vectors of float32 of one length: row i's are Data[Cu[i]*Dim:Cu[i+1]*Dim].
 type VectorLists struct {
@@ -65,39 +82,6 @@ type Vectors struct {
 type OutColumn struct {
 	Name string
 	Type OutType
-}
-
-func (c OutColumn) node() parquet.Node {
-	leaf := func(n parquet.Node) parquet.Node { return parquet.Optional(parquet.Encoded(n, &parquet.Plain)) }
-	// Ids are stored as they are used, and hashes can't be made smaller. What 5.4 million ids (100,000 texts of Go and its comments) took at
-	// rest, and each row of 107 to be fed to training on a busy core, where its texts took 9.6 to 11.7 us:
-	//
-	//	plain                     21.9 MB   1.3 us
-	//	dictionary                 9.1 MB   1.5 to 1.9 us
-	//	plain, snappy (or lz4)     7.3 MB   1.8 us
-	//	dictionary, zstd           6.6 MB   2.1 us
-	//	plain, zstd                5.7 MB   2.2 us
-	//	bytes split, zstd          5.7 MB   3.0 us
-	bare := func(n parquet.Node) parquet.Node {
-		return parquet.Optional(parquet.Compressed(parquet.Encoded(n, &parquet.Plain), &parquet.Uncompressed))
-	}
-	switch c.Type {
-	case TextListOut:
-		return parquet.Optional(parquet.List(leaf(parquet.String())))
-	case IntOut:
-		return leaf(parquet.Int(64))
-	case FloatOut:
-		return leaf(parquet.Leaf(parquet.DoubleType))
-	case VectorOut, NumbersOut:
-		return parquet.Optional(parquet.List(leaf(parquet.Leaf(parquet.FloatType))))
-	case IDsOut:
-		return parquet.Optional(parquet.List(bare(parquet.Int(32))))
-	case LongsOut:
-		return parquet.Optional(parquet.List(bare(parquet.Int(64))))
-	case VectorListOut:
-		return parquet.Optional(parquet.List(parquet.Optional(parquet.List(leaf(parquet.Leaf(parquet.FloatType))))))
-	}
-	return leaf(parquet.String())
 }
 
 // ParquetWriter writes a parquet file row group by row group. The file appears under its name when Close succeeds, whole
@@ -129,7 +113,7 @@ func NewParquetWriter(path string, columns ...OutColumn) (*ParquetWriter, error)
 	}
 	root := orderedGroup{}
 	for _, c := range columns {
-		root.add(c.Name, c.node())
+		root.add(c.Name, outTypes[c.Type].node)
 	}
 	w, err := newParquetWriter(path, root)
 	if err != nil {
@@ -222,44 +206,29 @@ func (w *ParquetWriter) rowsOf(columns []any) (rows int, err error) {
 	return rows, nil
 }
 
-// values makes the library's values of rows [from, to). Definition levels: 1 a value, lists: 1 empty, 3 an element, which in a list of
-// lists is one that is empty, 5 its element.
+// values makes the library's values of rows [from, to).
 func (w *ParquetWriter) values(column any, leaf, from, to int) []parquet.Value {
 	out := w.scratch[:0]
-	list := func(n int, element func(i int) parquet.Value) {
-		if n == 0 {
-			out = append(out, parquet.NullValue().Level(0, 1, leaf))
-		}
-		for i := range n {
-			out = append(out, element(i).Level(min(i, 1), 3, leaf))
-		}
-	}
 	switch c := column.(type) {
 	case []string:
-		for _, s := range c[from:to] {
-			out = append(out, textValue(s).Level(0, 1, leaf))
-		}
-	case [][]string:
-		for _, l := range c[from:to] {
-			list(len(l), func(i int) parquet.Value { return textValue(l[i]) })
-		}
+		out = appendScalars(out, leaf, c[from:to], textValue)
 	case []int64:
-		for _, v := range c[from:to] {
-			out = append(out, parquet.Int64Value(v).Level(0, 1, leaf))
-		}
+		out = appendScalars(out, leaf, c[from:to], parquet.Int64Value)
 	case []float64:
-		for _, v := range c[from:to] {
-			out = append(out, parquet.DoubleValue(v).Level(0, 1, leaf))
-		}
+		out = appendScalars(out, leaf, c[from:to], parquet.DoubleValue)
+	case [][]string:
+		out = appendLists(out, leaf, c[from:to], textValue)
 	case [][]int32:
-		for _, l := range c[from:to] {
-			list(len(l), func(i int) parquet.Value { return parquet.Int32Value(l[i]) })
-		}
+		out = appendLists(out, leaf, c[from:to], parquet.Int32Value)
+	case [][]int64:
+		out = appendLists(out, leaf, c[from:to], parquet.Int64Value)
 	case [][]float32:
-		for _, l := range c[from:to] {
-			list(len(l), func(i int) parquet.Value { return parquet.FloatValue(l[i]) })
+		out = appendLists(out, leaf, c[from:to], parquet.FloatValue)
+	case Vectors:
+		for i := from; i < to; i++ {
+			out = appendList(out, leaf, c.Data[i*c.Dim:(i+1)*c.Dim], parquet.FloatValue)
 		}
-	case VectorLists:
+	case VectorLists: // definition levels: 1 an empty list, 3 an empty element of one, 5 its element
 		for i := from; i < to; i++ {
 			if c.Cu[i] == c.Cu[i+1] {
 				out = append(out, parquet.NullValue().Level(0, 1, leaf))
@@ -274,17 +243,33 @@ func (w *ParquetWriter) values(column any, leaf, from, to int) []parquet.Value {
 				}
 			}
 		}
-	case Vectors:
-		for i := from; i < to; i++ {
-			row := c.Data[i*c.Dim : (i+1)*c.Dim]
-			list(len(row), func(i int) parquet.Value { return parquet.FloatValue(row[i]) })
-		}
-	case [][]int64:
-		for _, l := range c[from:to] {
-			list(len(l), func(i int) parquet.Value { return parquet.Int64Value(l[i]) })
-		}
 	}
 	w.scratch = out
+	return out
+}
+
+func appendScalars[T any](out []parquet.Value, leaf int, rows []T, value func(T) parquet.Value) []parquet.Value {
+	for _, v := range rows {
+		out = append(out, value(v).Level(0, 1, leaf))
+	}
+	return out
+}
+
+func appendLists[T any](out []parquet.Value, leaf int, rows [][]T, value func(T) parquet.Value) []parquet.Value {
+	for _, row := range rows {
+		out = appendList(out, leaf, row, value)
+	}
+	return out
+}
+
+// appendList appends a row's list. Definition levels: 1 an empty one, 3 an element.
+func appendList[T any](out []parquet.Value, leaf int, row []T, value func(T) parquet.Value) []parquet.Value {
+	if len(row) == 0 {
+		out = append(out, parquet.NullValue().Level(0, 1, leaf))
+	}
+	for i, v := range row {
+		out = append(out, value(v).Level(min(i, 1), 3, leaf))
+	}
 	return out
 }
 

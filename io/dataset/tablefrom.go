@@ -25,7 +25,7 @@ func OpenTableFrom(ctx context.Context, name string, in io.Reader, withBad bool)
 	values := looksSeparated(head)
 	err := t.openLines(ctx, 1, func(int) (*jsonlFile, error) {
 		j := &jsonlFile{path: name}
-		return j, j.open(ctx, nil, content, defaultLimit)
+		return j, j.open(ctx, content, false, defaultLimit)
 	})
 	if values && len(t.json) == 0 && (err == nil || errors.Is(err, ErrBadRow)) {
 		if err == nil {
@@ -49,7 +49,7 @@ var otherHeads = []struct{ head, is, way string }{
 
 // looksSeparated tells a first line that is no JSON and has a comma or a tab.
 func looksSeparated(head []byte) bool {
-	line, _, _ := bytes.Cut(bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n"), []byte("\n"))
+	line, _, _ := bytes.Cut(bytes.TrimLeft(bytes.TrimPrefix(head, []byte(byteOrderMark)), " \t\r\n"), []byte("\n"))
 	if len(line) == 0 || line[0] == '{' || line[0] == '[' || !bytes.ContainsAny(line, ",\t") {
 		return false
 	}

@@ -19,26 +19,68 @@ type span struct{ off, n uint32 }
 const null = math.MaxUint32    // span.n of a null
 const missing = math.MaxUint32 // span.off of one that its row has no key for
 
-// textColumn is a column of texts, or of lists of texts, in rows.
-type textColumn struct {
+// rowsOf is a column's values in rows: one each, or a list.
+type rowsOf[T any] struct {
 	list   bool
-	starts []uint32 // lists: row i has spans[starts[i]:starts[i+1]]
-	spans  []span
-	arena  []byte
+	starts []uint32 // lists: row i has values[starts[i]:starts[i+1]]
+	values []T
+}
+
+func (c *rowsOf[T]) reset(list bool) { *c = rowsOf[T]{list, c.starts[:0], c.values[:0]} }
+
+// row returns the values of row i.
+func (c *rowsOf[T]) row(i int) []T {
+	if !c.list {
+		return c.values[i : i+1]
+	}
+	return c.values[c.starts[i]:c.starts[i+1]]
+}
+
+// begin begins a row's list.
+func (c *rowsOf[T]) begin() { c.starts = append(c.starts, uint32(len(c.values))) }
+
+// beginWith begins a row: a list, or a value, without until there is one.
+func (c *rowsOf[T]) beginWith(without T) {
+	if c.list {
+		c.begin()
+	} else {
+		c.values = append(c.values, without)
+	}
+}
+
+// again has a row that was begun begin anew, with a value of its own if it is no list.
+func (c *rowsOf[T]) again(v T) {
+	if c.list {
+		c.values = c.values[:c.starts[len(c.starts)-1]]
+	} else {
+		c.values[len(c.values)-1] = v
+	}
+}
+
+// end closes the last row, of as many as there have to be.
+func (c *rowsOf[T]) end(rows int) error {
+	n := len(c.values)
+	if c.list {
+		n = len(c.starts)
+		c.begin()
+	}
+	if n != rows {
+		return fmt.Errorf("%d rows, want %d", n, rows)
+	}
+	return nil
+}
+
+// textColumn is a column of texts, or of lists of texts.
+type textColumn struct {
+	rowsOf[span]
+	arena []byte
 
 	memo []uint32 // 1 + where a dictionary's entry stands in the arena
 }
 
 func (t *textColumn) reset(list bool) {
-	*t = textColumn{list: list, starts: t.starts[:0], spans: t.spans[:0], arena: t.arena[:0], memo: t.memo[:0]}
-}
-
-// row returns the texts of row i.
-func (t *textColumn) row(i int) []span {
-	if !t.list {
-		return t.spans[i : i+1]
-	}
-	return t.spans[t.starts[i]:t.starts[i+1]]
+	t.rowsOf.reset(list)
+	t.arena, t.memo = t.arena[:0], t.memo[:0]
 }
 
 func (t *textColumn) bytes(s span) []byte { return t.arena[s.off : s.off+s.n] }
@@ -120,17 +162,17 @@ func (r *columnReader) takeTexts(t *textColumn, to int64) error {
 			}
 			pg.row++
 			if t.list {
-				t.starts = append(t.starts, uint32(len(t.spans)))
+				t.begin()
 			}
 		}
 		if pg.def != nil && pg.def[pg.slot] < maxDef {
 			if !t.list || pg.def[pg.slot] >= listDef {
-				t.spans = append(t.spans, span{0, null})
+				t.values = append(t.values, span{0, null})
 			}
 			continue
 		}
 		if pg.form == dictForm {
-			t.spans = append(t.spans, t.fromDictionary(&r.dict, pg.indices[pg.value]))
+			t.values = append(t.values, t.fromDictionary(&r.dict, pg.indices[pg.value]))
 			pg.value++
 			continue
 		}
@@ -138,7 +180,7 @@ func (r *columnReader) takeTexts(t *textColumn, to int64) error {
 		if err != nil {
 			return err
 		}
-		t.spans = append(t.spans, span{uint32(base + from - begin), uint32(end - from)})
+		t.values = append(t.values, span{uint32(base + from - begin), uint32(end - from)})
 	}
 	if pg.form != dictForm {
 		t.arena = append(t.arena, pg.data[begin:pg.begin()]...) // with the lengths between the texts: one copy for all

@@ -25,18 +25,17 @@ type shape struct {
 
 // settleColumns finds the columns in every file and makes sure that all files agree.
 func (d *Dataset) settleColumns() error {
-	first := make([]string, len(d.sources)) // the file that settled a column
 	h := xxh3.New128()
+	first := make([]string, len(d.sources)) // the file that settled a column
 	for i := range d.files {
 		f := &d.files[i]
 		if i > 0 {
 			f.first = d.files[i-1].first + d.files[i-1].rows()
 		}
 		var size int64
-		var content Hash128
 		var find func(name string) (shape, error)
 		if p := f.parquet; p != nil {
-			find, size, content = p.shape, p.size, p.footer
+			find, size, f.content = p.shape, p.size, p.footer
 		} else {
 			names, kinds, err := f.jsonl.kinds()
 			if err != nil {
@@ -46,88 +45,22 @@ func (d *Dataset) settleColumns() error {
 				continue
 			}
 			find = func(name string) (shape, error) { return f.jsonl.shape(name, names, kinds) }
-			size, content = f.jsonl.size, f.jsonl.hash
+			size, f.content = f.jsonl.size, f.jsonl.hash
 		}
-		f.content = content
-		fmt.Fprintf(h, "%q %d %v\n", filepath.Base(f.path()), size, content)
+		fmt.Fprintf(h, "%q %d %v\n", filepath.Base(f.path()), size, f.content)
 		for k := range d.sources {
-			s := &d.sources[k]
-			got, err := find(s.name)
-			if got.numbers && s.number && d.mayBeTruth(k) {
-				got = shape{number: true, truth: true}
+			got, err := find(d.sources[k].name)
+			if err == nil {
+				err = d.settle(k, got, f.path(), first)
 			}
-			switch {
-			case err != nil:
+			if err != nil {
 				return err
-			case s.number && !got.number && !(got.truth && d.mayBeTruth(k)):
-				help := ""
-				if got.name == "a string" { // of JSON
-					help = `: a number stands without quotes, 0.5 and not "0.5"`
-				}
-				return fail(ErrColumnType, "%s: column %q is %s, want %s%s", cmp.Or(got.at, f.path()), s.name, got.name, d.wantNumber(k), help)
-			case !s.number && !got.text:
-				return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", cmp.Or(got.at, f.path()), s.name, got.name)
-			case first[k] == "":
-				s.list, first[k] = got.list, f.path()
-			case s.list != got.list:
-				return fail(ErrColumnType, "%s: column %q is %s, which it is not in %s: all files of a dataset must agree", cmp.Or(got.at, f.path()), s.name, got.name, first[k])
 			}
 		}
 	}
-	lists := false
-	for i := range d.roles {
-		r := &d.roles[i]
-		s := d.listed(r.source)
-		if r.role == Query && s.list {
-			return fail(ErrColumnType, "%s: column %q is list<string>: a query is one string%s", first[r.source], s.name, d.cellsOfLists(textsAsLists))
-		}
-		if d.src.Raw && s.list {
-			r.picks, s.ragged = AllNegatives, r.role == Negative
-			continue
-		}
-		switch {
-		case d.src.Documents == "" || r.role == Query:
-		case !s.list && first[r.source] == "": // of files without rows
-		case !s.list:
-			return fail(ErrColumnType, "column %q is string, want list<string>: documents are lists, all of a row's%s", s.name, d.cellsOfLists(""))
-		case r.role == Negative:
-			r.picks = AllNegatives
-			continue
-		}
-		if r.role == Negative && s.list {
-			lists = true
-			r.picks = d.src.NegativesPerQuery
-			s.ragged = r.picks == AllNegatives
-		}
-	}
-	for i := range d.roles { // of a list that is a positive as well every row needs a text
-		if r := &d.roles[i]; r.role != Negative {
-			d.listed(r.source).ragged = false
-		}
-	}
-	for _, j := range d.joins {
-		for _, p := range j.parts {
-			if p.source >= 0 && d.sources[p.source].list {
-				return fail(ErrColumnType, "%s: column %q of the template %q is list<string>: a template takes strings%s", first[p.source], d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
-			}
-		}
-	}
-	for k := range d.sources[d.firstNumber:] {
-		s := &d.sources[d.firstNumber+k]
-		if s.list && (k == d.number.weight || k == d.number.label) {
-			return fail(ErrColumnType, "column %q is a list, want a number", s.name)
-		}
-		if !s.list && k == d.number.teacher {
-			return fail(ErrColumnType, "column %q is no list, want a list of numbers: a teacher's embedding%s", s.name, d.cellsOfLists(""))
-		}
-	}
-	switch n := d.src.NegativesPerQuery; {
-	case n < AllNegatives:
-		return fail(ErrColumnType, "negatives_per_query is %d: want how many texts a list of negatives gives, 0 for as many as the lists hold, or %d for all of each row's", n, AllNegatives)
-	case n == AllNegatives && !lists:
-		return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists(""))
-	case n > 0 && !lists:
-		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists(""))
+	lists, err := d.settleRoles(first)
+	if err := cmp.Or(err, d.checkTemplates(first), d.checkShapes(), d.checkNegativesPerQuery(lists)); err != nil {
+		return err
 	}
 	fmt.Fprintf(h, "%q %q %q %d %q\n", d.src.Query, d.src.Positive, d.src.Negatives, d.src.NegativesPerQuery, d.src.Weight)
 	if d.src.Documents != "" {
@@ -136,11 +69,100 @@ func (d *Dataset) settleColumns() error {
 	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
 		fmt.Fprintf(h, "%q %q %q\n", d.src.Label, d.src.Scores, d.src.Teacher)
 	}
-	sum := h.Sum128()
-	d.hash = Hash128{sum.Hi, sum.Lo}
+	d.hash = Hash128(h.Sum128())
 	for i := range d.files {
 		if err := d.files[i].makeChunks(d); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// settle holds what column k of the sources is in a file against what it is to be, and to what it is in the first file.
+func (d *Dataset) settle(k int, got shape, path string, first []string) error {
+	s := &d.sources[k]
+	if got.numbers && s.truth {
+		got = shape{number: true, truth: true}
+	}
+	at := cmp.Or(got.at, path)
+	switch {
+	case s.number && !got.number && !(got.truth && s.truth):
+		help := ""
+		if got.name == "a string" { // of JSON
+			help = `: a number stands without quotes, 0.5 and not "0.5"`
+		}
+		return fail(ErrColumnType, "%s: column %q is %s, want %s%s", at, s.name, got.name, d.wantNumber(k), help)
+	case !s.number && !got.text:
+		return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", at, s.name, got.name)
+	case first[k] == "":
+		s.list, first[k] = got.list, path
+	case s.list != got.list:
+		return fail(ErrColumnType, "%s: column %q is %s, which it is not in %s: all files of a dataset must agree", at, s.name, got.name, first[k])
+	}
+	return nil
+}
+
+// settleRoles settles how many texts of a row each role uses, and tells whether there are lists of negatives.
+func (d *Dataset) settleRoles(first []string) (lists bool, err error) {
+	for i := range d.roles {
+		r := &d.roles[i]
+		s := d.listed(r.source)
+		switch {
+		case r.role == Query && s.list:
+			return false, fail(ErrColumnType, "%s: column %q is list<string>: a query is one string%s", first[r.source], s.name, d.cellsOfLists(textsAsLists))
+		case d.src.Raw && s.list:
+			r.picks, s.ragged = AllNegatives, r.role == Negative
+		case d.src.Documents != "" && r.role != Query && !s.list && first[r.source] != "": // or else of files without rows
+			return false, fail(ErrColumnType, "column %q is string, want list<string>: documents are lists, all of a row's%s", s.name, d.cellsOfLists(""))
+		case d.src.Documents != "" && r.role == Negative && s.list:
+			r.picks = AllNegatives
+		case r.role == Negative && s.list:
+			lists = true
+			r.picks = d.src.NegativesPerQuery
+			s.ragged = r.picks == AllNegatives
+		}
+	}
+	for _, r := range d.roles { // of a list that is a positive as well every row needs a text
+		if r.role != Negative {
+			d.listed(r.source).ragged = false
+		}
+	}
+	return lists, nil
+}
+
+// checkNegativesPerQuery tells what does not fit the columns.
+func (d *Dataset) checkNegativesPerQuery(lists bool) error {
+	switch n := d.src.NegativesPerQuery; {
+	case n < AllNegatives:
+		return fail(ErrColumnType, "negatives_per_query is %d: want how many texts a list of negatives gives, 0 for as many as the lists hold, or %d for all of each row's", n, AllNegatives)
+	case n == AllNegatives && !lists:
+		return fail(ErrColumnType, "negatives_per_query is all, but no column of negatives is a list%s", d.cellsOfLists(""))
+	case n > 0 && !lists:
+		return fail(ErrColumnType, "negatives_per_query is %d, but no column of negatives is a list%s", n, d.cellsOfLists(""))
+	}
+	return nil
+}
+
+// checkTemplates refuses templates of lists.
+func (d *Dataset) checkTemplates(first []string) error {
+	for _, j := range d.joins {
+		for _, p := range j.parts {
+			if p.source >= 0 && d.sources[p.source].list {
+				return fail(ErrColumnType, "%s: column %q of the template %q is list<string>: a template takes strings%s", first[p.source], d.sources[p.source].name, j.name, d.cellsOfLists(textsAsLists))
+			}
+		}
+	}
+	return nil
+}
+
+// checkShapes refuses numbers that are lists where they must not be, and the other way round.
+func (d *Dataset) checkShapes() error {
+	for k, s := range d.sources[d.firstNumber:] {
+		if s.list && (k == d.number.weight || k == d.number.label) {
+			return fail(ErrColumnType, "column %q is a list, want a number", s.name)
+		}
+		if !s.list && k == d.number.teacher {
+			return fail(ErrColumnType, "column %q is no list, want a list of numbers: a teacher's embedding%s", s.name, d.cellsOfLists(""))
 		}
 	}
 	return nil
@@ -162,12 +184,6 @@ func (b *Block) firstLength(length func(row int) int) int {
 		}
 	}
 	return 0
-}
-
-// mayBeTruth tells whether column k of the sources is one of labels or scores, of which true is 1 and false is 0.
-func (d *Dataset) mayBeTruth(k int) bool {
-	k -= d.firstNumber
-	return (k == d.number.label || slices.Contains(d.number.scores, k)) && k != d.number.weight && k != d.number.teacher
 }
 
 // wantNumber says what column k of the sources, a column of numbers, may be.

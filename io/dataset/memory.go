@@ -36,8 +36,8 @@ func fromRows[R any](ctx context.Context, name string, rows []R, src Source, lim
 			lines.Truncate(at + invalidAsIs(lines.Bytes()[at:]))
 		}
 		j := &jsonlFile{path: name, size: int64(lines.Len()), memory: lines.Bytes()}
-		d.files = []dataFile{{jsonl: j}}
-		return j.count(ctx, bytes.NewReader(j.memory), limit)
+		d.files = []dataFile{{file: file{jsonl: j}}}
+		return j.count(ctx, bytes.NewReader(j.memory), 0, limit)
 	})
 }
 
