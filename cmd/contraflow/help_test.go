@@ -3,12 +3,13 @@ package main
 import (
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
 
-// TestExamples: every command's help shows how it is used.
-func TestExamples(t *testing.T) {
+// TestHelp: every command's help shows how it is used, in lines that fit, but for what is to be copied.
+func TestHelp(t *testing.T) {
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
 		for _, sub := range c.Commands() {
@@ -18,8 +19,29 @@ func TestExamples(t *testing.T) {
 			if !strings.Contains(sub.Example, sub.CommandPath()) {
 				t.Errorf("%s has no example, but %q", sub.CommandPath(), sub.Example)
 			}
+			var text strings.Builder
+			sub.SetOut(&text)
+			if err := sub.Help(); err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(strings.Replace(text.String(), sub.Example, "", 1)) {
+				if line = strings.TrimSuffix(line, "\n"); utf8.RuneCountInString(line) > helpWidth() && !strings.Contains(sub.Long, "\n"+line) {
+					t.Errorf("%s --help has a line of more than %d columns: %s", sub.CommandPath(), helpWidth(), line)
+				}
+			}
 			walk(sub)
 		}
 	}
 	walk(newRoot())
+}
+
+// Paragraphs are wrapped; what is indented stands as it is.
+func TestParagraphs(t *testing.T) {
+	got := paragraphs("one two\nthree four\n\n  {a: b,  c: d, e: f}\nand\nmore", 12)
+	if want := "one two\nthree four\n\n  {a: b,  c: d, e: f}\nand more"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := wrapped("usage: (a | b | c)", "  ", "      ", 14), "  usage: (a |\n      b | c)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 }

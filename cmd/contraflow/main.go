@@ -49,7 +49,7 @@ func run(args []string) int {
 	defer stop(nil)
 	go watchSignals(ctx, stop)
 	root, out := newRoot(), &stdout{file: os.Stdout}
-	ctx = dataset.WithNote(ctx, func(message string) { fmt.Fprintln(os.Stderr, "note:", message) })
+	ctx = dataset.WithNote(ctx, func(message string) { fmt.Fprintf(os.Stderr, "%snote: %s\n", overLast(), message) })
 	root.SetArgs(args)
 	root.SetOut(out)
 	cmd := root
@@ -82,7 +82,7 @@ func run(args []string) int {
 	if failed {
 		sayWhy(err)
 	} else {
-		fmt.Fprintf(os.Stderr, "contraflow: %v%s\n", err, nearFlag(cmd, err))
+		fmt.Fprintf(os.Stderr, "%scontraflow: %v%s\n", overLast(), err, nearFlag(cmd, err))
 	}
 	var bug *pipeline.PanicError
 	if errors.As(err, &bug) {
@@ -164,9 +164,10 @@ func newRoot() *cobra.Command {
 		Short: "Train text-embedding models with very large contrastive batches",
 		Long: `contraflow trains text-embedding models with very large contrastive batches.
 
-New here?   contraflow quickstart --out q      trains a small model on the Go sources of this machine
-Your data?  contraflow recipe embedder         prints a recipe to change: a model from the hub or of your own, your parquet files
-            contraflow train -c recipe.yaml    trains by it`,
+  contraflow quickstart --out q              a first look: trains a small model, in two minutes
+  contraflow recipe embedder > recipe.yaml   your data: a recipe to change, with your model and files
+  contraflow train -c recipe.yaml            trains by it
+  contraflow eval --help                     measures a model, embed uses it`,
 		Version:      version(),
 		SilenceUsage: true, SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -178,8 +179,27 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	root.AddCommand(newQuickstart(), newTrain(), newCheck(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newMix(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	root.SetVersionTemplate("{{.Version}}\n")
+	withHelp(root)
+	cobra.EnableCommandSorting = false // they stand in the order of work
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Begin:", []*cobra.Command{newQuickstart(), newRecipe(), newImport(), newInit()}},
+		{"Prepare data:", []*cobra.Command{newPrep(), newCheck(), newMine(), newDistill()}},
+		{"Train:", []*cobra.Command{newPlan(), newVerify(), newTrain(), newReport(), newTrace(), newGraph()}},
+		{"Measure and use models:", []*cobra.Command{newEval(), newEmbed(), newRerank(), newTokenize(), newMerge(), newMix()}},
+		{"This machine and this program:", []*cobra.Command{newDoctor(), newBench(), newVersion()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+		}
+		root.AddCommand(g.commands...)
+		root.SetCompletionCommandGroupID(g.title) // the last one's
+		root.SetHelpCommandGroupID(g.title)
+	}
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {
@@ -197,13 +217,17 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 // suchAs annotates a flag with an example of what it takes.
 const suchAs = "such as"
 
-// flagError says what a flag wants, where it is given no number: strconv's functions, which pflag names, are nothing to a user.
+// flagError says what a flag wants, where it is given no number or none of its words: what pflag says of them is nothing to a user.
 func flagError(err error) error {
 	var wrong *pflag.InvalidValueError
 	var number *strconv.NumError
 	var twice *givenTwice
 	if errors.As(err, &wrong) && errors.As(err, &twice) {
 		return fmt.Errorf("--%s is given twice, as %q and as %q: want one", wrong.GetFlag().Name, twice.first, twice.second)
+	}
+	var words notOne
+	if errors.As(err, &wrong) && errors.As(err, &words) {
+		return fmt.Errorf("--%s is %q, %w", wrong.GetFlag().Name, wrong.GetValue(), words)
 	}
 	if !errors.As(err, &wrong) || !errors.As(err, &number) {
 		return err

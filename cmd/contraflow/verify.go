@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -71,7 +72,7 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 				}
 				return err
 			}
-			obs := newUI(cmd.ErrOrStderr(), false).observer()
+			obs := progressOf(cmd).observer()
 			if place.World != nil {
 				err = recipe.OnRanks(cmd.Context(), r, place, obs, verify)
 			} else { // which makes its own ranks
@@ -96,7 +97,11 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 	cmd.Flags().IntSliceVar(&o.Accumulate, "accumulate", o.Accumulate, "contrastive batches per step")
 	cmd.Flags().IntSliceVar(&o.Replicas, "replicas", o.Replicas, "ranks along the mesh's replicate axis")
 	cmd.Flags().IntSliceVar(&o.Shards, "shards", o.Shards, "ranks along the mesh's shard axis")
-	cmd.Flags().StringVar(&plant, "plant", "", "plant a fault that must be found: factor, mask, remote or dropout; on a mesh gather, scatter, sync or shard")
+	var faults []string
+	for _, f := range slices.Concat(recipe.Faults, recipe.MeshFaults) {
+		faults = append(faults, string(f))
+	}
+	oneOf(cmd, &plant, "plant", "", "plant a `FAULT` that must be found: factor, mask, remote or dropout; on a mesh gather, scatter, sync or shard", faults...)
 	f.add(cmd)
 	return cmd
 }
