@@ -45,3 +45,15 @@ func TestParagraphs(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// A plan's lines go on under what they say.
+func TestFolded(t *testing.T) {
+	text := "memory   " + strings.Repeat("model 5 MiB, ", 6) + "rest\nfits     yes\n  reduce   " + strings.Repeat("x", 70)
+	want := "memory   model 5 MiB, model 5 MiB, model 5 MiB, model 5 MiB,\n         model 5 MiB, model 5 MiB, rest\nfits     yes\n  reduce   " + strings.Repeat("x", 70)
+	if got := folded(text, 60); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := folded(text, 0); got != text {
+		t.Errorf("without a terminal %q", got)
+	}
+}

@@ -116,8 +116,8 @@ func (f *planFlags) run(cmd *cobra.Command, r recipe.Recipe) (err error) {
 	if err := errors.Join(err, x.Close()); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(cmd.OutOrStdout(), forecast)
-	return err
+	newUI(cmd.OutOrStdout(), false).say("plan", forecast.String())
+	return nil
 }
 
 // calibrated opens a recipe and measures what computing takes on this machine.

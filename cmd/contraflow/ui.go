@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -87,7 +88,24 @@ func (u *ui) say(name, text string, figures ...zap.Field) {
 		u.log.Info(name, append(figures, zap.String("text", text))...)
 		return
 	}
-	u.printf("%s\n", text)
+	u.printf("%s\n", folded(text, u.draws()))
+}
+
+// key is what stands before what is said of it, in lines of a run or a plan that begins.
+var key = regexp.MustCompile(`^\S.{6,7} `)
+
+// folded breaks lines that begin with a key, which a terminal would break anywhere; without a terminal nothing.
+func folded(text string, width int) string {
+	if width < narrowest {
+		return text
+	}
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if k := key.FindString(line); k != "" && len(line) > width {
+			lines[i] = wrapped(line[len(k):], k, strings.Repeat(" ", len(k)), width)
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // figuresOf are those of a run that begins.

@@ -54,18 +54,10 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 				}
 				o := o
 				o.Report = func(row recipe.VerifyRow) {
-					verdict := "ok"
-					if !row.OK {
-						verdict = "WRONG"
-					}
-					at := fmt.Sprintf("%d of %d", row.Number, row.Of)
-					if row.Noise {
-						verdict, at = "noise", ""
-					}
-					fmt.Fprintf(w, "%-5s  %-10s %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, at, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
+					fmt.Fprintln(w, row)
 				}
 				if ok, err = x.Verify(cmd.Context(), o); ok {
-					fmt.Fprintln(w, "all gradients agree")
+					fmt.Fprintln(w, "all gradients agree with a plain computation in double precision, and that with finite differences")
 				}
 				if errors.Is(err, dataset.ErrBadRow) {
 					err = fmt.Errorf("%w; data.on_error: skip verifies, and trains, without rows that can't be used", err)
