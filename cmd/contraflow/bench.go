@@ -25,7 +25,6 @@ type benchFlags struct {
 	json    bool
 	paced   bool
 	threads int
-	seconds float64
 	profile string
 }
 
@@ -61,8 +60,13 @@ registers on as many threads, measured right before and after: what no program c
 			if f.threads < 1 || f.threads > 1024 {
 				return usageError{fmt.Errorf("--threads is %d, want 1 to 1024", f.threads)}
 			}
-			if !(f.seconds >= 0 && f.seconds <= 999_999) {
-				return usageError{fmt.Errorf("--seconds is %v, want 0 to 999,999", f.seconds)}
+			if d, err := cmd.Flags().GetFloat64("seconds"); err == nil { // it has such a flag
+				if !(d >= 0 && d <= 999_999) {
+					return usageError{fmt.Errorf("--seconds is %v, want 0 to 999,999", d)}
+				}
+				if d >= 5 && !f.paced {
+					progressOf(cmd).printf("measuring for about %v s\n", d)
+				}
 			}
 			runtime.GOMAXPROCS(f.threads) // what devices and the tokenizer go by
 			return f.profiled(func() error { return run(cmd, args) })
@@ -97,16 +101,20 @@ func (f *benchFlags) profiled(run func() error) error {
 }
 
 // timed adds --seconds to a benchmark.
-func (f *benchFlags) timed(cmd *cobra.Command, seconds float64) {
-	cmd.Flags().Float64Var(&f.seconds, "seconds", seconds, "how long to measure, in all")
+func timed(cmd *cobra.Command, seconds float64) {
+	cmd.Flags().Float64("seconds", seconds, "how long to measure, in all")
+}
+
+// duration is what --seconds says.
+func duration(cmd *cobra.Command) time.Duration {
+	d, _ := cmd.Flags().GetFloat64("seconds") // there is such a flag
+	return time.Duration(d * float64(time.Second))
 }
 
 // pacing adds --paced.
 func (f *benchFlags) pacing(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.paced, "paced", false, "measure one round for each line of standard input and print it as a line of JSON, for scripts that alternate with another program")
 }
-
-func (f *benchFlags) duration() time.Duration { return time.Duration(f.seconds * float64(time.Second)) }
 
 // print prints what was measured.
 func (f *benchFlags) print(cmd *cobra.Command, r measured) error {
@@ -146,14 +154,14 @@ NT is y = x Wᵀ of the forward pass, NN the gradient of x, TN the gradient of W
 			if f.paced {
 				return bench.Paced(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), func() (any, error) { return g.Round(cmd.Context()) })
 			}
-			r, err := g.Run(cmd.Context(), f.duration())
+			r, err := g.Run(cmd.Context(), duration(cmd))
 			if err != nil {
 				return err
 			}
 			return f.print(cmd, r)
 		},
 	}
-	f.timed(cmd, 30)
+	timed(cmd, 30)
 	f.pacing(cmd)
 	cmd.Flags().StringArrayVar(&shapes, "shape", nil, "`M,N,K` instead of MiniLM's and BERT-base's layers (may be repeated)")
 	return cmd
@@ -174,14 +182,14 @@ func newBenchOps(f *benchFlags) *cobra.Command {
 				return usageError{errors.New("--pairs and --rows want 1 to 1,000,000")}
 			}
 			o.BF16 = precision == "bf16"
-			r, err := bench.MeasureOps(cmd.Context(), o, f.duration())
+			r, err := bench.MeasureOps(cmd.Context(), o, duration(cmd))
 			if err != nil {
 				return err
 			}
 			return f.print(cmd, r)
 		},
 	}
-	f.timed(cmd, 20)
+	timed(cmd, 20)
 	cmd.Flags().StringVar(&o.Only, "only", "", "ops with this `WORD` in their name")
 	oneOf(cmd, &precision, "precision", "f32", "of products", "f32", "bf16")
 	cmd.Flags().IntVar(&o.Pairs, "pairs", 64, "pairs of the step, of 39 and 97 tokens")
@@ -231,11 +239,11 @@ func newBenchTokenize(f *benchFlags) *cobra.Command {
 				return usageError{fmt.Errorf("--max-length is %d, want 0 or more", maxLength)}
 			}
 			return f.texts(cmd, &in, true, func() (*bench.TextReport, error) {
-				return bench.Tokenization(cmd.Context(), &in, maxLength, f.duration())
+				return bench.Tokenization(cmd.Context(), &in, maxLength, duration(cmd))
 			})
 		},
 	}
-	f.timed(cmd, 5)
+	timed(cmd, 5)
 	inputFlags(cmd, &in, true)
 	cmd.Flags().IntVar(&maxLength, "max-length", 0, "cut to so many tokens (default: not at all)")
 	return cmd
@@ -248,10 +256,10 @@ func newBenchRead(f *benchFlags) *cobra.Command {
 		Short:   "Reading rows: MB/s and rows/s, in order and shuffled",
 		Example: "  contraflow bench read --data 'data/*.parquet' --query query --positive positive",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.texts(cmd, &in, false, func() (*bench.TextReport, error) { return bench.Reading(cmd.Context(), &in, f.duration()) })
+			return f.texts(cmd, &in, false, func() (*bench.TextReport, error) { return bench.Reading(cmd.Context(), &in, duration(cmd)) })
 		},
 	}
-	f.timed(cmd, 5)
+	timed(cmd, 5)
 	inputFlags(cmd, &in, false)
 	return cmd
 }

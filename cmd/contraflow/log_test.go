@@ -221,7 +221,7 @@ func TestBarStatus(t *testing.T) {
 	for step := 91; step <= 100; step++ {
 		u.took(recipe.Metrics{Step: step, Loss: 1.5, PairsPerS: 7, TokensPerS: 8})
 	}
-	if s := u.status(); s != " loss 1.5000  7 pairs/s  8 tokens/s  20s" {
+	if s := u.status(); s != " loss 1.5000  7 pairs/s  8 tokens/s  20s left" {
 		t.Errorf("10 steps took 20 s and 10 are left: %q", s)
 	}
 }

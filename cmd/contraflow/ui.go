@@ -334,7 +334,7 @@ func (u *ui) status() string {
 	if u.made == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" loss %.4f%s  %.0f pairs/s  %.0f tokens/s  %v", u.last.Loss, u.last.Of(), u.last.PairsPerS, u.last.TokensPerS, u.left())
+	return fmt.Sprintf(" loss %.4f%s  %.0f pairs/s  %.0f tokens/s  %v left", u.last.Loss, u.last.Of(), u.last.PairsPerS, u.last.TokensPerS, u.left())
 }
 
 // left is how long the run still takes at the pace that it has had, after a step.
