@@ -6,9 +6,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
-// TestHelp: every command's help shows how it is used, in lines that fit, but for what is to be copied.
+// TestHelp: every command's help shows how it is used, in lines that fit, but for what is to be copied, and what flags are if nobody gives them.
 func TestHelp(t *testing.T) {
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
@@ -29,6 +30,11 @@ func TestHelp(t *testing.T) {
 					t.Errorf("%s --help has a line of more than %d columns: %s", sub.CommandPath(), helpWidth(), line)
 				}
 			}
+			sub.Flags().VisitAll(func(f *pflag.Flag) { // which a variable that another command has too would not have
+				if v := f.Value.String(); f.DefValue != "" && v != f.DefValue {
+					t.Errorf("%s --%s is %s, where its help says that it is %s", sub.CommandPath(), f.Name, v, f.DefValue)
+				}
+			})
 			walk(sub)
 		}
 	}
