@@ -245,18 +245,48 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s is %q, want %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
 
-// nearFlag says which flag of the command was probably meant.
+// noFlag is what to know where somebody looks for a flag that commands with a model do not have.
+var noFlag = map[string]string{
+	"batch-size": "; texts go through the model in passes of the size that the device likes",
+	"device":     "; the GPU computes, if this program is built for it and it is of a kind that has been tried, else the processor",
+}
+
+// nearFlag says which flag of the command was probably meant, or which key of a recipe.
 func nearFlag(cmd *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
 		return ""
 	}
-	var names []string
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if near := spelling.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+	name := strings.ReplaceAll(unknown.GetSpecifiedName(), "_", "-")
+	var names, alike []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		names = append(names, f.Name)
+		if a, b := strings.Split(f.Name, "-"), strings.Split(name, "-"); within(a, b) || within(b, a) {
+			alike = append(alike, "--"+f.Name)
+		}
+	})
+	other := map[string]string{"out": "output", "output": "out"}[name] // folders are --out, files that rows are written to --output
+	near := spelling.Nearest(name, names)
+	switch {
+	case slices.Contains(names, other):
+		near = other
+	case near != "":
+	case slices.Contains(names, "config") && recipe.Ours(name) != "":
+		return fmt.Sprintf("; a recipe has %s, which --set overrides", recipe.Ours(name))
+	case slices.Contains(names, "model") && noFlag[name] != "":
+		return noFlag[name]
+	case len(alike) > 0:
+		return fmt.Sprintf("; did you mean %s?", either(alike))
+	}
+	if near != "" {
 		return fmt.Sprintf("; did you mean --%s?", near)
 	}
 	return ""
+}
+
+// within tells that all words are among others.
+func within(words, others []string) bool {
+	return !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(others, w) })
 }
 
 func suggestions(cmd *cobra.Command, arg string) string {
@@ -280,11 +310,14 @@ func expanded(cmd *cobra.Command, arg string) (hint string) {
 	if f := cmd.Flags().Lookup("nanobeir"); f != nil && f.Changed {
 		return fmt.Sprintf("; NanoBEIR's tasks stand behind an equals sign: --nanobeir=%s", arg)
 	}
-	if _, err := os.Stat(arg); err != nil {
-		return ""
-	}
 	if f := cmd.Flags().Lookup("config"); f != nil && f.Shorthand != "" && !f.Changed && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(arg)) {
 		return "; a recipe is named by -c " + arg
+	}
+	if f := cmd.Flags().Lookup("model"); f != nil && !f.Changed && hfmodel.IsModel(arg) {
+		return "; a model is named by --model " + arg
+	}
+	if _, err := os.Stat(arg); err != nil {
+		return ""
 	}
 	for _, name := range []string{"input", "corpus", "queries", "qrels", "data"} {
 		f := cmd.Flags().Lookup(name)
