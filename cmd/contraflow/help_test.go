@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"contraflow/cmd/internal/help"
 )
 
 // TestHelp: every command's help shows how it is used, in lines that fit, but for what is to be copied, and what flags are if nobody gives them.
@@ -26,8 +28,8 @@ func TestHelp(t *testing.T) {
 				t.Fatal(err)
 			}
 			for line := range strings.Lines(strings.Replace(text.String(), sub.Example, "", 1)) {
-				if line = strings.TrimSuffix(line, "\n"); utf8.RuneCountInString(line) > helpWidth() && !strings.Contains(sub.Long, "\n"+line) {
-					t.Errorf("%s --help has a line of more than %d columns: %s", sub.CommandPath(), helpWidth(), line)
+				if line = strings.TrimSuffix(line, "\n"); utf8.RuneCountInString(line) > help.Width() && !strings.Contains(sub.Long, "\n"+line) {
+					t.Errorf("%s --help has a line of more than %d columns: %s", sub.CommandPath(), help.Width(), line)
 				}
 			}
 			sub.Flags().VisitAll(func(f *pflag.Flag) { // which a variable that another command has too would not have
@@ -39,17 +41,6 @@ func TestHelp(t *testing.T) {
 		}
 	}
 	walk(newRoot())
-}
-
-// Paragraphs are wrapped; what is indented stands as it is.
-func TestParagraphs(t *testing.T) {
-	got := paragraphs("one two\nthree four\n\n  {a: b,  c: d, e: f}\nand\nmore", 12)
-	if want := "one two\nthree four\n\n  {a: b,  c: d, e: f}\nand more"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got, want := wrapped("usage: (a | b | c)", "  ", "      ", 14), "  usage: (a |\n      b | c)"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
 }
 
 // A plan's lines go on under what they say.

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"contraflow/cmd/internal/help"
 	"contraflow/collective"
 	_ "contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
@@ -180,7 +181,7 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.SetVersionTemplate("{{.Version}}\n")
-	withHelp(root)
+	help.Show(root)
 	cobra.EnableCommandSorting = false // they stand in the order of work
 	for _, g := range []struct {
 		title    string

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
 
+	"contraflow/cmd/internal/help"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/spelling"
@@ -63,7 +64,7 @@ func progressOf(cmd *cobra.Command) *ui {
 
 // addQuiet is for commands that tell how far they are; but is what they print all the same.
 func addQuiet(cmd *cobra.Command, but string) {
-	cmd.Flags().Bool("quiet", false, "print "+but+" only")
+	cmd.Flags().BoolP("quiet", "q", false, "print "+but+" only")
 }
 
 // withLog makes a ui of a run's log: for people on a terminal and JSON lines otherwise, unless format says which. Machines read a file or
@@ -96,13 +97,13 @@ var key = regexp.MustCompile(`^\S.{6,7} `)
 
 // folded breaks lines that begin with a key, which a terminal would break anywhere; without a terminal nothing.
 func folded(text string, width int) string {
-	if width < narrowest {
+	if width == 0 {
 		return text
 	}
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
 		if k := key.FindString(line); k != "" && len(line) > width {
-			lines[i] = wrapped(line[len(k):], k, strings.Repeat(" ", len(k)), width)
+			lines[i] = help.Wrapped(line[len(k):], k, strings.Repeat(" ", len(k)), width)
 		}
 	}
 	return strings.Join(lines, "\n")

@@ -1,9 +1,10 @@
-package main
+// Package help is how both programs show what their commands and flags are: wrapped to the terminal's width.
+//
+// So a command's Long is written in paragraphs, whose line breaks mean nothing but where a line begins with a space: that stands as it is.
+package help
 
 import (
-	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -11,9 +12,6 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 )
-
-// Help is wrapped to the terminal's width. So a command's Long is written in paragraphs, whose line breaks mean nothing but where a line begins
-// with a space: that stands as it is.
 
 const (
 	narrowest, widest = 60, 120
@@ -46,17 +44,19 @@ const helpTemplate = `{{with or .Long .Short}}{{paragraphs .}}
 
 {{end}}{{.UsageString}}`
 
-func withHelp(root *cobra.Command) {
+// Show has a program's commands show their help so.
+func Show(root *cobra.Command) {
 	cobra.AddTemplateFuncs(map[string]any{
-		"paragraphs": func(text string) string { return paragraphs(text, helpWidth()) },
-		"usage":      func(line string) string { return wrapped(line, "  ", "      ", helpWidth()) },
-		"flags":      func(fl *pflag.FlagSet) string { return strings.TrimRight(fl.FlagUsagesWrapped(helpWidth()), "\n") },
+		"paragraphs": func(text string) string { return paragraphs(text, Width()) },
+		"usage":      func(line string) string { return Wrapped(line, "  ", "      ", Width()) },
+		"flags":      func(fl *pflag.FlagSet) string { return strings.TrimRight(fl.FlagUsagesWrapped(Width()), "\n") },
 	})
 	root.SetUsageTemplate(usageTemplate)
 	root.SetHelpTemplate(helpTemplate)
 }
 
-func helpWidth() int {
+// Width is how wide help is.
+func Width() int {
 	width, _, err := term.GetSize(int(os.Stdout.Fd()))
 	if err != nil || width <= 0 {
 		return otherwise
@@ -69,7 +69,7 @@ func paragraphs(text string, width int) string {
 	var out, words []string
 	end := func() {
 		if len(words) > 0 {
-			out, words = append(out, wrapped(strings.Join(words, " "), "", "", width)), nil
+			out, words = append(out, Wrapped(strings.Join(words, " "), "", "", width)), nil
 		}
 	}
 	for _, line := range strings.Split(strings.TrimSpace(text), "\n") {
@@ -84,8 +84,8 @@ func paragraphs(text string, width int) string {
 	return strings.Join(out, "\n")
 }
 
-// wrapped breaks a text between words: first stands before its first line, then before the others.
-func wrapped(text, first, then string, width int) string {
+// Wrapped breaks a text between words: first stands before its first line, then before the others.
+func Wrapped(text, first, then string, width int) string {
 	var b strings.Builder
 	line := first
 	for i, word := range strings.Fields(text) {
@@ -99,40 +99,4 @@ func wrapped(text, first, then string, width int) string {
 		}
 	}
 	return b.String() + line
-}
-
-// oneOf is a flag that takes one of a few words, which its help shows and a shell completes.
-func oneOf(cmd *cobra.Command, value *string, flag, byDefault, usage string, words ...string) {
-	*value = byDefault
-	cmd.Flags().Var(&choice{value, words}, flag, usage)
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // there is such a flag
-}
-
-type choice struct {
-	value *string
-	words []string
-}
-
-func (c *choice) String() string { return *c.value }
-func (c *choice) Type() string   { return strings.Join(c.words, "|") }
-func (c *choice) Set(v string) error {
-	if !slices.Contains(c.words, v) {
-		return notOne(c.words)
-	}
-	*c.value = v
-	return nil
-}
-
-// notOne is the error of a word that is none of those.
-type notOne []string
-
-func (e notOne) Error() string { return "want " + either(e) }
-
-// either lists words of which one is to be chosen.
-func either(words []string) string {
-	last := len(words) - 1
-	if last == 0 {
-		return words[0]
-	}
-	return fmt.Sprintf("%s or %s", strings.Join(words[:last], ", "), words[last])
 }
