@@ -4,6 +4,8 @@
 package help
 
 import (
+	"cmp"
+	"fmt"
 	"os"
 	"strings"
 	"unicode/utf8"
@@ -40,19 +42,16 @@ Flags of {{.Parent.CommandPath}}:
 "{{.CommandPath}} COMMAND --help" says more of a command.{{end}}
 `
 
-const helpTemplate = `{{with or .Long .Short}}{{paragraphs .}}
-
-{{end}}{{.UsageString}}`
-
 // Show has a program's commands show their help so.
 func Show(root *cobra.Command) {
 	cobra.AddTemplateFuncs(map[string]any{
-		"paragraphs": func(text string) string { return paragraphs(text, Width()) },
-		"usage":      func(line string) string { return Wrapped(line, "  ", "      ", Width()) },
-		"flags":      func(fl *pflag.FlagSet) string { return strings.TrimRight(fl.FlagUsagesWrapped(Width()), "\n") },
+		"usage": func(line string) string { return Wrapped(line, "  ", "      ", Width()) },
+		"flags": func(fl *pflag.FlagSet) string { return strings.TrimRight(fl.FlagUsagesWrapped(Width()), "\n") },
 	})
 	root.SetUsageTemplate(usageTemplate)
-	root.SetHelpTemplate(helpTemplate)
+	root.SetHelpFunc(func(c *cobra.Command, _ []string) {
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", paragraphs(cmp.Or(c.Long, c.Short), Width()), c.UsageString())
+	})
 }
 
 // Width is how wide help is.
