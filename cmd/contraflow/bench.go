@@ -60,13 +60,8 @@ registers on as many threads, measured right before and after: what no program c
 			if f.threads < 1 || f.threads > 1024 {
 				return usageError{fmt.Errorf("--threads is %d, want 1 to 1024", f.threads)}
 			}
-			if d, err := cmd.Flags().GetFloat64("seconds"); err == nil { // it has such a flag
-				if !(d >= 0 && d <= 999_999) {
-					return usageError{fmt.Errorf("--seconds is %v, want 0 to 999,999", d)}
-				}
-				if d >= 5 && !f.paced {
-					progressOf(cmd).printf("measuring for about %v s\n", d)
-				}
+			if d, err := cmd.Flags().GetFloat64("seconds"); err == nil && !(d >= 0 && d <= 999_999) { // it has such a flag
+				return usageError{fmt.Errorf("--seconds is %v, want 0 to 999,999", d)}
 			}
 			runtime.GOMAXPROCS(f.threads) // what devices and the tokenizer go by
 			return f.profiled(func() error { return run(cmd, args) })
@@ -105,9 +100,12 @@ func timed(cmd *cobra.Command, seconds float64) {
 	cmd.Flags().Float64("seconds", seconds, "how long to measure, in all")
 }
 
-// duration is what --seconds says.
+// duration is what --seconds says. Of what takes long it is told: nothing more is said until it is over.
 func duration(cmd *cobra.Command) time.Duration {
 	d, _ := cmd.Flags().GetFloat64("seconds") // there is such a flag
+	if d >= 5 {
+		progressOf(cmd).printf("measuring for about %v s\n", d)
+	}
 	return time.Duration(d * float64(time.Second))
 }
 
