@@ -28,23 +28,32 @@ func openRows(cmd *cobra.Command, input []string, bad *badRows) (*dataset.Table,
 	if !slices.Contains(input, std) {
 		return bad.open(cmd.Context(), input)
 	}
-	var t *dataset.Table
-	err := interruptible(cmd, func() (err error) {
-		t, err = dataset.OpenTableFrom(cmd.Context(), "standard input", cmd.InOrStdin(), bad.skips())
-		return err
+	t, err := interruptible(cmd, func() (*dataset.Table, error) {
+		return dataset.OpenTableFrom(cmd.Context(), "standard input", cmd.InOrStdin(), bad.skips())
 	})
 	return t, bad.stopped(err)
 }
 
 // interruptible does what reads standard input, which can't be interrupted: a signal ends the command, and with it what waits for a line.
-func interruptible(cmd *cobra.Command, read func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- protect(read) }()
+func interruptible[T any](cmd *cobra.Command, read func() (T, error)) (result T, err error) {
+	type ended struct {
+		result T
+		err    error
+	}
+	done := make(chan ended, 1)
+	go func() {
+		var e ended
+		e.err = protect(func() (err error) {
+			e.result, err = read()
+			return err
+		})
+		done <- e
+	}()
 	select {
-	case err := <-done:
-		return err
+	case e := <-done:
+		return e.result, e.err
 	case <-cmd.Context().Done():
-		return cmd.Context().Err()
+		return result, cmd.Context().Err()
 	}
 }
 

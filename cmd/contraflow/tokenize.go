@@ -50,7 +50,8 @@ func newTokenize() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return interruptible(cmd, func() error { return tokenizeLines(cmd, tok, maxLength, asJSON) })
+			_, err = interruptible(cmd, func() (struct{}, error) { return struct{}{}, tokenizeLines(cmd, tok, maxLength, asJSON) })
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&model, "model", "", "the folder `DIR` of a model, or a hub id")

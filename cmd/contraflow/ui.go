@@ -271,7 +271,11 @@ func pace(made, left int64, took time.Duration) string {
 	if made == 0 || took < 5*time.Second {
 		return ""
 	}
-	text := fmt.Sprintf("  %.3g/s", float64(made)/took.Seconds())
+	rate, digits := float64(made)/took.Seconds(), 0
+	if rate < 10 {
+		digits = 1
+	}
+	text := fmt.Sprintf("  %.*f/s", digits, rate)
 	if left > 0 {
 		text += fmt.Sprintf("  %v left", time.Duration(float64(took)*float64(left)/float64(made)).Round(time.Second))
 	}
