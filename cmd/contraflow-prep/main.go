@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/cmd/internal/help"
 	"contraflow/io/hfmodel"
 	_ "contraflow/io/objects"
 	"contraflow/io/prep"
@@ -154,15 +155,16 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 			return nil
 		},
 	}
+	help.Show(cmd)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	f := cmd.Flags()
-	f.StringVarP(&file, "config", "c", "", "what to do, a YAML file")
-	f.StringArrayVar(&sets, "set", nil, "override a key: --set output.shards=4 (may be repeated)")
-	f.StringVar(&out, "out", "", "folder to write: sets output.dir")
-	f.StringVar(&j.runner, "runner", "local", "local, or with Beam: prism, universal (Flink, Spark), dataflow")
+	f.StringVarP(&file, "config", "c", "", "what to do, a YAML `FILE`")
+	f.StringArrayVar(&sets, "set", nil, "override a key, `KEY=VALUE`: --set output.shards=4 (may be repeated)")
+	f.StringVar(&out, "out", "", "the folder `DIR` to write: sets output.dir")
+	f.StringVar(&j.runner, "runner", "local", "the `NAME` of what runs it: local, or with Beam prism, universal (Flink, Spark) or dataflow")
 	f.BoolVar(&j.options.Overwrite, "overwrite", false, "replace an earlier output in the folder")
 	f.IntVar(&j.options.Threads, "threads", 0, "of the local runner (default: all processors)")
-	f.StringVar(&j.options.TempDir, "temp", "", "folder for what the local runner spills (default: the system's)")
+	f.StringVar(&j.options.TempDir, "temp", "", "the folder `DIR` for what the local runner spills (default: the system's)")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print errors only")
 	return cmd
 }

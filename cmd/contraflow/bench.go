@@ -25,7 +25,6 @@ type benchFlags struct {
 	json    bool
 	paced   bool
 	threads int
-	seconds float64
 	profile string
 }
 
@@ -36,7 +35,7 @@ func newBench() *cobra.Command {
 	var f benchFlags
 	cmd := &cobra.Command{
 		Use:   "bench gemm|ops|step|layers|tokenize|read",
-		Short: "Measure this machine: products of matrices, ops, training steps, activation checkpointing, tokenization, reading",
+		Short: "Measure this machine: products of matrices, ops, training steps, tokenization, reading",
 		Long: `bench measures what contraflow does on this machine. Rates of arithmetic stand beside those of a probe, multiply-adds between
 registers on as many threads, measured right before and after: what no program can beat.`,
 		Example: `  contraflow bench step
@@ -52,7 +51,7 @@ registers on as many threads, measured right before and after: what no program c
 	}
 	cmd.PersistentFlags().BoolVar(&f.json, "json", false, "print a JSON object")
 	cmd.PersistentFlags().IntVar(&f.threads, "threads", runtime.GOMAXPROCS(0), "threads to compute with")
-	cmd.PersistentFlags().StringVar(&f.profile, "cpu-profile", "", "write a CPU profile for go tool pprof")
+	cmd.PersistentFlags().StringVar(&f.profile, "cpu-profile", "", "write a CPU profile to this `FILE`, for go tool pprof")
 	cmd.AddCommand(newBenchGEMM(&f), newBenchOps(&f), newBenchStep(&f), newBenchLayers(&f), newBenchTokenize(&f), newBenchRead(&f))
 	for _, c := range cmd.Commands() {
 		c.Args = noArgs
@@ -61,8 +60,8 @@ registers on as many threads, measured right before and after: what no program c
 			if f.threads < 1 || f.threads > 1024 {
 				return usageError{fmt.Errorf("--threads is %d, want 1 to 1024", f.threads)}
 			}
-			if !(f.seconds >= 0 && f.seconds <= 999_999) {
-				return usageError{fmt.Errorf("--seconds is %v, want 0 to 999,999", f.seconds)}
+			if d, err := cmd.Flags().GetFloat64("seconds"); err == nil && !(d >= 0 && d <= 999_999) { // it has such a flag
+				return usageError{fmt.Errorf("--seconds is %v, want 0 to 999,999", d)}
 			}
 			runtime.GOMAXPROCS(f.threads) // what devices and the tokenizer go by
 			return f.profiled(func() error { return run(cmd, args) })
@@ -97,16 +96,23 @@ func (f *benchFlags) profiled(run func() error) error {
 }
 
 // timed adds --seconds to a benchmark.
-func (f *benchFlags) timed(cmd *cobra.Command, seconds float64) {
-	cmd.Flags().Float64Var(&f.seconds, "seconds", seconds, "how long to measure, in all")
+func timed(cmd *cobra.Command, seconds float64) {
+	cmd.Flags().Float64("seconds", seconds, "how long to measure, in all")
+}
+
+// duration is what --seconds says. Of what takes long it is told: nothing more is said until it is over.
+func duration(cmd *cobra.Command) time.Duration {
+	d, _ := cmd.Flags().GetFloat64("seconds") // there is such a flag
+	if d >= 5 {
+		progressOf(cmd).printf("measuring for about %v s\n", d)
+	}
+	return time.Duration(d * float64(time.Second))
 }
 
 // pacing adds --paced.
 func (f *benchFlags) pacing(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.paced, "paced", false, "measure one round for each line of standard input and print it as a line of JSON, for scripts that alternate with another program")
 }
-
-func (f *benchFlags) duration() time.Duration { return time.Duration(f.seconds * float64(time.Second)) }
 
 // print prints what was measured.
 func (f *benchFlags) print(cmd *cobra.Command, r measured) error {
@@ -146,16 +152,16 @@ NT is y = x Wᵀ of the forward pass, NN the gradient of x, TN the gradient of W
 			if f.paced {
 				return bench.Paced(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), func() (any, error) { return g.Round(cmd.Context()) })
 			}
-			r, err := g.Run(cmd.Context(), f.duration())
+			r, err := g.Run(cmd.Context(), duration(cmd))
 			if err != nil {
 				return err
 			}
 			return f.print(cmd, r)
 		},
 	}
-	f.timed(cmd, 30)
+	timed(cmd, 30)
 	f.pacing(cmd)
-	cmd.Flags().StringArrayVar(&shapes, "shape", nil, "M,N,K instead of MiniLM's and BERT-base's layers (may be repeated)")
+	cmd.Flags().StringArrayVar(&shapes, "shape", nil, "`M,N,K` instead of MiniLM's and BERT-base's layers (may be repeated)")
 	return cmd
 }
 
@@ -170,23 +176,20 @@ func newBenchOps(f *benchFlags) *cobra.Command {
   contraflow bench ops --only attention --precision bf16
   contraflow bench ops --only loss --rows 65536`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if precision != "f32" && precision != "bf16" {
-				return usageError{fmt.Errorf("--precision is %q, want f32 or bf16", precision)}
-			}
 			if min(o.Pairs, o.LossRows) < 1 || max(o.Pairs, o.LossRows) > 1e6 {
 				return usageError{errors.New("--pairs and --rows want 1 to 1,000,000")}
 			}
 			o.BF16 = precision == "bf16"
-			r, err := bench.MeasureOps(cmd.Context(), o, f.duration())
+			r, err := bench.MeasureOps(cmd.Context(), o, duration(cmd))
 			if err != nil {
 				return err
 			}
 			return f.print(cmd, r)
 		},
 	}
-	f.timed(cmd, 20)
-	cmd.Flags().StringVar(&o.Only, "only", "", "ops with this in their name")
-	cmd.Flags().StringVar(&precision, "precision", "f32", "of products: f32 or bf16")
+	timed(cmd, 20)
+	cmd.Flags().StringVar(&o.Only, "only", "", "ops with this `WORD` in their name")
+	oneOf(cmd, &precision, "precision", "f32", "of products", "f32", "bf16")
 	cmd.Flags().IntVar(&o.Pairs, "pairs", 64, "pairs of the step, of 39 and 97 tokens")
 	cmd.Flags().IntVar(&o.LossRows, "rows", 1024, "pairs of the loss's batch")
 	return cmd
@@ -234,11 +237,11 @@ func newBenchTokenize(f *benchFlags) *cobra.Command {
 				return usageError{fmt.Errorf("--max-length is %d, want 0 or more", maxLength)}
 			}
 			return f.texts(cmd, &in, true, func() (*bench.TextReport, error) {
-				return bench.Tokenization(cmd.Context(), &in, maxLength, f.duration())
+				return bench.Tokenization(cmd.Context(), &in, maxLength, duration(cmd))
 			})
 		},
 	}
-	f.timed(cmd, 5)
+	timed(cmd, 5)
 	inputFlags(cmd, &in, true)
 	cmd.Flags().IntVar(&maxLength, "max-length", 0, "cut to so many tokens (default: not at all)")
 	return cmd
@@ -251,10 +254,10 @@ func newBenchRead(f *benchFlags) *cobra.Command {
 		Short:   "Reading rows: MB/s and rows/s, in order and shuffled",
 		Example: "  contraflow bench read --data 'data/*.parquet' --query query --positive positive",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.texts(cmd, &in, false, func() (*bench.TextReport, error) { return bench.Reading(cmd.Context(), &in, f.duration()) })
+			return f.texts(cmd, &in, false, func() (*bench.TextReport, error) { return bench.Reading(cmd.Context(), &in, duration(cmd)) })
 		},
 	}
-	f.timed(cmd, 5)
+	timed(cmd, 5)
 	inputFlags(cmd, &in, false)
 	return cmd
 }
@@ -276,11 +279,11 @@ func (f *benchFlags) texts(cmd *cobra.Command, in *bench.Input, model bool, run 
 // inputFlags say what model and data a benchmark runs on.
 func inputFlags(cmd *cobra.Command, in *bench.Input, model bool) {
 	if model {
-		cmd.Flags().StringVar(&in.Model, "model", "", "a model folder or hub id (default: random weights of MiniLM-L6's shape, with a vocabulary of the data)")
+		cmd.Flags().StringVar(&in.Model, "model", "", "the folder `DIR` of a model, or a hub id (default: random weights of MiniLM-L6's shape, with a vocabulary of the data)")
 	}
-	cmd.Flags().StringVar(&in.Data, "data", "", "parquet, JSON lines or CSV, rows in the order of the files (default: doc comments and functions of the installed Go sources)")
-	cmd.Flags().StringVar(&in.Query, "query", "query", "the column with the queries, of --data")
-	cmd.Flags().StringVar(&in.Positive, "positive", "positive", "the column with the documents, of --data")
+	cmd.Flags().StringVar(&in.Data, "data", "", "the `FILES` to read: parquet, JSON lines or CSV, rows in the order of the files (default: doc comments and functions of the installed Go sources)")
+	cmd.Flags().StringVar(&in.Query, "query", "query", "the column `NAME` with the queries, of --data")
+	cmd.Flags().StringVar(&in.Positive, "positive", "positive", "the column `NAME` with the documents, of --data")
 }
 
 func newBenchStep(f *benchFlags) *cobra.Command {
@@ -369,11 +372,11 @@ type stepFlags struct {
 func (o *stepFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&o.batch, "batch", 0, "pairs of a step's contrastive batch (64), or with --embed texts of a round (512)")
 	cmd.Flags().IntVar(&o.maxLength, "max-length", 128, "cut texts to so many tokens; without it, to what a model takes that takes fewer")
-	cmd.Flags().StringVar(&o.precision, "precision", "f32", "f32, bf16, or of steps on NVIDIA GPUs tf32")
-	cmd.Flags().StringVar(&o.device, "device", "cpu", "what computes: "+strings.Join(gpustage.Kinds(), ", "))
-	cmd.Flags().StringVar(&o.cache, "cache", "auto", "auto, always or never: keep activations up to the replay budget, none, or all")
-	cmd.Flags().StringVar(&o.replayBudget, "replay-budget", "", "activations to keep, such as 4GiB (default: half of the memory that is left, fifteen sixteenths on a GPU)")
-	cmd.Flags().StringVar(&o.subBatch, "sub-batch", "", "tokens of a sub-batch (default: what the device likes)")
+	oneOf(cmd, &o.precision, "precision", "f32", "of products; tf32 for steps on NVIDIA GPUs", "f32", "bf16", "tf32")
+	oneOf(cmd, &o.device, "device", "cpu", "what computes", gpustage.Kinds()...)
+	oneOf(cmd, &o.cache, "cache", "auto", "keep activations up to the replay budget, none, or all", "auto", "always", "never")
+	cmd.Flags().StringVar(&o.replayBudget, "replay-budget", "", "how many `BYTES` of activations to keep, such as 4GiB (default: half of the memory that is left, fifteen sixteenths on a GPU)")
+	cmd.Flags().StringVar(&o.subBatch, "sub-batch", "", "`TOKENS` of a sub-batch (default: what the device likes)")
 	cmd.Flags().IntVar(&o.steps, "steps", 10, "steps to measure")
 	cmd.Flags().IntVar(&o.warmup, "warmup", 2, "steps to run before")
 	cmd.Flags().BoolVar(&o.embed, "embed", false, "embed the documents instead of training")
@@ -389,12 +392,8 @@ func (o *stepFlags) recipe() (recipe.Recipe, error) {
 	if o.steps < 1 || o.warmup < 0 || o.batch < 1 {
 		return recipe.Recipe{}, usageError{errors.New("--steps and --batch want 1 or more, --warmup 0 or more")}
 	}
-	if o.precision != "f32" && o.precision != "bf16" && (o.precision != "tf32" || o.embed) {
-		want := "f32, bf16 or tf32"
-		if o.embed {
-			want = "f32 or bf16"
-		}
-		return recipe.Recipe{}, usageError{fmt.Errorf("--precision is %q, want %s", o.precision, want)}
+	if o.precision == "tf32" && o.embed {
+		return recipe.Recipe{}, usageError{fmt.Errorf("--precision is %q, %w with --embed", o.precision, notOne{"f32", "bf16"})}
 	}
 	// The model and the data are not the recipe's here; its three keys without defaults need something.
 	const stub = "model: {path: .}\ndata: {train: [{path: ., query: query, positive: positive}]}\nsave: {dir: .}\n"

@@ -133,7 +133,7 @@ func TestBenchUsage(t *testing.T) {
 		{"step --precision auto", 2, `--precision is "auto", want f32, bf16 or tf32`},
 		{"step --embed --precision tf32", 2, `--precision is "tf32", want f32 or bf16`},
 		{"step --precision tf32 --model " + model + " --data " + data, 1, "--precision: tf32 is how NVIDIA's GPUs multiply"},
-		{"step --cache sometimes", 2, "batch.cache"},
+		{"step --cache sometimes", 2, `--cache is "sometimes", want auto, always or never`},
 		{"step --replay-budget much", 2, "want an amount of memory such as 8GiB"},
 		{"step --sub-batch none", 2, "batch.sub_batch"},
 		{"step --steps 0", 2, "--steps and --batch want 1 or more"},

@@ -11,7 +11,7 @@ import (
 
 func newCheck() *cobra.Command {
 	var f recipeFlags
-	var asJSON, quiet bool
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check -c RECIPE",
 		Short: "Find all rows of a recipe's data that can't be used",
@@ -34,7 +34,7 @@ It exits with 1 if there is anything of these that would end a run; rows to trai
 			if err != nil {
 				return err
 			}
-			ui := newUI(cmd.ErrOrStderr(), quiet)
+			ui := progressOf(cmd)
 			found, err := recipe.LookOver(cmd.Context(), r, device, ui.observer())
 			if err != nil {
 				return err
@@ -64,7 +64,7 @@ It exits with 1 if there is anything of these that would end a run; rows to trai
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the rows as lines of JSON, as skipped.jsonl has them")
-	cmd.Flags().BoolVar(&quiet, "quiet", false, "print the rows and errors only")
+	addQuiet(cmd, "the rows and errors")
 	f.add(cmd)
 	f.addOut(cmd)
 	return cmd

@@ -54,16 +54,10 @@ With --on-error skip, which would lose rows, it may not.`,
 		Example: `  contraflow distill --model r/model --input mined.parquet --query query --positive positive --negatives negatives --output scored.parquet --output-column teacher`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if err := f.rows.bad.check(); err != nil {
-				return err
-			}
 			if err := f.rows.checkDocuments(cmd, "positive", "negatives"); err != nil {
 				return err
 			}
-			if err := f.rows.bad.apart(f.rows.output, f.rows.input, "the scores"); err != nil {
-				return err
-			}
-			if err := mayReplace(f.rows.input, f.rows.output); err != nil {
+			if err := f.rows.bad.beside(f.rows.output, f.rows.input, "the scores"); err != nil {
 				return err
 			}
 			t, err := f.teacher(cmd)
@@ -76,11 +70,12 @@ With --on-error skip, which would lose rows, it may not.`,
 	}
 	fl := cmd.Flags()
 	f.rows.add(cmd, "of a list, each is scored", "of an embedding model: ")
+	addQuiet(cmd, "notes and errors")
 	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column `NAME` with negatives, or lists of them (may be repeated)")
 	fl.StringVar(&f.rows.documents, "documents", "", "instead of --positive and --negatives: the column `NAME` with lists of all of a row's documents")
 	fl.StringVar(&f.outputColumn, "output-column", "scores", "the `NAME` of the column with the scores")
 	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines; those of a sparse encoder always are")
-	fl.StringVar(&f.template, "template", "", "of a reranker: "+templateFlag)
+	addTemplate(cmd, &f.template, "of a reranker: ")
 	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: "+instructionFlag)
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: "+sigmoidFlag)
 	f.model.add(cmd, "texts, or a reranker's pairs,")
@@ -105,7 +100,7 @@ func (t sigmoidTeacher) ScorePairs(ctx context.Context, queries, documents []str
 
 // teacher loads the model as what its folder says that it is.
 func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
-	dir, err := hfmodel.Resolve(cmd.Context(), f.model.path, hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download})
+	dir, err := findModel(cmd, f.model.path)
 	if err != nil {
 		return nil, err
 	}
@@ -147,15 +142,13 @@ func (f *distillFlags) teacher(cmd *cobra.Command) (teacher, error) {
 }
 
 func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
-	u := newUI(cmd.ErrOrStderr(), false)
+	u := progressOf(cmd)
 	x := mine.Distillation{
 		Source: dataset.Source{Paths: f.rows.input, Query: f.rows.query, Positive: f.rows.positives(), Negatives: f.negatives, Documents: f.rows.documents},
 		Output: f.rows.output, Column: f.outputColumn,
 		Note: func(message string) { u.printf("%s\n", message) },
 		Progress: func(done, total int64) {
-			if u.due(done == total) {
-				u.printf("%d of %s\n", done, spelling.Count(total, "row", "rows"))
-			}
+			u.progress(done, total, "", "row", "rows")
 		},
 	}
 	if f.rows.bad.skips() {

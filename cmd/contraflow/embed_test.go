@@ -18,7 +18,7 @@ func diverged(t *testing.T, golden, dir, word string) string {
 	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, golden))); err != nil {
 		t.Fatal(err)
 	}
-	tok, err := tokenizerOf(t.Context(), dir)
+	tok, err := tokenizerOf(newTokenize(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}

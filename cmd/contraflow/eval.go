@@ -19,17 +19,27 @@ import (
 	"contraflow/stages/scoring"
 )
 
+// evalFlags are eval's.
+type evalFlags struct {
+	model         modelFlags
+	parts         partFlags
+	queries       []string
+	corpus, qrels string
+	queryPrompt   string
+	docPrompt     string
+	runFile       string
+	scored        scoredFlags
+	nano          nanoFlags
+	asJSON, bm25  bool
+
+	weights map[string]float64 // of the model's parts, by which texts are compared; nil: embeddings alone
+}
+
 func newEval() *cobra.Command {
-	var f modelFlags
-	var parts partFlags
-	var queries []string
-	var corpus, qrels, queryPrompt, docPrompt, runFile string
-	var scored scoredFlags
-	var nano nanoFlags
-	var asJSON, bm25, quiet bool
+	var f evalFlags
 	cmd := &cobra.Command{
 		Use:   "eval --model DIR (--queries FILE --corpus FILE --qrels FILE | --nanobeir[=TASKS] | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
-		Short: "Measure a model on a retrieval task, on pairs or triplets of texts, or on candidates to rank",
+		Short: "Measure a model: retrieval, NanoBEIR, STS, pairs, triplets, candidates to rank",
 		Long: `eval prints nDCG@10, MRR@10, recall@100 and MAP, as trec_eval defines them, of each query's first 100 documents.
 
 Queries and corpus are parquet, JSON lines or CSV with the columns id and text (a title is put before the text), qrels have
@@ -69,126 +79,153 @@ commands have it: what is measured on fewer rows is another task, which no other
   contraflow eval --model q/model --candidates samples.jsonl --columns query,positive,negative`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, err := scored.given(queries != nil, false)
+			kind, file, err := f.check(cmd)
 			if err != nil {
 				return err
 			}
-			if err := nano.check(cmd, false, append([]string{"queries", "corpus", "qrels", "run"}, scoredFlagsOf(scoring.Kinds...)...)...); err != nil {
-				return err
+			if u := progressOf(cmd); kind != nil {
+				f.model.options = []embedder.Option{embedder.Progress(func(done, total int) { u.progress(int64(done), int64(total), "", "text embedded", "texts embedded") })}
 			}
-			switch {
-			case queries == nil && kind == nil && nano.tasks == nil:
-				return missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --nanobeir, " + scoredFlagNames("or")))
-			case kind != nil && (corpus+qrels+runFile != "" || bm25):
-				return usageError{errors.New("--corpus, --qrels, --run and --bm25 are for --queries")}
-			}
-			if len(queries) > 1 && runFile != "" {
-				return usageError{errors.New("--run is of one task: give one --queries")}
-			}
-			if len(queries) > 1 && corpus+qrels != "" {
-				return usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
-			}
-			if runFile != "" {
-				if err := sameKind("--run", runFile, "ranking", isRanking); err != nil {
-					return err
-				}
-			}
-			for i, q := range queries { // known before a model is loaded
-				same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(q) }
-				if slices.ContainsFunc(queries[:i], same) {
-					return usageError{fmt.Errorf("--queries %s is given twice: it would count twice in the mean", q)}
-				}
-				if err := isTask(q, corpus, qrels); err != nil {
-					return err
-				}
-			}
-			e, err := f.load(cmd)
+			e, err := f.model.load(cmd)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, e.Close()) }()
-			weights, err := parts.fusion(e)
-			if err != nil {
+			if f.weights, err = f.parts.fusion(e); err != nil {
 				return err
 			}
-			asked := kind != nil && (kind.Asked || e.VectorsAlone()) // a pair is a query and a document
-			if kind != nil && !asked {
-				if err := checkPairTexts(cmd, f.path, e.WeighsQueries(), flagOf(kind)); err != nil {
-					return err
-				}
-			}
-			queryPrompt, docPrompt = textPrompts(cmd, e, queryPrompt, docPrompt)
 			if kind != nil {
-				return measureScored(cmd, kind, file, asJSON, func(a, b []string) ([]float64, error) {
-					if asked {
-						return e.PartRelevance(cmd.Context(), weights, queryPrompt, docPrompt, a, b)
-					}
-					if e.WeighsQueries() { // both are documents
-						return e.Similarity(cmd.Context(), docPrompt, a, b)
-					}
-					return e.PartSimilarity(cmd.Context(), weights, queryPrompt, a, b)
-				})
+				return f.pairs(cmd, e, kind, file)
 			}
-			nanos, err := nano.retrieval(noting(cmd))
-			if err != nil {
-				return err
-			}
-			u := newUI(cmd.ErrOrStderr(), quiet)
-			var tasks []taskResult
-			for _, q := range slices.Concat(queries, nano.tasks) {
-				of := ""
-				if len(queries)+len(nano.tasks) > 1 {
-					of = dataset.TaskName(q) + ": "
-				}
-				load := func(ctx context.Context) (*dataset.Retrieval, error) {
-					return dataset.LoadRetrieval(ctx, q, corpus, qrels)
-				}
-				if nano.tasks != nil {
-					load = func(context.Context) (*dataset.Retrieval, error) { return nanos[q], nil }
-				}
-				m, err := measureTask(cmd, e, weights, of, u, q, load, queryPrompt, docPrompt, runFile, bm25)
-				if err != nil {
-					return err
-				}
-				tasks = append(tasks, m)
-			}
-			if len(tasks) == 1 {
-				tasks[0].name = f.path
-			} else if tasks, err = withMean(tasks); err != nil {
-				return err
-			}
-			if asJSON {
-				return printJSON(cmd, jsonOf(tasks))
-			}
-			var rows []evaluate.Row
-			for _, m := range tasks {
-				rows = append(rows, evaluate.Row{Name: m.name, Result: m.model})
-				if bm25 && len(tasks) == 1 {
-					rows = append(rows, evaluate.Row{Name: "BM25", Result: m.bm25})
-				} else if bm25 {
-					rows = append(rows, evaluate.Row{Name: m.name + ", BM25", Result: m.bm25})
-				}
-			}
-			fmt.Fprint(cmd.OutOrStdout(), evaluate.Table(rows...))
-			return nil
+			return f.rank(cmd, e)
 		},
 	}
-	cmd.Flags().StringArrayVar(&queries, "queries", nil, "the `FILE` with the queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
-	cmd.Flags().StringVar(&corpus, "corpus", "", "the `FILE` with the documents")
-	cmd.Flags().StringVar(&qrels, "qrels", "", "the `FILE` with the judgements")
-	nano.add(cmd.Flags(), "all 13")
-	scored.add(cmd.Flags())
-	cmd.Flags().StringVar(&queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair that is read as queries are", "queries"))
-	cmd.Flags().StringVar(&docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
-	cmd.Flags().BoolVar(&quiet, "quiet", false, "print no progress")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
-	cmd.Flags().StringVar(&runFile, "run", "", "write the ranking to this `FILE`, in TREC's format")
-	cmd.Flags().BoolVar(&bm25, "bm25", false, "measure BM25 beside the model")
-	parts.add(cmd, "fused")
-	f.add(cmd, "texts")
-	f.addCut(cmd)
-	f.addQueryLength(cmd, "", "queries, and both texts of a pair that is read as queries are,")
+	cmd.Flags().StringArrayVar(&f.queries, "queries", nil, "the `FILE` with the queries, or a folder in BEIR's layout; several folders: once for each, and a mean")
+	cmd.Flags().StringVar(&f.corpus, "corpus", "", "the `FILE` with the documents")
+	cmd.Flags().StringVar(&f.qrels, "qrels", "", "the `FILE` with the judgements")
+	f.nano.add(cmd.Flags(), "all 13")
+	f.scored.add(cmd.Flags())
+	cmd.Flags().StringVar(&f.queryPrompt, "query-prompt", "", fmt.Sprintf(promptFlag, "query, and before both texts of a pair that is read as queries are", "queries"))
+	cmd.Flags().StringVar(&f.docPrompt, "document-prompt", "", fmt.Sprintf(promptFlag, "document", "documents"))
+	addQuiet(cmd, "results, notes and errors")
+	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON object; with --bm25, one for the model and one for BM25 in it; of several tasks, that for each by its name, and mean")
+	cmd.Flags().StringVar(&f.runFile, "run", "", "write the ranking to this `FILE`, in TREC's format")
+	cmd.Flags().BoolVar(&f.bm25, "bm25", false, "measure BM25 beside the model")
+	f.parts.add(cmd, "fused")
+	f.model.add(cmd, "texts")
+	f.model.addCut(cmd)
+	f.model.addQueryLength(cmd, "", "queries, and both texts of a pair that is read as queries are,")
 	return cmd
+}
+
+// check finds flags that make no sense together, before a model is loaded, and the task of scored pairs that is measured; nil: one of retrieval.
+func (f *evalFlags) check(cmd *cobra.Command) (kind *scoring.Kind, file scoring.Source, err error) {
+	if kind, file, err = f.scored.given(f.queries != nil, false); err != nil {
+		return nil, file, err
+	}
+	if err := f.nano.check(cmd, false, append(kindFlags(), "--queries", "--corpus", "--qrels", "--run")...); err != nil {
+		return nil, file, err
+	}
+	switch {
+	case f.queries == nil && kind == nil && f.nano.tasks == nil:
+		err = missing(errors.New("give --queries (with --corpus and --qrels, or a folder in BEIR's layout), --nanobeir, " + either(kindFlags())))
+	case kind != nil && (f.corpus+f.qrels+f.runFile != "" || f.bm25):
+		err = usageError{errors.New("--corpus, --qrels, --run and --bm25 are for --queries")}
+	case len(f.queries) > 1 && f.runFile != "":
+		err = usageError{errors.New("--run is of one task: give one --queries")}
+	case len(f.queries) > 1 && f.corpus+f.qrels != "":
+		err = usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
+	case f.runFile != "":
+		err = sameKind("--run", f.runFile, "ranking", isRanking)
+	}
+	if err != nil {
+		return nil, file, err
+	}
+	for i, q := range f.queries {
+		same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(q) }
+		if slices.ContainsFunc(f.queries[:i], same) {
+			return nil, file, usageError{fmt.Errorf("--queries %s is given twice: it would count twice in the mean", q)}
+		}
+		if err := isTask(q, f.corpus, f.qrels); err != nil {
+			return nil, file, err
+		}
+	}
+	return kind, file, nil
+}
+
+// pairs measures the model's scores of pairs.
+func (f *evalFlags) pairs(cmd *cobra.Command, e *embedder.Embedder, kind *scoring.Kind, file scoring.Source) error {
+	asked := kind.Asked || e.VectorsAlone() // a pair is a query and a document
+	if !asked {
+		if err := checkPairTexts(cmd, f.model.path, e.WeighsQueries(), flagOf(kind)); err != nil {
+			return err
+		}
+	}
+	query, document := textPrompts(cmd, e, f.queryPrompt, f.docPrompt)
+	return measureScored(cmd, kind, file, f.asJSON, func(a, b []string) ([]float64, error) {
+		switch {
+		case asked:
+			return e.PartRelevance(cmd.Context(), f.weights, query, document, a, b)
+		case e.WeighsQueries(): // both are documents
+			return e.Similarity(cmd.Context(), document, a, b)
+		}
+		return e.PartSimilarity(cmd.Context(), f.weights, query, a, b)
+	})
+}
+
+// rank measures the model on tasks of retrieval, and prints what it finds.
+func (f *evalFlags) rank(cmd *cobra.Command, e *embedder.Embedder) error {
+	query, document := textPrompts(cmd, e, f.queryPrompt, f.docPrompt)
+	nanos, err := f.nano.retrieval(noting(cmd))
+	if err != nil {
+		return err
+	}
+	u := progressOf(cmd)
+	var tasks []taskResult
+	for _, q := range slices.Concat(f.queries, f.nano.tasks) {
+		of := ""
+		if len(f.queries)+len(f.nano.tasks) > 1 {
+			of = dataset.TaskName(q) + ": "
+		}
+		r, err := notedRetrieval(cmd, of, func(ctx context.Context) (*dataset.Retrieval, error) {
+			if f.nano.tasks != nil {
+				return nanos[q], nil
+			}
+			return dataset.LoadRetrieval(ctx, q, f.corpus, f.qrels)
+		})
+		if err != nil {
+			return err
+		}
+		task, err := e.NewTask(cmd.Context(), r, query, document)
+		if err != nil {
+			return err
+		}
+		task.Fusion, task.Progress = f.weights, u.embedded(of)
+		m, err := f.task(cmd.Context(), e, task, q)
+		if err != nil {
+			return err
+		}
+		tasks = append(tasks, m)
+	}
+	if len(tasks) == 1 {
+		tasks[0].name = f.model.path
+	} else if tasks, err = withMean(tasks); err != nil {
+		return err
+	}
+	if f.asJSON {
+		return printJSON(cmd, jsonOf(tasks))
+	}
+	var rows []evaluate.Row
+	for _, m := range tasks {
+		rows = append(rows, evaluate.Row{Name: m.name, Result: m.model})
+		if m.bm25 != nil && len(tasks) == 1 {
+			rows = append(rows, evaluate.Row{Name: "BM25", Result: m.bm25})
+		} else if m.bm25 != nil {
+			rows = append(rows, evaluate.Row{Name: m.name + ", BM25", Result: m.bm25})
+		}
+	}
+	_, err = fmt.Fprint(cmd.OutOrStdout(), evaluate.Table(rows...))
+	return err
 }
 
 // checkPairTexts refuses flags of the texts that pairs have none of: both are read as queries are, or where these are weights of tokens as documents.
@@ -213,18 +250,10 @@ type taskResult struct {
 	model, bm25 *evaluate.Result // bm25: nil if nobody asked
 }
 
-func measureTask(cmd *cobra.Command, e *embedder.Embedder, weights map[string]float64, of string, u *ui, name string, load func(context.Context) (*dataset.Retrieval, error), queryPrompt, docPrompt, runFile string, bm25 bool) (m taskResult, err error) {
-	ctx := cmd.Context()
-	r, err := notedRetrieval(cmd, of, load)
-	if err != nil {
-		return m, err
-	}
-	task, err := e.NewTask(ctx, r, queryPrompt, docPrompt)
-	if err != nil {
-		return m, err
-	}
-	m.name, task.Fusion, task.Progress = name, weights, u.embedded(of)
-	keep, err := beginRun(task, runFile)
+// task measures the model on one of them, and writes the ranking if it has a file.
+func (f *evalFlags) task(ctx context.Context, e *embedder.Embedder, task *embedder.Task, name string) (m taskResult, err error) {
+	m.name = name
+	keep, err := beginRun(task, f.runFile)
 	if err != nil {
 		return m, fmt.Errorf("--run: %w", err)
 	}
@@ -238,7 +267,7 @@ func measureTask(cmd *cobra.Command, e *embedder.Embedder, weights map[string]fl
 	if err := keep(run, err); err != nil {
 		return m, err
 	}
-	if bm25 {
+	if f.bm25 {
 		m.bm25, err = task.BM25(ctx, evaluate.Standard()...)
 	}
 	return m, err

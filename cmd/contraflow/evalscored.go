@@ -54,7 +54,7 @@ func (f *scoredFlags) given(queries, nano bool) (kind *scoring.Kind, s scoring.S
 	case f.found && f.documents == "" && !nano:
 		return nil, s, usageError{errors.New("--found is of --documents: which of them are positives")}
 	case kind == nil && f.columns != nil:
-		return nil, s, usageError{fmt.Errorf("--columns is for %s", scoredFlagNames("and"))}
+		return nil, s, usageError{fmt.Errorf("--columns is for %s", either(kindFlags()))}
 	case kind == nil:
 		return nil, s, nil
 	case queries:
@@ -106,22 +106,12 @@ func candidateMeasure(name string) (evaluate.Measure, error) {
 // flagOf is the flag of a kind's file.
 func flagOf(k *scoring.Kind) string { return "--" + strings.ReplaceAll(k.Key, "_", "-") }
 
-// scoredFlagsOf are the names of kinds' flags.
-func scoredFlagsOf(kinds ...*scoring.Kind) (names []string) {
-	for _, k := range kinds {
-		names = append(names, strings.TrimPrefix(flagOf(k), "--"))
-	}
-	return names
-}
-
-// scoredFlagNames are the flags of all kinds.
-func scoredFlagNames(and string) string {
-	var names []string
+// kindFlags are the flags of all kinds.
+func kindFlags() (flags []string) {
 	for _, k := range scoring.Kinds {
-		names = append(names, flagOf(k))
+		flags = append(flags, flagOf(k))
 	}
-	last := len(names) - 1
-	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
+	return flags
 }
 
 // measureScored prints a model's figures of such a task; scores are its scores of pairs.

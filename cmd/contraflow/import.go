@@ -23,7 +23,7 @@ func newImport() *cobra.Command {
 	var python bool
 	cmd := &cobra.Command{
 		Use:   "import FILE | import -- COMMAND... | import --python",
-		Short: "Make a recipe of a sentence-transformers trainer's arguments or a FlagEmbedding command line",
+		Short: "Make a recipe of a sentence-transformers trainer's arguments or a FlagEmbedding command",
 		Long: `import turns another program's settings into a recipe. FILE is a JSON or YAML mapping of a sentence-transformers trainer's arguments (with model,
 train_dataset, columns and loss beside them), or a shell script with a FlagEmbedding command line, in which variables that the script itself
 sets are expanded, and eval $cmd is followed; - is standard input. Or put the command line after --.
@@ -85,8 +85,8 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 			return err
 		},
 	}
-	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together, over all machines; default: what torchrun, deepspeed, accelerate, mpirun or srun is told, or trainer_settings.py has seen, or 1")
-	cmd.Flags().StringVar(&out, "out", "", "the file to write, which must not be there; default: standard output")
+	cmd.Flags().IntVar(&devices, "devices", 0, "how many processes trained together, over all machines (default: what torchrun, deepspeed, accelerate, mpirun or srun is told, or trainer_settings.py has seen, or 1)")
+	cmd.Flags().StringVar(&out, "out", "", "the `FILE` to write, which must not be there (default: standard output)")
 	cmd.Flags().BoolVar(&python, "python", false, "print trainer_settings.py, a module for a sentence-transformers script, which writes what is imported")
 	notEmpty(cmd, "out")
 	return cmd

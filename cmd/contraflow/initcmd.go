@@ -20,11 +20,16 @@ import (
 	"contraflow/stages/newmodel"
 )
 
+// initFlags are init's.
+type initFlags struct {
+	spec                                       newmodel.Spec
+	out, pooling, config, tokenizer, distilled string
+	input, columns                             []string
+	force                                      bool
+}
+
 func newInit() *cobra.Command {
-	var out, pooling, config, tokenizer, distilled string
-	var input, columns []string
-	var force bool
-	spec := newmodel.Spec{Lowercase: true, Seed: 42}
+	f := initFlags{spec: newmodel.Spec{Lowercase: true, Seed: 42}}
 	cmd := &cobra.Command{
 		Use:   "init --out DIR --input FILES --column NAME",
 		Short: "Make a new model: random weights, and a vocabulary of your texts",
@@ -42,96 +47,104 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
   contraflow init --out start --static --hidden 256 --distill sentence-transformers/all-MiniLM-L6-v2`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := atLeastOne(cmd, "hidden", "layers", "heads", "vocab", "max-length"); err != nil {
+			if err := f.check(cmd); err != nil {
 				return err
 			}
-			if config != "" {
-				if err := withConfig(cmd, config, &spec); err != nil {
-					return err
-				}
-			}
-			if spec.Static {
-				for _, f := range []string{"config", "layers", "heads", "dropout", "pooling", "sparse"} {
-					if cmd.Flags().Changed(f) {
-						return usageError{fmt.Errorf("--%s and --static: static embeddings have a vector for each token, and nothing else", f)}
-					}
-				}
-			}
-			if spec.Sparse && cmd.Flags().Changed("pooling") {
-				return usageError{errors.New("--pooling and --sparse: sparse embeddings are the largest logits of a text's tokens")}
-			}
-			switch given := cmd.Flags().Changed; {
-			case tokenizer == "" && distilled == "" && len(input) == 0:
-				return missing(errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer or --distill instead"))
-			case tokenizer == "" && distilled == "":
-			case !spec.Static:
-				return usageError{errors.New("--tokenizer and --distill are for --static; an encoder gets a vocabulary of --input")}
-			case given("input") || given("column") || given("vocab") || given("lowercase"):
-				return usageError{errors.New("--tokenizer and --distill have their vocabulary: leave out --input, --column, --vocab and --lowercase")}
-			case tokenizer != "" && distilled != "":
-				return usageError{errors.New("--tokenizer and --distill: a distilled model has the tokenizer of the other")}
-			case distilled != "" && given("seed"):
-				return usageError{errors.New("--seed and --distill: nothing is random")}
-			}
-			if hfmodel.IsModel(out) && !force {
-				return fmt.Errorf("%s holds a model already: --force replaces it", out)
-			}
-			if distilled != "" {
-				if !cmd.Flags().Changed("hidden") {
-					spec.Hidden = 0
-				}
-				return distill(cmd, out, spec, distilled)
-			}
-			if tokenizer != "" {
-				tok, err := tokenizerOf(cmd.Context(), tokenizer)
-				if err != nil {
-					return fmt.Errorf("--tokenizer: %w", err)
-				}
-				if err := newmodel.CreateWith(cmd.Context(), out, spec, tok); err != nil {
-					return err
-				}
-				return created(cmd, out, nil)
-			}
-			t, err := dataset.OpenTable(cmd.Context(), input)
-			if err != nil {
-				return err
-			}
-			defer t.Close()
-			t.KeepEmpty()
-			spec.Pooling = hfmodel.PoolingMode(pooling)
-			read := textCount{asked: spec.Vocab}
-			if err := newmodel.Create(cmd.Context(), out, spec, textsOf(cmd.Context(), t, columns, &read)); err != nil {
-				return err
-			}
-			return created(cmd, out, &read)
+			return f.run(cmd)
 		},
 	}
-	cmd.Flags().StringVar(&out, "out", "", "folder for the model")
-	cmd.Flags().BoolVar(&force, "force", false, "replace a model that is there")
-	cmd.Flags().StringArrayVar(&input, "input", nil, filesFlag)
-	cmd.Flags().StringArrayVar(&columns, "column", []string{"text"}, fmt.Sprintf(columnFlag, "texts")+" (may be repeated)")
-	cmd.Flags().BoolVar(&spec.Static, "static", false, "static embeddings: a text is the mean of its tokens' vectors, and training takes seconds")
-	cmd.Flags().BoolVar(&spec.Sparse, "sparse", false, "a sparse encoder (SPLADE), with a head for masked language modelling, for recipes of model.kind: sparse")
-	cmd.Flags().StringVar(&tokenizer, "tokenizer", "", "with --static, a model folder or hub id whose tokenizer it gets, instead of a new vocabulary")
-	cmd.Flags().StringVar(&distilled, "distill", "", "with --static, a model folder or hub id whose tokenizer it gets, and what it knows of each token")
-	cmd.Flags().StringVar(&config, "config", "", "a config.json of Hugging Face's, of any family, for the model's shape")
-	cmd.Flags().IntVar(&spec.Hidden, "hidden", 384, "hidden size (with --distill at most that of its embeddings, which is the default)")
-	cmd.Flags().IntVar(&spec.Layers, "layers", 6, "layers")
-	cmd.Flags().IntVar(&spec.Heads, "heads", 0, "attention heads (default: hidden/32)")
-	cmd.Flags().IntVar(&spec.Vocab, "vocab", 30000, "tokens of the vocabulary, fewer if the texts give no more (with --config: its vocab_size, if it has one)")
-	cmd.Flags().IntVar(&spec.MaxLength, "max-length", 0, "longest text in tokens (default 512, or what --config says; with --static any)")
-	cmd.Flags().Float64Var(&spec.Dropout, "dropout", 0.1, "dropout while training")
-	cmd.Flags().BoolVar(&spec.Lowercase, "lowercase", true, "lower-case texts")
-	cmd.Flags().StringVar(&pooling, "pooling", "mean", "mean, cls or last")
-	cmd.Flags().Uint64Var(&spec.Seed, "seed", 42, "of the weights")
+	cmd.Flags().StringVar(&f.out, "out", "", "the folder `DIR` to write the model into")
+	cmd.Flags().BoolVar(&f.force, "force", false, "replace a model that is there")
+	cmd.Flags().StringArrayVar(&f.input, "input", nil, filesFlag)
+	cmd.Flags().StringArrayVar(&f.columns, "column", []string{"text"}, fmt.Sprintf(columnFlag, "texts")+" (may be repeated)")
+	cmd.Flags().BoolVar(&f.spec.Static, "static", false, "static embeddings: a text is the mean of its tokens' vectors, and training takes seconds")
+	cmd.Flags().BoolVar(&f.spec.Sparse, "sparse", false, "a sparse encoder (SPLADE), with a head for masked language modelling, for recipes of model.kind: sparse")
+	cmd.Flags().StringVar(&f.tokenizer, "tokenizer", "", "with --static, the folder `DIR` or hub id of a model whose tokenizer it gets, instead of a new vocabulary")
+	cmd.Flags().StringVar(&f.distilled, "distill", "", "with --static, the folder `DIR` or hub id of a model whose tokenizer it gets, and what it knows of each token")
+	cmd.Flags().StringVar(&f.config, "config", "", "a `FILE`, Hugging Face's config.json of any family, for the model's shape")
+	cmd.Flags().IntVar(&f.spec.Hidden, "hidden", 384, "hidden size (with --distill at most that of its embeddings, which is the default)")
+	cmd.Flags().IntVar(&f.spec.Layers, "layers", 6, "layers")
+	cmd.Flags().IntVar(&f.spec.Heads, "heads", 0, "attention heads (default: hidden/32)")
+	cmd.Flags().IntVar(&f.spec.Vocab, "vocab", 30000, "tokens of the vocabulary, fewer if the texts give no more (with --config: its vocab_size, if it has one)")
+	cmd.Flags().IntVar(&f.spec.MaxLength, "max-length", 0, "longest text in tokens (default: 512, or what --config says; with --static any)")
+	cmd.Flags().Float64Var(&f.spec.Dropout, "dropout", 0.1, "dropout while training")
+	cmd.Flags().BoolVar(&f.spec.Lowercase, "lowercase", true, "lower-case texts")
+	oneOf(cmd, &f.pooling, "pooling", "mean", "which tokens make the embedding", "mean", "cls", "last")
+	cmd.Flags().Uint64Var(&f.spec.Seed, "seed", 42, "of the weights")
 	require(cmd, "out")
 	return cmd
 }
 
+// check finds flags that make no sense together, and takes the shape of --config.
+func (f *initFlags) check(cmd *cobra.Command) error {
+	given := cmd.Flags().Changed
+	if err := atLeastOne(cmd, "hidden", "layers", "heads", "vocab", "max-length"); err != nil {
+		return err
+	}
+	if f.config != "" {
+		if err := withConfig(cmd, f.config, &f.spec); err != nil {
+			return err
+		}
+	}
+	for _, flag := range []string{"config", "layers", "heads", "dropout", "pooling", "sparse"} {
+		if f.spec.Static && given(flag) {
+			return usageError{fmt.Errorf("--%s and --static: static embeddings have a vector for each token, and nothing else", flag)}
+		}
+	}
+	if f.spec.Sparse && given("pooling") {
+		return usageError{errors.New("--pooling and --sparse: sparse embeddings are the largest logits of a text's tokens")}
+	}
+	switch made := f.tokenizer == "" && f.distilled == ""; { // the vocabulary
+	case made && len(f.input) == 0:
+		return missing(errors.New("--input is missing: the texts of which the vocabulary is made; with --static there may be --tokenizer or --distill instead"))
+	case made:
+	case !f.spec.Static:
+		return usageError{errors.New("--tokenizer and --distill are for --static; an encoder gets a vocabulary of --input")}
+	case given("input") || given("column") || given("vocab") || given("lowercase"):
+		return usageError{errors.New("--tokenizer and --distill have their vocabulary: leave out --input, --column, --vocab and --lowercase")}
+	case f.tokenizer != "" && f.distilled != "":
+		return usageError{errors.New("--tokenizer and --distill: a distilled model has the tokenizer of the other")}
+	case f.distilled != "" && given("seed"):
+		return usageError{errors.New("--seed and --distill: nothing is random")}
+	}
+	return mayWrite(f.out, f.force, "")
+}
+
+func (f *initFlags) run(cmd *cobra.Command) error {
+	if f.distilled != "" {
+		if !cmd.Flags().Changed("hidden") {
+			f.spec.Hidden = 0
+		}
+		return distill(cmd, f.out, f.spec, f.distilled)
+	}
+	if f.tokenizer != "" {
+		tok, err := tokenizerOf(cmd, f.tokenizer)
+		if err != nil {
+			return fmt.Errorf("--tokenizer: %w", err)
+		}
+		if err := newmodel.CreateWith(cmd.Context(), f.out, f.spec, tok); err != nil {
+			return err
+		}
+		return created(cmd, f.out, nil)
+	}
+	t, err := dataset.OpenTable(cmd.Context(), f.input)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	t.KeepEmpty()
+	f.spec.Pooling = hfmodel.PoolingMode(f.pooling)
+	read := textCount{asked: f.spec.Vocab}
+	if err := newmodel.Create(cmd.Context(), f.out, f.spec, textsOf(cmd.Context(), t, f.columns, &read)); err != nil {
+		return err
+	}
+	return created(cmd, f.out, &read)
+}
+
 // distill makes static embeddings of what a model knows.
 func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (err error) {
-	u := newUI(cmd.ErrOrStderr(), false)
-	dir, err := hfmodel.Resolve(cmd.Context(), model, hfmodel.Options{Progress: u.download})
+	u := progressOf(cmd)
+	dir, err := findModel(cmd, model)
 	if err != nil {
 		return fmt.Errorf("--distill: %w", err)
 	}
@@ -141,9 +154,7 @@ func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	err = newmodel.Distill(cmd.Context(), out, spec, dir, model, d, func(done, total int) {
-		if u.due(done == total) {
-			u.printf("%d of %d tokens\n", done, total)
-		}
+		u.progress(int64(done), int64(total), "", "token", "tokens")
 	})
 	if err != nil {
 		return fmt.Errorf("--distill: %w", err)

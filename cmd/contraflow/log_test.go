@@ -181,10 +181,7 @@ func TestLogOfTasks(t *testing.T) {
 	e := recipe.Evaluation{Step: 4, Metric: "mean mrr@10", Value: 0.25, Tasks: []recipe.TaskValue{{Name: "a", Metric: "mrr@10", Value: 0.125}, {Name: "b", Metric: "mrr@10", Value: 0.375}}}
 	for format, want := range map[string]string{"human": "step 4: mean mrr@10 0.2500 (a 0.1250, b 0.3750)\n", "json": `"step":4,"metric":"mean mrr@10","value":0.25,"a/mrr@10":0.125,"b/mrr@10":0.375}`} {
 		var b strings.Builder
-		u, err := newUI(&b, false).withLog(format)
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := newUI(&b, false).withLog(format)
 		u.observer().Eval(e)
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%s: %q", format, b.String())
@@ -207,10 +204,7 @@ func TestLogOfHeldOutLoss(t *testing.T) {
 	} {
 		for format, want := range map[string]string{"human": c.human, "json": c.json} {
 			var b strings.Builder
-			u, err := newUI(&b, false).withLog(format)
-			if err != nil {
-				t.Fatal(err)
-			}
+			u := newUI(&b, false).withLog(format)
 			if u.observer().Eval(c.e); !strings.Contains(b.String(), want) {
 				t.Errorf("%s: %q, want %q", format, b.String(), want)
 			}
@@ -227,7 +221,7 @@ func TestBarStatus(t *testing.T) {
 	for step := 91; step <= 100; step++ {
 		u.took(recipe.Metrics{Step: step, Loss: 1.5, PairsPerS: 7, TokensPerS: 8})
 	}
-	if s := u.status(); s != " loss 1.5000  7 pairs/s  8 tokens/s  20s" {
+	if s := u.status(); s != " loss 1.5000  7 pairs/s  8 tokens/s  20s left" {
 		t.Errorf("10 steps took 20 s and 10 are left: %q", s)
 	}
 }

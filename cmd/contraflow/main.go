@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"contraflow/cmd/internal/help"
 	"contraflow/collective"
 	_ "contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
@@ -49,7 +50,7 @@ func run(args []string) int {
 	defer stop(nil)
 	go watchSignals(ctx, stop)
 	root, out := newRoot(), &stdout{file: os.Stdout}
-	ctx = dataset.WithNote(ctx, func(message string) { fmt.Fprintln(os.Stderr, "note:", message) })
+	ctx = dataset.WithNote(ctx, func(message string) { fmt.Fprintf(os.Stderr, "%snote: %s\n", overLast(), message) })
 	root.SetArgs(args)
 	root.SetOut(out)
 	cmd := root
@@ -82,7 +83,7 @@ func run(args []string) int {
 	if failed {
 		sayWhy(err)
 	} else {
-		fmt.Fprintf(os.Stderr, "contraflow: %v%s\n", err, nearFlag(cmd, err))
+		fmt.Fprintf(os.Stderr, "%scontraflow: %v%s\n", overLast(), err, nearFlag(cmd, err))
 	}
 	var bug *pipeline.PanicError
 	if errors.As(err, &bug) {
@@ -164,9 +165,10 @@ func newRoot() *cobra.Command {
 		Short: "Train text-embedding models with very large contrastive batches",
 		Long: `contraflow trains text-embedding models with very large contrastive batches.
 
-New here?   contraflow quickstart --out q      trains a small model on the Go sources of this machine
-Your data?  contraflow recipe embedder         prints a recipe to change: a model from the hub or of your own, your parquet files
-            contraflow train -c recipe.yaml    trains by it`,
+  contraflow quickstart --out q              a first look: trains a small model, in two minutes
+  contraflow recipe embedder > recipe.yaml   your data: a recipe to change, with your model and files
+  contraflow train -c recipe.yaml            trains by it
+  contraflow eval --help                     measures a model, embed uses it`,
 		Version:      version(),
 		SilenceUsage: true, SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -178,8 +180,27 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	root.AddCommand(newQuickstart(), newTrain(), newCheck(), newRecipe(), newEmbed(), newRerank(), newMine(), newDistill(), newPrep(), newEval(), newMerge(), newMix(), newTokenize(), newGraph(), newVerify(), newInit(), newDoctor(), newBench(), newTrace(), newReport(), newImport(), newPlan(), newVersion())
 	root.SetVersionTemplate("{{.Version}}\n")
+	help.Show(root)
+	cobra.EnableCommandSorting = false // they stand in the order of work
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Begin:", []*cobra.Command{newQuickstart(), newRecipe(), newImport(), newInit()}},
+		{"Prepare data:", []*cobra.Command{newPrep(), newCheck(), newMine(), newDistill()}},
+		{"Train:", []*cobra.Command{newPlan(), newVerify(), newTrain(), newReport(), newTrace(), newGraph()}},
+		{"Measure and use models:", []*cobra.Command{newEval(), newEmbed(), newRerank(), newTokenize(), newMerge(), newMix()}},
+		{"This machine and this program:", []*cobra.Command{newDoctor(), newBench(), newVersion()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+		}
+		root.AddCommand(g.commands...)
+		root.SetCompletionCommandGroupID(g.title) // the last one's
+		root.SetHelpCommandGroupID(g.title)
+	}
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {
@@ -197,13 +218,17 @@ Your data?  contraflow recipe embedder         prints a recipe to change: a mode
 // suchAs annotates a flag with an example of what it takes.
 const suchAs = "such as"
 
-// flagError says what a flag wants, where it is given no number: strconv's functions, which pflag names, are nothing to a user.
+// flagError says what a flag wants, where it is given no number or none of its words: what pflag says of them is nothing to a user.
 func flagError(err error) error {
 	var wrong *pflag.InvalidValueError
 	var number *strconv.NumError
 	var twice *givenTwice
 	if errors.As(err, &wrong) && errors.As(err, &twice) {
 		return fmt.Errorf("--%s is given twice, as %q and as %q: want one", wrong.GetFlag().Name, twice.first, twice.second)
+	}
+	var words notOne
+	if errors.As(err, &wrong) && errors.As(err, &words) {
+		return fmt.Errorf("--%s is %q, %w", wrong.GetFlag().Name, wrong.GetValue(), words)
 	}
 	if !errors.As(err, &wrong) || !errors.As(err, &number) {
 		return err
@@ -221,18 +246,48 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s is %q, want %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
 
-// nearFlag says which flag of the command was probably meant.
+// noFlag is what to know where somebody looks for a flag that commands with a model do not have.
+var noFlag = map[string]string{
+	"batch-size": "; texts go through the model in passes of the size that the device likes",
+	"device":     "; the GPU computes, if this program is built for it and it is of a kind that has been tried, else the processor",
+}
+
+// nearFlag says which flag of the command was probably meant, or which key of a recipe.
 func nearFlag(cmd *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
 		return ""
 	}
-	var names []string
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if near := spelling.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+	name := strings.ReplaceAll(unknown.GetSpecifiedName(), "_", "-")
+	var names, alike []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		names = append(names, f.Name)
+		if a, b := strings.Split(f.Name, "-"), strings.Split(name, "-"); within(a, b) || within(b, a) {
+			alike = append(alike, "--"+f.Name)
+		}
+	})
+	other := map[string]string{"out": "output", "output": "out"}[name] // folders are --out, files that rows are written to --output
+	near := spelling.Nearest(name, names)
+	switch {
+	case slices.Contains(names, other):
+		near = other
+	case near != "":
+	case slices.Contains(names, "config") && recipe.Ours(name) != "":
+		return fmt.Sprintf("; a recipe has %s, which --set overrides", recipe.Ours(name))
+	case slices.Contains(names, "model") && noFlag[name] != "":
+		return noFlag[name]
+	case len(alike) > 0:
+		return fmt.Sprintf("; did you mean %s?", either(alike))
+	}
+	if near != "" {
 		return fmt.Sprintf("; did you mean --%s?", near)
 	}
 	return ""
+}
+
+// within tells that all words are among others.
+func within(words, others []string) bool {
+	return !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(others, w) })
 }
 
 func suggestions(cmd *cobra.Command, arg string) string {
@@ -256,11 +311,14 @@ func expanded(cmd *cobra.Command, arg string) (hint string) {
 	if f := cmd.Flags().Lookup("nanobeir"); f != nil && f.Changed {
 		return fmt.Sprintf("; NanoBEIR's tasks stand behind an equals sign: --nanobeir=%s", arg)
 	}
-	if _, err := os.Stat(arg); err != nil {
-		return ""
-	}
 	if f := cmd.Flags().Lookup("config"); f != nil && f.Shorthand != "" && !f.Changed && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(arg)) {
 		return "; a recipe is named by -c " + arg
+	}
+	if f := cmd.Flags().Lookup("model"); f != nil && !f.Changed && hfmodel.IsModel(arg) {
+		return "; a model is named by --model " + arg
+	}
+	if _, err := os.Stat(arg); err != nil {
+		return ""
 	}
 	for _, name := range []string{"input", "corpus", "queries", "qrels", "data"} {
 		f := cmd.Flags().Lookup(name)

@@ -465,7 +465,7 @@ func TestVerifyGrads(t *testing.T) {
 	if want := `rows.jsonl:2, column "positive": the text is null; data.on_error: skip verifies`; bad.code != 1 || !strings.Contains(bad.stderr, want) {
 		t.Errorf("a row that can't be used: exit code %d, want %q\n%s", bad.code, want, bad.stderr)
 	}
-	for option, want := range map[string]string{"plant=gremlin": `no fault "gremlin"`, "accumulate=0": "accumulate is 0", "sub-batch=5,0": "sub-batch is 0", "rows=-3": "rows is -3", "shards=-1": "shards is -1"} {
+	for option, want := range map[string]string{"plant=gremlin": `--plant is "gremlin", want factor, mask,`, "accumulate=0": "accumulate is 0", "sub-batch=5,0": "sub-batch is 0", "rows=-3": "rows is -3", "shards=-1": "shards is -1"} {
 		if r := contraflow(t, "", "verify-grads", "-c", recipe, "--"+option); r.code != 2 || !strings.Contains(r.stderr, want) || r.stdout != "" {
 			t.Errorf("--%s: exit code %d: %s%s", option, r.code, r.stdout, r.stderr)
 		}

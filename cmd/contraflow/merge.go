@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"contraflow/gpustage"
-	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 )
 
@@ -26,15 +25,14 @@ as well, is contraflow mix.`,
   contraflow merge --model intfloat/e5-small-v2 --adapter adapter --out merged`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if hfmodel.IsModel(out) && !force {
-				return fmt.Errorf("%s holds a model already: --force replaces it, unless it is the adapter or its base model", out)
+			if err := mayWrite(out, force, ", unless it is the adapter or its base model"); err != nil {
+				return err
 			}
-			o := hfmodel.Options{Progress: newUI(cmd.ErrOrStderr(), false).download}
-			if model != "" {
-				if model, err = hfmodel.Resolve(cmd.Context(), model, o); err != nil {
-					return err
-				}
-			} else if adapter, err = hfmodel.Resolve(cmd.Context(), adapter, o); err != nil {
+			of := &model
+			if model == "" {
+				of = &adapter // which names its base
+			}
+			if *of, err = findModel(cmd, *of); err != nil {
 				return err
 			}
 			d, err := gpustage.Open("auto")
@@ -49,10 +47,10 @@ as well, is contraflow mix.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&model, "model", "", "the base model, a folder or hub id (default: what the adapter says)")
-	cmd.Flags().StringVar(&adapter, "adapter", "", "the adapter's folder")
-	cmd.Flags().StringVar(&out, "out", "", "the folder to write")
-	cmd.Flags().StringVar(&precision, "precision", "f32", "what the weights are written in: f32, bf16 or f16")
+	cmd.Flags().StringVar(&model, "model", "", "the folder `DIR` or hub id of the base model (default: what the adapter says)")
+	cmd.Flags().StringVar(&adapter, "adapter", "", "the adapter's folder `DIR`, or hub id")
+	cmd.Flags().StringVar(&out, "out", "", "the folder `DIR` to write")
+	oneOf(cmd, &precision, "precision", "f32", "what the weights are written in", "f32", "bf16", "f16")
 	cmd.Flags().BoolVar(&force, "force", false, "replace another model in --out")
 	require(cmd, "adapter", "out")
 	return cmd

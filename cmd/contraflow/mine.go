@@ -29,7 +29,6 @@ type mineFlags struct {
 	parts                                  partFlags
 	crossEncoder                           string
 	sigmoid                                bool
-	quiet                                  bool
 }
 
 func newMine() *cobra.Command {
@@ -60,24 +59,7 @@ left out and counted, but for those that have --min-negatives.
 		Example: `  contraflow mine --model q/model --input 'pairs/*.parquet' --query query --positive positive --output mined.parquet --relative-margin 0.05`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if err := errors.Join(m.settle(cmd), m.bad.check()); err != nil {
-				return err
-			}
-			if err := m.checkDocuments(cmd, "positive"); err != nil {
-				return err
-			}
-			for _, x := range []struct{ flag, of string }{{"sigmoid", "cross-encoder"}, {"corpus-column", "corpus"}, {"labels", "documents"}} {
-				if cmd.Flags().Changed(x.flag) && !cmd.Flags().Changed(x.of) {
-					return usageError{fmt.Errorf("--%s is of --%s, which is not given", x.flag, x.of)}
-				}
-			}
-			if err := separate("--output", m.output, slices.Concat(m.input, m.corpus)...); err != nil {
-				return err
-			}
-			if err := asParquet(m.output); err != nil {
-				return err
-			}
-			if err := atLeastOne(cmd, "min-negatives"); err != nil {
+			if err := m.settle(cmd); err != nil {
 				return err
 			}
 			if m.crossEncoder != "" {
@@ -109,7 +91,7 @@ left out and counted, but for those that have --min-negatives.
 	m.pairFlags.add(cmd, "of a list, each is one", "")
 	fl.Lookup("on-error").Usage += "; documents of --corpus that are empty are left out always"
 	fl.StringArrayVar(&m.corpus, "corpus", nil, "`FILES` with more documents, as of --input (default: those of --input alone)")
-	fl.BoolVar(&m.quiet, "quiet", false, "print errors only")
+	addQuiet(cmd, "notes and errors")
 	fl.StringVar(&m.corpusColumn, "corpus-column", "text", "of --corpus: "+fmt.Sprintf(columnFlag, "documents"))
 	fl.StringVar(&m.documents, "documents", "", "instead of --positive: the column `NAME` with lists of all of a row's documents")
 	fl.StringVar(&m.labels, "labels", "", "of --documents: the column `NAME` with lists of a label of each; those above 0 are positives (default: the first document is)")
@@ -123,7 +105,7 @@ left out and counted, but for those that have --min-negatives.
 	fl.IntVar(&m.options.Fewest, "min-negatives", 0, "keep pairs with so many, in lists of different lengths (default: --num-negatives)")
 	fl.StringVar(&m.crossEncoder, "cross-encoder", "", "the folder `DIR` or hub id of a reranker that scores candidates again, with a margin or a bound")
 	fl.BoolVar(&m.sigmoid, "sigmoid", false, "of --cross-encoder: "+sigmoidFlag)
-	fl.StringVar(&m.sampling, "sampling", "top", "top, or random among the candidates")
+	oneOf(cmd, &m.sampling, "sampling", "top", "the best of the candidates, or random ones among them", "top", "random")
 	fl.Uint64Var(&m.options.Seed, "seed", 42, "of --sampling random")
 	m.parts.add(cmd, "dense")
 	f.add(cmd, "texts")
@@ -132,8 +114,22 @@ left out and counted, but for those that have --min-negatives.
 	return cmd
 }
 
-// settle makes options of flags.
+// settle makes options of flags, and finds those that make no sense together.
 func (m *mineFlags) settle(cmd *cobra.Command) error {
+	if err := m.checkDocuments(cmd, "positive"); err != nil {
+		return err
+	}
+	for _, x := range []struct{ flag, of string }{{"sigmoid", "cross-encoder"}, {"corpus-column", "corpus"}, {"labels", "documents"}} {
+		if cmd.Flags().Changed(x.flag) && !cmd.Flags().Changed(x.of) {
+			return usageError{fmt.Errorf("--%s is of --%s, which is not given", x.flag, x.of)}
+		}
+	}
+	if err := separate("--output", m.output, slices.Concat(m.input, m.corpus)...); err != nil {
+		return err
+	}
+	if err := asParquet(m.output); err != nil {
+		return err
+	}
 	for flag, to := range map[string]struct {
 		value *float64
 		into  **float64
@@ -145,12 +141,9 @@ func (m *mineFlags) settle(cmd *cobra.Command) error {
 			*to.into = to.value
 		}
 	}
-	switch m.sampling {
-	case "top":
-	case "random":
-		m.options.Sample = true
-	default:
-		return usageError{fmt.Errorf("--sampling is %q, want top or random", m.sampling)}
+	m.options.Sample = m.sampling == "random"
+	if err := atLeastOne(cmd, "num-negatives", "min-negatives"); err != nil {
+		return err
 	}
 	if err := m.options.Check(); err != nil {
 		return usageError{err}
@@ -159,7 +152,7 @@ func (m *mineFlags) settle(cmd *cobra.Command) error {
 }
 
 func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
-	ctx, u := cmd.Context(), newUI(cmd.ErrOrStderr(), m.quiet)
+	ctx, u := cmd.Context(), progressOf(cmd)
 	w, err := dataset.NewParquetWriter(m.output, dataset.OutColumn{Name: "query", Type: dataset.TextOut}, dataset.OutColumn{Name: "positive", Type: dataset.TextOut},
 		dataset.OutColumn{Name: "negatives", Type: dataset.TextListOut}, dataset.OutColumn{Name: "scores", Type: dataset.NumbersOut})
 	if err != nil {
@@ -195,12 +188,10 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	rows, short, err := e.Mine(ctx, p, embedder.Mining{
 		Options: m.options, Prompts: &[2]string{queryPrompt, documentPrompt}, Weights: weights,
 		Progress: func(what string, done, total int64) {
-			switch {
-			case !u.due(done == total):
-			case what == "searched":
-				u.printf("%d %% of %s x %s\n", 100*done/total, spelling.Count(len(p.Queries), "query", "queries"), spelling.Count(len(p.Corpus), "document", "documents"))
-			default:
-				u.printf("%d of %d %s embedded\n", done, total, what)
+			if what == "searched" {
+				u.passing(done == total, fmt.Sprintf("%d %% of %s x %s", 100*done/total, spelling.Count(len(p.Queries), "query", "queries"), spelling.Count(len(p.Corpus), "document", "documents")))
+			} else {
+				u.progress(done, total, "", what+" embedded", what+" embedded")
 			}
 		},
 	})
@@ -213,6 +204,12 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if err := writeMined(w, p, rows); err != nil {
 		return err
 	}
+	m.say(u, p, rows, short)
+	return nil
+}
+
+// say tells what was mined, and of how many pairs too little.
+func (m *mineFlags) say(u *ui, p mine.Pairs, rows []mine.Row, short int) {
 	sum, negatives, under := 0.0, 0, 0
 	for _, r := range rows {
 		for _, h := range r.Negatives {
@@ -231,7 +228,8 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 	if by < 0 {
 		by, side = -by, "below"
 	}
-	u.printf("%s with %s written to %s; a positive's score is %.3f %s a negative's on average\n", spelling.Count(len(rows), "pair", "pairs"), each, m.output, by, side)
+	u.printf("%s with %s written to %s, which data.train takes as {path: %s, query: query, positive: positive, negatives: [negatives], negatives_per_query: all}\n", spelling.Count(len(rows), "pair", "pairs"), each, m.output, inYAML(m.output))
+	u.printf("a positive's score is %.3f %s a negative's on average\n", by, side)
 	if 2*under > negatives {
 		u.printf("note: %d of %s score above their positive: the model does not know these pairs, or their columns are not what they are taken for, or many negatives are positives that nobody has marked; --absolute-margin 0 leaves out those above\n", under, spelling.Count(negatives, "negative", "negatives"))
 	}
@@ -242,7 +240,6 @@ func (m *mineFlags) run(cmd *cobra.Command, e *embedder.Embedder) error {
 		}
 		u.printf("%d of %s %s fewer negatives within these bounds and %s left out%s\n", short, spelling.Count(len(p.Rows), "pair", "pairs"), spelling.Form(short, "has", "have"), spelling.Form(short, "is", "are"), helps)
 	}
-	return nil
 }
 
 // moreNegatives is what to do where few pairs have enough negatives.

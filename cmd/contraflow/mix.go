@@ -64,12 +64,12 @@ Files beside the weights (configuration, tokenizer, prompts) are the first model
 		RunE: f.run,
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.out, "out", "", "the folder to write")
+	fl.StringVar(&f.out, "out", "", "the folder `DIR` to write")
 	fl.Float64SliceVar(&f.weights, "weights", nil, "a `NUMBER,...` for each model, which sum to 1 (default: all the same)")
 	fl.Lookup("weights").DefValue = ""                           // the default is the text's
 	_ = fl.SetAnnotation("weights", suchAs, []string{"0.7,0.3"}) // there is such a flag
-	fl.StringVar(&f.method, "method", string(mix.Linear), "linear, the mean, or slerp, along the arc between two models")
-	fl.StringVar(&f.precision, "precision", "", "what the weights are written in: f32, bf16 or f16 (default: what the first model's are in)")
+	oneOf(cmd, &f.method, "method", string(mix.Linear), "the mean, or along the arc between two models", string(mix.Linear), string(mix.SLERP))
+	oneOf(cmd, &f.precision, "precision", "", "what the weights are written in (default: what the first model's are in)", "f32", "bf16", "f16")
 	fl.BoolVar(&f.force, "force", false, "replace another model in --out")
 	fl.StringArrayVar(&f.rows, "by-loss", nil, "weigh the models by their loss on these rows: "+strings.Replace(filesFlag, "split train but", "split test, or else validation, but", 1))
 	fl.StringVar(&f.query, "query", "query", "of --by-loss: "+fmt.Sprintf(columnFlag, "queries"))
@@ -90,10 +90,9 @@ func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if hfmodel.IsModel(f.out) && !f.force {
-		return fmt.Errorf("%s holds a model already: --force replaces it, unless it is one of those that are mixed", f.out)
+	if err := mayWrite(f.out, f.force, ", unless it is one of those that are mixed"); err != nil {
+		return err
 	}
-	u := newUI(cmd.ErrOrStderr(), false)
 	for i, m := range models {
 		if checkpoint.IsCheckpoint(m.Path) {
 			continue
@@ -101,7 +100,7 @@ func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
 		if err := noCheckpoint(m.Path); err != nil {
 			return err
 		}
-		if models[i].Path, err = hfmodel.Resolve(cmd.Context(), m.Path, hfmodel.Options{Progress: u.download}); err != nil {
+		if models[i].Path, err = findModel(cmd, m.Path); err != nil {
 			return err
 		}
 	}
@@ -110,13 +109,12 @@ func (f *mixFlags) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 	}
+	u := progressOf(cmd)
 	u.said = time.Now() // of what is over within a second nothing is said
 	err = mix.Write(cmd.Context(), f.out, models, mix.Options{
 		Method: mix.Method(f.method), Precision: f.precision, Note: notes(cmd), Weighed: f.weighed(),
 		Progress: func(done, total int64) {
-			if u.due(false) {
-				u.printf("%.0f%% of %.1f million parameters mixed\n", 100*float64(done)/float64(total), float64(total)/1e6)
-			}
+			u.passing(false, fmt.Sprintf("%.0f%% of %.1f million parameters mixed", 100*float64(done)/float64(total), float64(total)/1e6))
 		},
 	})
 	if err != nil {
@@ -199,7 +197,7 @@ func (f *mixFlags) weigh(cmd *cobra.Command, models []mix.Model) (err error) {
 	if err := outside(f.out, data); err != nil {
 		return err
 	}
-	newUI(cmd.ErrOrStderr(), false).notes(data)
+	progressOf(cmd).notes(data)
 	d, err := gpustage.OpenBest(notes(cmd))
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -40,8 +41,8 @@ func (n *nanoFlags) check(cmd *cobra.Command, reranker bool, others ...string) e
 		return nil
 	}
 	for _, flag := range others {
-		if cmd.Flags().Changed(flag) {
-			return usageError{fmt.Errorf("--nanobeir and --%s: give one at a time", flag)}
+		if cmd.Flags().Changed(strings.TrimPrefix(flag, "--")) {
+			return usageError{fmt.Errorf("--nanobeir and %s: give one at a time", flag)}
 		}
 	}
 	if err := dataset.CheckNano(n.dataset); err != nil {
@@ -107,7 +108,7 @@ func (n *nanoFlags) rerank(cmd *cobra.Command, r *reranker.Reranker, f *rerankFl
 		tasks = append(tasks, t)
 	}
 	var results []*evaluate.Candidates
-	cut, u := 0, newUI(cmd.ErrOrStderr(), false)
+	cut, u := 0, progressOf(cmd)
 	for i, t := range tasks {
 		u.printf("%s: %s\n", names[i], spelling.Count(len(t.A), "pair", "pairs"))
 		scores, c, err := r.ScorePairs(cmd.Context(), t.A, t.B)

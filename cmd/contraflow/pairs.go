@@ -78,27 +78,20 @@ type badRows struct {
 
 // add adds --on-error; more goes on about what skip does.
 func (b *badRows) add(cmd *cobra.Command, more string) {
-	cmd.Flags().StringVar(&b.onError, "on-error", "stop", "at rows that can't be used: stop, or skip, which leaves them out"+more)
-}
-
-func (b *badRows) check() error {
-	if b.onError != "stop" && b.onError != "skip" {
-		return usageError{fmt.Errorf("--on-error is %q, want stop or skip", b.onError)}
-	}
-	return nil
+	oneOf(cmd, &b.onError, "on-error", "stop", "at rows that can't be used: stop, or skip, which leaves them out"+more, "stop", "skip")
 }
 
 func (b *badRows) skips() bool { return b.onError == "skip" }
 
-// apart refuses to write a table in place where rows are left out, which would lose them. written is what one gets in place.
-func (b *badRows) apart(output string, input []string, written string) error {
-	if !b.skips() {
-		return nil
+// beside refuses an output that is no parquet, that is one of the inputs but for the one parquet file that may be both, where no row is left out, for it
+// would be lost, or that is another's file. written is what a file gets in place.
+func (b *badRows) beside(output string, input []string, written string) error {
+	if b.skips() {
+		if err := separate("--output", output, input...); err != nil {
+			return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets %s in place", err, written)
+		}
 	}
-	if err := separate("--output", output, input...); err != nil {
-		return fmt.Errorf("%w; without --on-error skip, which leaves out rows, one parquet file gets %s in place", err, written)
-	}
-	return nil
+	return ofFlag("--output", dataset.CheckBeside(output, input...))
 }
 
 // open opens a table, of whose rows those that can't be used are left to leave.
@@ -168,10 +161,12 @@ func (b *badRows) all(t *dataset.Table) error {
 	return b.none()
 }
 
+// say tells which rows were left out, also with --quiet: nothing is left out without a word.
 func (b *badRows) say(u *ui) {
 	if b.rows == 0 {
 		return
 	}
+	u = &ui{w: u.w}
 	u.printf("%s of %s can't be used and %s %s (--on-error skip); the first: %v\n", spelling.Count(b.rows, "row", "rows"), cmp.Or(b.of, "--input"), spelling.Form(b.rows, "is", "are"), cmp.Or(b.instead, "left out"), b.first[0])
 	for _, err := range b.first[1:] {
 		u.printf("  %v\n", err)
@@ -254,26 +249,8 @@ func separate(flag, output string, inputs ...string) error {
 	return ofFlag(flag, dataset.CheckApart(output, inputs...))
 }
 
-// inPlace is what the help of commands says that write a table with [besides].
+// inPlace is what the help of commands says that write beside a table's columns.
 const inPlace = "One parquet file may be --input and --output: it gets the columns in place, when all is written.\n" + ownAlone
 
 // ownAlone is what it says of any output.
 const ownAlone = "Another file that is there is replaced if contraflow has written it, and else an error."
-
-// besides opens a table, and the file to write with its columns and more. done closes the one, and removes the other unless it is complete.
-// One parquet file may be both ([mayReplace]): it gets the columns when all is written, and loses nothing. open is dataset.OpenTable, or the like.
-func besides(ctx context.Context, open func(context.Context, []string) (*dataset.Table, error), input []string, output string, more ...dataset.OutColumn) (t *dataset.Table, w *dataset.TableWriter, done func(), err error) {
-	if t, err = open(ctx, input); err != nil {
-		return nil, nil, nil, err
-	}
-	if w, err = t.NewWriter(output, more...); err != nil {
-		t.Close()
-		return nil, nil, nil, err
-	}
-	return t, w, func() { w.Abort(); t.Close() }, nil
-}
-
-// mayReplace refuses an output that is no parquet, that is one of the inputs but for the one parquet file that may be both, or that is another's file.
-func mayReplace(input []string, output string) error {
-	return ofFlag("--output", dataset.CheckBeside(output, input...))
-}

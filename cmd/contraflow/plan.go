@@ -16,12 +16,19 @@ import (
 	"contraflow/stages/recipe"
 )
 
+// planFlags are plan's, and what they say.
+type planFlags struct {
+	recipeFlags
+	gpus, nodes, steps   int
+	tokens               float64
+	linkText, memoryText string
+
+	link   sim.Link
+	memory recipe.Bytes // 0: nobody says
+}
+
 func newPlan() *cobra.Command {
-	var f recipeFlags
-	var gpus, nodes, steps int
-	var link string
-	var tokens float64
-	var memory string
+	var f planFlags
 	cmd := &cobra.Command{
 		Use:   "plan -c RECIPE",
 		Short: "Predict memory, traffic and time on machines that you don't have",
@@ -50,57 +57,67 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 			if err != nil {
 				return err
 			}
-			var l sim.Link
-			if err := l.UnmarshalText([]byte(link)); err != nil {
-				return usageError{fmt.Errorf("--link: %w", err)}
+			if err := f.check(cmd, r); err != nil {
+				return usageError{err}
 			}
-			if steps < 1 {
-				return usageError{fmt.Errorf("--steps is %d, want at least 1", steps)}
-			}
-			if cmd.Flags().Changed("tokens-per-s") && !(tokens > 0 && tokens < math.Inf(1)) {
-				return usageError{fmt.Errorf("--tokens-per-s is %v, want a positive number", tokens)}
-			}
-			ranks := gpus * nodes
-			if gpus < 1 || nodes < 1 || ranks%r.Mesh.Shard != 0 {
-				return usageError{fmt.Errorf("%d nodes of %d devices do not make a mesh with mesh.shard %d", nodes, gpus, r.Mesh.Shard)}
-			}
-			var room recipe.Bytes
-			if cmd.Flags().Changed("memory") {
-				if err := room.UnmarshalText([]byte(memory)); err != nil || room == 0 {
-					return usageError{fmt.Errorf("--memory is %q, want an amount of memory such as 80GiB", memory)}
-				}
-			}
-			mesh := collective.Mesh{Replicate: ranks / r.Mesh.Shard, Shard: r.Mesh.Shard}
-			obs := newUI(cmd.ErrOrStderr(), false).observer()
-			open := func() (*recipe.Run, recipe.Rates, error) { return calibrated(cmd.Context(), r, ranks, steps, obs) }
-			if tokens > 0 || room > 0 {
-				if cmd.Flags().Changed("steps") {
-					return usageError{errors.New("--steps are measured on this machine: --tokens-per-s and --memory are for another device, and nothing is computed")}
-				}
-				open = func() (*recipe.Run, recipe.Rates, error) {
-					return onPaper(cmd.Context(), r, recipe.Target{Mesh: mesh, Memory: int64(room)}, tokens, obs)
-				}
-			}
-			x, rates, err := open()
-			if err != nil {
-				return err
-			}
-			forecast, err := x.Forecast(cmd.Context(), mesh, l, rates)
-			if err := errors.Join(err, x.Close()); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), forecast)
-			return err
+			return f.run(cmd, r)
 		},
 	}
-	cmd.Flags().IntVar(&gpus, "gpus", 1, "devices of each machine")
-	cmd.Flags().IntVar(&nodes, "nodes", 1, "machines")
-	cmd.Flags().StringVar(&link, "link", "100Gb", "bandwidth of each device's link to the others, and its latency if you know it")
-	cmd.Flags().Float64Var(&tokens, "tokens-per-s", 0, "tokens that one device trains in a second (default: as this machine does; with --memory there is no time of computing)")
-	cmd.Flags().StringVar(&memory, "memory", "", "memory that each device has free when training starts, such as 80GiB (default: this machine's, or with --tokens-per-s unknown)")
-	cmd.Flags().IntVar(&steps, "steps", 3, "steps to measure computing with")
+	cmd.Flags().IntVar(&f.gpus, "gpus", 1, "devices of each machine")
+	cmd.Flags().IntVar(&f.nodes, "nodes", 1, "machines")
+	cmd.Flags().StringVar(&f.linkText, "link", "100Gb", "the `SPEED` of each device's link to the others, and its latency if you know it: \"10Gb 50us\"")
+	cmd.Flags().Float64Var(&f.tokens, "tokens-per-s", 0, "tokens that one device trains in a second (default: as this machine does; with --memory there is no time of computing)")
+	cmd.Flags().StringVar(&f.memoryText, "memory", "", "the `BYTES` of memory that each device has free when training starts, such as 80GiB (default: this machine's, or with --tokens-per-s unknown)")
+	cmd.Flags().IntVar(&f.steps, "steps", 3, "steps to measure computing with")
 	f.add(cmd)
 	return cmd
+}
+
+func (f *planFlags) check(cmd *cobra.Command, r recipe.Recipe) error {
+	given := cmd.Flags().Changed
+	if err := f.link.UnmarshalText([]byte(f.linkText)); err != nil {
+		return fmt.Errorf("--link: %w", err)
+	}
+	if given("memory") {
+		if err := f.memory.UnmarshalText([]byte(f.memoryText)); err != nil || f.memory == 0 {
+			return fmt.Errorf("--memory is %q, want an amount of memory such as 80GiB", f.memoryText)
+		}
+	}
+	switch {
+	case f.steps < 1:
+		return fmt.Errorf("--steps is %d, want at least 1", f.steps)
+	case given("tokens-per-s") && !(f.tokens > 0 && f.tokens < math.Inf(1)):
+		return fmt.Errorf("--tokens-per-s is %v, want a positive number", f.tokens)
+	case f.gpus < 1 || f.nodes < 1 || f.gpus*f.nodes%r.Mesh.Shard != 0:
+		return fmt.Errorf("%d nodes of %d devices do not make a mesh with mesh.shard %d", f.nodes, f.gpus, r.Mesh.Shard)
+	case f.elsewhere() && given("steps"):
+		return errors.New("--steps are measured on this machine: --tokens-per-s and --memory are for another device, and nothing is computed")
+	}
+	return nil
+}
+
+// elsewhere tells that the devices are others than this machine's.
+func (f *planFlags) elsewhere() bool { return f.tokens > 0 || f.memory > 0 }
+
+func (f *planFlags) run(cmd *cobra.Command, r recipe.Recipe) (err error) {
+	ctx, obs, ranks := cmd.Context(), progressOf(cmd).observer(), f.gpus*f.nodes
+	mesh := collective.Mesh{Replicate: ranks / r.Mesh.Shard, Shard: r.Mesh.Shard}
+	var x *recipe.Run
+	var rates recipe.Rates
+	if f.elsewhere() {
+		x, rates, err = onPaper(ctx, r, recipe.Target{Mesh: mesh, Memory: int64(f.memory)}, f.tokens, obs)
+	} else {
+		x, rates, err = calibrated(ctx, r, ranks, f.steps, obs)
+	}
+	if err != nil {
+		return err
+	}
+	forecast, err := x.Forecast(ctx, mesh, f.link, rates)
+	if err := errors.Join(err, x.Close()); err != nil {
+		return err
+	}
+	newUI(cmd.OutOrStdout(), false).say("plan", forecast.String())
+	return nil
 }
 
 // calibrated opens a recipe and measures what computing takes on this machine.

@@ -42,12 +42,12 @@ and by BM25. Nothing is downloaded.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&o.Out, "out", "", "folder for data, model and report")
-	cmd.Flags().StringVar(&o.Source, "source", "", "a folder of Go sources (default: those of the toolchain)")
+	cmd.Flags().StringVar(&o.Out, "out", "", "the folder `DIR` for data, model and report")
+	cmd.Flags().StringVar(&o.Source, "source", "", "a folder `DIR` of Go sources (default: those of the toolchain)")
 	cmd.Flags().BoolVar(&o.Reranker, "reranker", false, "train a reranker as well, from the encoder, on negatives that BM25 and it find (four minutes more of training, besides mining and measuring)")
 	cmd.Flags().IntVar(&o.RerankSteps, "reranker-steps", 0, "steps to train it for (default: as many as fit four minutes)")
 	cmd.Flags().Uint64Var(&o.Seed, "seed", o.Seed, "of everything that is random")
-	cmd.Flags().StringArrayVar(&o.Sets, "set", nil, "override a key of the recipe")
+	cmd.Flags().StringArrayVar(&o.Sets, "set", nil, setFlag)
 	require(cmd, "out")
 	return cmd
 }

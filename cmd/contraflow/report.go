@@ -58,7 +58,7 @@ Several runs are drawn over each other, with where their recipes differ.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&out, "out", "", "the file to write; default: report.html in the run's folder, or here for several runs")
+	cmd.Flags().StringVar(&out, "out", "", "the `FILE` to write (default: report.html in the run's folder, or here for several runs)")
 	notEmpty(cmd, "out")
 	return cmd
 }

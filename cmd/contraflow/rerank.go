@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -22,11 +20,10 @@ import (
 type rerankFlags struct {
 	model                  modelFlags
 	template, instruction  string
-	input                  []string
+	in                     tableFlags
 	query, document        string
-	output, outputColumn   string
+	outputColumn           string
 	sigmoid, asJSON        bool
-	bad                    badRows
 	queries, corpus, qrels string
 	first                  string
 	scored                 scoredFlags
@@ -36,16 +33,19 @@ type rerankFlags struct {
 
 // What rerank, and distill and mine with a reranker, have alike.
 var (
-	templateFlag    = "what surrounds a pair, instead of what the model says: " + strings.Join(tokenize.TemplateNames(), " or ")
 	instructionFlag = "the instruction in the template, a `TEXT`"
 	sigmoidFlag     = "scores between 0 and 1, as CrossEncoder gives them"
 )
+
+func addTemplate(cmd *cobra.Command, to *string, of string) {
+	oneOf(cmd, to, "template", "", of+"what surrounds a pair, instead of what the model says", tokenize.TemplateNames()...)
+}
 
 func newRerank() *cobra.Command {
 	var f rerankFlags
 	cmd := &cobra.Command{
 		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --nanobeir[=TASKS] | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
-		Short: "Score pairs of texts with a reranker, or measure it behind a first stage, on pairs or on candidates",
+		Short: "Score pairs of texts with a reranker, or measure it",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
 document.
 ` + inPlace + `
@@ -72,74 +72,39 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
   contraflow rerank --model r/model --candidates samples.jsonl --documents documents --columns query,positive`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			kind, file, err := f.scored.given(f.queries != "", cmd.Flags().Changed("nanobeir"))
+			kind, file, err := f.check(cmd)
 			if err != nil {
 				return err
-			}
-			if err := f.nano.check(cmd, true, append([]string{"input", "output", "queries", "corpus", "qrels", "first"}, scoredFlagsOf(scoring.Kinds...)...)...); err != nil {
-				return err
-			}
-			scores, measures := len(f.input) > 0 || f.output != "", f.queries != "" || f.nano.tasks != nil || kind != nil
-			if scores == measures || scores && (len(f.input) == 0 || f.output == "") {
-				return missing(errors.New("give --input and --output, --queries, --corpus and --qrels, --nanobeir, or one of " + scoredFlagNames("and")))
-			}
-			of, goes := []string{"first", "top", "corpus", "qrels", "json"}, "goes with --queries, which measures a reranker; --input is scored"
-			if measures {
-				of, goes = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "goes with --input, whose rows are scored; --queries measures a reranker"
-			}
-			if kind != nil {
-				of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with "+flagOf(kind)
-			}
-			for _, flag := range of {
-				if cmd.Flags().Changed(flag) {
-					return usageError{fmt.Errorf("--%s %s", flag, goes)}
-				}
-			}
-			if err := errors.Join(atLeastOne(cmd, "top", "cutoff-layer"), f.bad.check()); err != nil {
-				return err
-			}
-			if err := checkStreams(cmd, f.input, f.output, "output-column"); err != nil {
-				return err
-			}
-			if scores && f.output == std {
-				f.bad.instead = "null"
-			} else if scores {
-				if err := f.bad.apart(f.output, f.input, "the scores"); err != nil {
-					return err
-				}
-				if err := mayReplace(f.input, f.output); err != nil {
-					return err
-				}
 			}
 			r, err := f.load(cmd)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, r.Close()) }()
-			if scores {
-				return f.table(cmd, r)
-			}
-			if kind != nil {
+			switch {
+			case kind != nil:
 				return measureScored(cmd, kind, file, f.asJSON, func(a, b []string) ([]float64, error) {
 					scores, _, err := r.ScorePairs(cmd.Context(), a, b)
 					return widened(scores), err
 				})
-			}
-			if f.nano.tasks != nil {
+			case f.nano.tasks != nil:
 				return f.nano.rerank(cmd, r, &f)
+			case f.queries != "":
+				return f.measure(cmd, r)
 			}
-			return f.measure(cmd, r)
+			return f.table(cmd, r)
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.input, "input", nil, filesFlag)
+	fl.StringArrayVar(&f.in.files, "input", nil, filesFlag)
 	fl.StringVar(&f.query, "query-column", "query", fmt.Sprintf(columnFlag, "queries")+"; --query as well")
 	fl.StringVar(&f.document, "document-column", "document", fmt.Sprintf(columnFlag, "documents")+"; --document as well")
-	fl.StringVar(&f.output, "output", "", "the parquet `FILE` to write; or -")
+	fl.StringVar(&f.in.output, "output", "", "the parquet `FILE` to write; or -")
 	fl.StringVar(&f.outputColumn, "output-column", "score", "the `NAME` of the column with the scores")
-	f.bad.add(cmd, "")
+	addQuiet(cmd, "results, notes and errors")
+	f.in.bad.add(cmd, "")
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, sigmoidFlag)
-	fl.StringVar(&f.template, "template", "", templateFlag)
+	addTemplate(cmd, &f.template, "")
 	fl.StringVar(&f.instruction, "instruction", "", instructionFlag)
 	fl.IntVar(&f.cutoff, "cutoff-layer", 0, "of a layer-wise reranker: score by this layer, counted from 1, and compute none above it (default: the last)")
 	fl.StringVar(&f.queries, "queries", "", "the `FILE` with the queries, or a folder in BEIR's layout")
@@ -160,28 +125,54 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 	return cmd
 }
 
+// check finds flags that make no sense together, and the task of scored pairs that is measured; nil: another one, or a table is scored.
+func (f *rerankFlags) check(cmd *cobra.Command) (kind *scoring.Kind, file scoring.Source, err error) {
+	if kind, file, err = f.scored.given(f.queries != "", cmd.Flags().Changed("nanobeir")); err != nil {
+		return nil, file, err
+	}
+	if err := f.nano.check(cmd, true, append(kindFlags(), "--input", "--output", "--queries", "--corpus", "--qrels", "--first")...); err != nil {
+		return nil, file, err
+	}
+	scores, measures := len(f.in.files) > 0 || f.in.output != "", f.queries != "" || f.nano.tasks != nil || kind != nil
+	if scores == measures || scores && (len(f.in.files) == 0 || f.in.output == "") {
+		return nil, file, missing(errors.New("give --input and --output, --queries, --corpus and --qrels, --nanobeir, " + either(kindFlags())))
+	}
+	of, goes := []string{"first", "top", "corpus", "qrels", "json"}, "goes with --queries, which measures a reranker; --input is scored"
+	if measures {
+		of, goes = []string{"sigmoid", "query-column", "document-column", "output-column", "on-error"}, "goes with --input, whose rows are scored; --queries measures a reranker"
+	}
+	if kind != nil {
+		of, goes = append(of, "first", "top", "corpus", "qrels"), "does not go with "+flagOf(kind)
+	}
+	for _, flag := range of {
+		if cmd.Flags().Changed(flag) {
+			return nil, file, usageError{fmt.Errorf("--%s %s", flag, goes)}
+		}
+	}
+	if err := atLeastOne(cmd, "top", "cutoff-layer"); err != nil || measures {
+		return kind, file, err
+	}
+	return nil, file, f.in.check(cmd, "the scores", "output-column")
+}
+
 func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
 	dir, bf16, err := f.model.resolve(cmd)
 	if err != nil {
 		return nil, err
 	}
-	u := newUI(cmd.ErrOrStderr(), false)
-	told := reranker.Progress(func(done, total int) {
-		if u.due(done == total) {
-			u.printf("%d of %s reranked\n", done, spelling.Count(total, "pair", "pairs"))
+	u := progressOf(cmd)
+	told := func(done, total int) {
+		if f.in.rows != nil {
+			f.in.within(done, total)
+		} else {
+			u.progress(int64(done), int64(total), "", "pair reranked", "pairs reranked")
 		}
-	})
-	opts := []reranker.Option{told, reranker.Warn(notes(cmd)), reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
+	}
+	opts := []reranker.Option{reranker.Progress(told), reranker.Warn(notes(cmd)), reranker.MaxLength(f.model.maxLength), reranker.Template(f.template), reranker.Instruction(f.instruction), reranker.CutoffLayer(f.cutoff)}
 	if bf16 {
 		opts = append(opts, reranker.BF16())
 	}
 	return reranker.Load(dir, opts...)
-}
-
-// scoreWriter writes scores, of a chunk's rows that are left and beside them; out are the places of those that are not.
-type scoreWriter struct {
-	rows  func(c *dataset.Chunk, scores []float32, out []int) error
-	close func() error
 }
 
 func widened(scores []float32) []float64 {
@@ -192,107 +183,33 @@ func widened(scores []float32) []float64 {
 	return wide
 }
 
-// open opens the table and what its scores are written to.
-func (f *rerankFlags) open(cmd *cobra.Command) (t *dataset.Table, w scoreWriter, end func(), err error) {
-	ctx, open := cmd.Context(), openRows(cmd, &f.bad)
-	if f.output == std {
-		if t, err = open(ctx, f.input); err != nil {
-			return nil, w, nil, err
-		}
-		lines := newLines(cmd)
-		w.rows = func(_ *dataset.Chunk, scores []float32, out []int) error {
-			var values []any
-			for _, s := range scores {
-				values = append(values, s)
-			}
-			return lines.write(values, out)
-		}
-		w.close = func() error { return nil }
-		return t, w, func() { t.Close() }, nil
-	}
-	t, table, end, err := besides(ctx, open, f.input, f.output, dataset.OutColumn{Name: f.outputColumn, Type: dataset.FloatOut})
-	if err != nil {
-		return nil, w, nil, err
-	}
-	w.rows = func(c *dataset.Chunk, scores []float32, _ []int) error {
-		if c.Rows == 0 {
-			return nil
-		}
-		return table.Write(c, widened(scores))
-	}
-	w.close = table.Close
-	return t, w, end, nil
-}
-
 // table scores the rows of a table.
 func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
-	ctx := cmd.Context()
-	t, write, end, err := f.open(cmd)
+	columns := []dataset.OutColumn{{Name: f.outputColumn, Type: dataset.FloatOut}}
+	n, err := f.in.run(cmd, []string{f.query, f.document}, made{columns, 0, embedRows, func(texts [][]string) ([]any, int, error) {
+		scores, cut, err := r.ScorePairs(cmd.Context(), texts[0], texts[1])
+		if err != nil {
+			return nil, 0, err
+		}
+		if f.sigmoid {
+			reranker.Sigmoid(scores)
+		}
+		for i, s := range scores {
+			if !finite(s) {
+				return nil, 0, &ofRow{i, fmt.Errorf("the score is %v: the model's weights, or what it computes of them in --precision %s, are not finite", s, f.model.precision)}
+			}
+		}
+		return []any{scores}, cut, nil
+	}})
 	if err != nil {
 		return err
 	}
-	defer end()
-	t.KeepEmpty()
-	if err := f.bad.checkTexts(ctx, t, f.query, f.document); err != nil {
-		return err
+	n.printf("%s written to %s\n", spelling.Count(n.done, "score", "scores"), f.in.to())
+	sayCut(n.ui, n.cut, r)
+	if n.empty > 0 {
+		n.printf("%s with an empty query or document, scored as such\n", spelling.Count(n.empty, "pair", "pairs"))
 	}
-	u := newUI(cmd.ErrOrStderr(), false)
-	read, done, cut, empty := 0, 0, 0, 0
-	for c, err := range t.Chunks(ctx, f.query, embedRows) {
-		if err != nil {
-			return err
-		}
-		documents, err := t.Texts(c, f.document)
-		if err != nil {
-			return err
-		}
-		out, ids, err := f.bad.in(c)
-		if err != nil {
-			return err
-		}
-		read += c.Rows
-		for i, row := range out {
-			documents = slices.Delete(documents, row-i, row-i+1)
-		}
-		var scores []float32
-		if c.Drop(out); c.Rows > 0 {
-			var n int
-			scores, n, err = r.ScorePairs(ctx, c.Texts, documents)
-			if err != nil {
-				return inRows(t, ids, err)
-			}
-			if f.sigmoid {
-				reranker.Sigmoid(scores)
-			}
-			for i, s := range scores {
-				if !finite(s) {
-					return fmt.Errorf("%v: the score is %v: the model's weights, or what it computes of them in --precision %s, are not finite", t.Locate(ids[i]), s, f.model.precision)
-				}
-				if dataset.Blank(c.Texts[i]) || dataset.Blank(documents[i]) {
-					empty++
-				}
-			}
-			done, cut = done+c.Rows, cut+n
-		}
-		if err := write.rows(c, scores, out); err != nil {
-			return err
-		}
-		if u.due(int64(read) == t.Rows()) {
-			u.printf("%d of %s\n", read, spelling.Count(t.Rows(), "pair", "pairs"))
-		}
-	}
-	if err := f.bad.all(t); err != nil {
-		return err
-	}
-	if err := write.close(); err != nil {
-		return err
-	}
-	u.printf("%s written to %s\n", spelling.Count(done, "score", "scores"), outputName(f.output))
-	sayCut(u, cut, r)
-	if empty > 0 {
-		u.printf("%s with an empty query or document, scored as such\n", spelling.Count(empty, "pair", "pairs"))
-	}
-	f.bad.say(u)
+	f.in.bad.say(n.ui)
 	return nil
 }
 
@@ -328,7 +245,7 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 		if task, err = e.NewTask(ctx, data, query, document); err != nil {
 			return err
 		}
-		task.Progress = newUI(cmd.ErrOrStderr(), false).embedded("")
+		task.Progress = progressOf(cmd).embedded("")
 		if first, err = e.Rank(ctx, task, f.top); err != nil {
 			return err
 		}
@@ -353,7 +270,7 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 	if err != nil {
 		return err
 	}
-	sayCut(newUI(cmd.ErrOrStderr(), false), cut, r)
+	sayCut(progressOf(cmd), cut, r)
 	if err := add(f.model.path, reranked); err != nil {
 		return err
 	}

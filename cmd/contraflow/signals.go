@@ -49,7 +49,7 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) {
 		}
 		switch {
 		case ctx.Err() != nil:
-			fmt.Fprintln(os.Stderr, "contraflow: interrupted")
+			fmt.Fprintf(os.Stderr, "%scontraflow: interrupted\n", overLast())
 			os.Exit(1)
 		case asked:
 			cancel(nil)

@@ -115,6 +115,9 @@ func TestSkipTexts(t *testing.T) {
 				t.Errorf("%s to %s: exit code %d, want %q in\n%s", c.args[0], c.output, r.code, want, r.stderr)
 			}
 		}
+		if r := run("all.jsonl", "quiet-"+c.output, "--on-error", "skip", "--quiet"); r.code != 0 || !strings.HasPrefix(r.stderr, "4 rows of --input can't be used") {
+			t.Errorf("%s --quiet: exit code %d\n%s", c.args[0], r.code, r.stderr)
+		}
 		if r := run("good.jsonl", "want-"+c.output); r.code != 0 {
 			t.Fatal(r.stderr)
 		}

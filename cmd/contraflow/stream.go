@@ -2,7 +2,7 @@ package main
 
 import (
 	"bufio"
-	"context"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,30 +24,36 @@ func streamHelp(line string) string {
 }
 
 // openRows opens what a command reads: files, or standard input.
-func openRows(cmd *cobra.Command, bad *badRows) func(ctx context.Context, input []string) (*dataset.Table, error) {
-	return func(ctx context.Context, input []string) (*dataset.Table, error) {
-		if !slices.Contains(input, std) {
-			return bad.open(ctx, input)
-		}
-		type opened struct {
-			table *dataset.Table
-			err   error
-		}
-		done := make(chan opened, 1)
-		go func() { // reading standard input can't be interrupted
-			var o opened
-			o.err = protect(func() (err error) {
-				o.table, err = dataset.OpenTableFrom(ctx, "standard input", cmd.InOrStdin(), bad.skips())
-				return err
-			})
-			done <- o
-		}()
-		select {
-		case o := <-done:
-			return o.table, bad.stopped(o.err)
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+func openRows(cmd *cobra.Command, input []string, bad *badRows) (*dataset.Table, error) {
+	if !slices.Contains(input, std) {
+		return bad.open(cmd.Context(), input)
+	}
+	t, err := interruptible(cmd, func() (*dataset.Table, error) {
+		return dataset.OpenTableFrom(cmd.Context(), "standard input", cmd.InOrStdin(), bad.skips())
+	})
+	return t, bad.stopped(err)
+}
+
+// interruptible does what reads standard input, which can't be interrupted: a signal ends the command, and with it what waits for a line.
+func interruptible[T any](cmd *cobra.Command, read func() (T, error)) (result T, err error) {
+	type ended struct {
+		result T
+		err    error
+	}
+	done := make(chan ended, 1)
+	go func() {
+		var e ended
+		e.err = protect(func() (err error) {
+			e.result, err = read()
+			return err
+		})
+		done <- e
+	}()
+	select {
+	case e := <-done:
+		return e.result, e.err
+	case <-cmd.Context().Done():
+		return result, cmd.Context().Err()
 	}
 }
 
@@ -64,37 +70,92 @@ func checkStreams(cmd *cobra.Command, input []string, output string, file ...str
 	return nil
 }
 
-// outputName is what people call an output.
-func outputName(output string) string {
-	if output == std {
-		return "standard output"
-	}
-	return output
-}
-
 // lineWriter prints a line of JSON for each row.
 type lineWriter struct {
-	out *bufio.Writer
-	enc *json.Encoder
+	columns []dataset.OutColumn
+	out     *bufio.Writer
+	enc     *json.Encoder
 }
 
-func newLines(cmd *cobra.Command) *lineWriter {
+func newLines(cmd *cobra.Command, columns []dataset.OutColumn) *lineWriter {
 	out := bufio.NewWriterSize(cmd.OutOrStdout(), 1<<16)
-	return &lineWriter{out, json.NewEncoder(out)}
+	return &lineWriter{columns, out, json.NewEncoder(out)}
 }
 
-// write prints values, and null in the places of rows that are out (ascending).
-func (w *lineWriter) write(values []any, out []int) error {
-	for row := 0; len(values)+len(out) > 0; row++ {
+func (w *lineWriter) write(c *dataset.Chunk, values []any, out []int) error {
+	return w.lines(c.Rows, values, out)
+}
+
+func (w *lineWriter) Close() error { return nil }
+func (w *lineWriter) Abort()       {}
+
+// lines prints the values of so many rows, and null in the places of those that are out (ascending).
+func (w *lineWriter) lines(rows int, values []any, out []int) error {
+	next := 0
+	for row := range rows + len(out) {
 		var v any
 		if len(out) > 0 && out[0] == row {
 			out = out[1:]
 		} else {
-			v, values = values[0], values[1:]
+			v, next = w.value(values, next), next+1
 		}
 		if err := w.enc.Encode(v); err != nil {
 			return err
 		}
 	}
 	return w.out.Flush()
+}
+
+// value is what is printed of a row: a score or an embedding, or an object of what there is more.
+func (w *lineWriter) value(values []any, row int) any {
+	if t := w.columns[0].Type; len(w.columns) == 1 && (t == dataset.FloatOut || t == dataset.VectorOut) {
+		return cell(values[0], row)
+	}
+	object := object{}
+	for i, c := range w.columns {
+		object = append(object, field{c.Name, cell(values[i], row)})
+	}
+	return object
+}
+
+// cell is a column's value of a row.
+func cell(column any, row int) any {
+	switch column := column.(type) {
+	case []float32:
+		return column[row]
+	case dataset.Vectors:
+		return column.Data[row*column.Dim : (row+1)*column.Dim]
+	case [][]int32:
+		return append([]int32{}, column[row]...) // [] where there is none, not null
+	case [][]float32:
+		return append([]float32{}, column[row]...)
+	case dataset.VectorLists:
+		vectors := [][]float32{}
+		for i := column.Cu[row]; i < column.Cu[row+1]; i++ {
+			vectors = append(vectors, column.Data[int(i)*column.Dim:(int(i)+1)*column.Dim])
+		}
+		return vectors
+	}
+	panic(fmt.Sprintf("a column of %T", column))
+}
+
+// object is a JSON object whose fields keep their order.
+type object []field
+
+type field struct {
+	name  string
+	value any
+}
+
+func (o object) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	for i, f := range o {
+		value, err := json.Marshal(f.value)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&b, "%c%q:%s", "{,"[min(i, 1)], f.name, value)
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,8 +18,8 @@ import (
 )
 
 // tokenizerOf is the tokenizer of a model, a folder or a hub id.
-func tokenizerOf(ctx context.Context, model string) (*tokenize.Tokenizer, error) {
-	dir, err := hfmodel.Resolve(ctx, model, hfmodel.Options{})
+func tokenizerOf(cmd *cobra.Command, model string) (*tokenize.Tokenizer, error) {
+	dir, err := findModel(cmd, model)
 	if err != nil {
 		return nil, err
 	}
@@ -47,22 +46,15 @@ func newTokenize() *cobra.Command {
 			if err := atLeastOne(cmd, "max-length"); err != nil {
 				return err
 			}
-			tok, err := tokenizerOf(cmd.Context(), model)
+			tok, err := tokenizerOf(cmd, model)
 			if err != nil {
 				return err
 			}
-			// Reading standard input can't be interrupted: a signal ends the command, and with it what waits for a line.
-			done := make(chan error, 1)
-			go func() { done <- protect(func() error { return tokenizeLines(cmd, tok, maxLength, asJSON) }) }()
-			select {
-			case err := <-done:
-				return err
-			case <-cmd.Context().Done():
-				return cmd.Context().Err()
-			}
+			_, err = interruptible(cmd, func() (struct{}, error) { return struct{}{}, tokenizeLines(cmd, tok, maxLength, asJSON) })
+			return err
 		},
 	}
-	cmd.Flags().StringVar(&model, "model", "", "a model folder or hub id")
+	cmd.Flags().StringVar(&model, "model", "", "the folder `DIR` of a model, or a hub id")
 	cmd.Flags().IntVar(&maxLength, "max-length", 0, "cut to so many tokens (default: not at all)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "each line of the input is a JSON string")
 	require(cmd, "model")

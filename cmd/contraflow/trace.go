@@ -92,7 +92,7 @@ trace of the same run with --set mesh.overlap=false, which shows what a step tak
 			return nil
 		},
 	}
-	summary.Flags().StringVar(&serial, "serial", "", "a trace of the same run with mesh.overlap: false")
+	summary.Flags().StringVar(&serial, "serial", "", "a `FILE`, the trace of the same run with mesh.overlap: false")
 	cmd.AddCommand(summary)
 	return cmd
 }

@@ -25,14 +25,17 @@ type recipeFlags struct {
 	saves bool // the command writes into save.dir, which the recipe has to name
 }
 
+// setFlag is what the help says of --set.
+const setFlag = "override a key, `KEY=VALUE`: --set train.max_steps=8 (may be repeated); KEY=null takes back what the recipe says of it"
+
 func (f *recipeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().VarP(&once{value: &f.file}, "config", "c", "the recipe, a YAML file")
-	cmd.Flags().StringArrayVar(&f.sets, "set", nil, "override a key: --set train.max_steps=8 (may be repeated); KEY=null takes back what the recipe says of it")
+	cmd.Flags().VarP(&once{value: &f.file}, "config", "c", "the recipe, a YAML `FILE`")
+	cmd.Flags().StringArrayVar(&f.sets, "set", nil, setFlag)
 	require(cmd, "config")
 }
 
 func (f *recipeFlags) addOut(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.out, "out", "", "folder for the run: sets save.dir")
+	cmd.Flags().StringVar(&f.out, "out", "", "the folder `DIR` for the run: sets save.dir")
 	notEmpty(cmd, "out")
 }
 
@@ -55,10 +58,15 @@ func (f *recipeFlags) load() (recipe.Recipe, error) {
 	return r, err
 }
 
+// trainFlags are train's.
+type trainFlags struct {
+	recipeFlags
+	trace, resume    bool
+	log, metricsAddr string
+}
+
 func newTrain() *cobra.Command {
-	f := recipeFlags{saves: true}
-	var trace, quiet, resume bool
-	var log, metricsAddr string
+	f := trainFlags{recipeFlags: recipeFlags{saves: true}}
 	cmd := &cobra.Command{
 		Use:   "train -c RECIPE",
 		Short: "Train a model by a recipe",
@@ -72,105 +80,116 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
   contraflow train -c recipe.yaml --resume
   contraflow train -c recipe.yaml --set train.max_steps=8 --out runs/try`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			r, err := f.load()
-			if err != nil {
-				return err
-			}
-			ui, err := newUI(cmd.ErrOrStderr(), quiet).withLog(log)
-			if err != nil {
-				return err
-			}
-			defer ui.close()
-			first, trained := true, atomic.Bool{} // of this process's ranks
-			defer func() {
-				if trained.Load() || !endedAsAsked(cmd.Context(), err) {
-					return
-				}
-				if err = nil; !first {
-					return
-				}
-				ui.close()
-				if resume {
-					ui.say("done", "ended before a step: nothing was trained, and checkpoints are as they were; the same command goes on from them")
-				} else {
-					ui.say("done", "ended before its first step: nothing was trained; the same command begins anew")
-				}
-			}()
-			say := func() {
-				ui.note("asked to end: a checkpoint comes after the step at hand or the next one; asked again it ends at once, without one")
-			}
-			stopping.Store(&say)
-			defer stopping.Store(nil)
-			opts := []recipe.TrainOption{recipe.Controlled(control)}
-			if resume {
-				opts = append(opts, recipe.Resuming())
-			}
-			if trace {
-				opts = append(opts, recipe.WithTrace())
-			}
-			place, err := joinJob(cmd.Context(), r)
-			if err != nil {
-				return err
-			}
-			if place.World != nil && place.World.Rank() > 0 { // steps and evaluations are the job's: rank 0 tells of them
-				first, metricsAddr = false, ""
-			}
-			if place.World == nil && !resume { // of a job's ranks the first alone need see save.dir
-				if err := r.CheckBeginning(); err != nil {
-					return err
-				}
-			}
-			watcher, err := serveMetrics(metricsAddr)
-			if err != nil {
-				return fmt.Errorf("--metrics-addr: %w", err)
-			}
-			defer watcher.close()
-			if watcher != nil {
-				ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics", zap.String("addr", watcher.addr))
-			}
-			err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer()), func(x *recipe.Run) error {
-				if !x.Main() {
-					_, err := x.Train(cmd.Context(), opts...)
-					if err == nil {
-						trained.Store(true)
-					}
-					return err
-				}
-				ui.say("run", x.Describe(), figuresOf(x.Facts())...)
-				ui.begin(x.Steps)
-				began := time.Now()
-				s, err := x.Train(cmd.Context(), opts...)
-				ui.close()
-				if err != nil {
-					reportFailure(ui, r.Save.Dir, began)
-					return err
-				}
-				trained.Store(true)
-				ui.say("done", s.String(), outcome(s)...)
-				return writeReport(ui, r.Save.Dir)
-			})
-			if few := (*recipe.LeftOutError)(nil); first && errors.As(err, &few) {
-				list, failed := few.List(r.Save.Dir)
-				if failed != nil {
-					return errors.Join(err, fmt.Errorf("save.dir: %w", failed))
-				}
-				return fmt.Errorf("%w; %s says which and why", err, list)
-			}
-			if err != nil && cmd.Context().Err() != nil {
-				return fmt.Errorf("%w: no model was saved", err)
-			}
-			return err
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	cmd.Flags().BoolVar(&trace, "trace", false, "write trace.json (opens in Perfetto) into the run's folder")
-	cmd.Flags().BoolVar(&resume, "resume", false, "go on from the newest complete checkpoint in save.dir, if there is one")
-	cmd.Flags().BoolVar(&quiet, "quiet", false, "print errors only")
-	cmd.Flags().StringVar(&log, "log", "auto", "how to print progress: human, json, or auto: human on a terminal, JSON lines elsewhere")
-	cmd.Flags().StringVar(&metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this address, such as :9090, under /metrics; of several ranks, rank 0 does")
+	cmd.Flags().BoolVar(&f.trace, "trace", false, "write trace.json (opens in Perfetto) into the run's folder")
+	cmd.Flags().BoolVar(&f.resume, "resume", false, "go on from the newest complete checkpoint in save.dir, if there is one")
+	addQuiet(cmd, "errors")
+	oneOf(cmd, &f.log, "log", "auto", "how to print progress; auto is human on a terminal, and JSON lines elsewhere", "auto", "human", "json")
+	cmd.Flags().StringVar(&f.metricsAddr, "metrics-addr", "", "serve metrics for Prometheus at this `ADDRESS`, such as :9090, under /metrics; of several ranks, rank 0 does")
 	f.add(cmd)
 	f.addOut(cmd)
 	return cmd
+}
+
+func (f *trainFlags) run(cmd *cobra.Command) (err error) {
+	r, err := f.load()
+	if err != nil {
+		return err
+	}
+	ui := progressOf(cmd).withLog(f.log)
+	defer ui.close()
+	first, trained := true, atomic.Bool{} // of this process's ranks
+	defer func() {
+		if trained.Load() || !endedAsAsked(cmd.Context(), err) {
+			return
+		}
+		if err = nil; first {
+			ui.close()
+			ui.say("done", f.nothing())
+		}
+	}()
+	say := func() {
+		ui.note("asked to end: a checkpoint comes after the step at hand or the next one; asked again it ends at once, without one")
+	}
+	stopping.Store(&say)
+	defer stopping.Store(nil)
+	place, err := joinJob(cmd.Context(), r)
+	if err != nil {
+		return err
+	}
+	if place.World != nil && place.World.Rank() > 0 { // steps and evaluations are the job's: rank 0 tells of them
+		first, f.metricsAddr = false, ""
+	}
+	if place.World == nil && !f.resume { // of a job's ranks the first alone need see save.dir
+		if err := r.CheckBeginning(); err != nil {
+			return err
+		}
+	}
+	watcher, err := serveMetrics(f.metricsAddr)
+	if err != nil {
+		return fmt.Errorf("--metrics-addr: %w", err)
+	}
+	defer watcher.close()
+	if watcher != nil {
+		ui.say("metrics", "metrics at http://"+watcher.addr+"/metrics", zap.String("addr", watcher.addr))
+	}
+	err = recipe.OnRanks(cmd.Context(), r, place, watcher.observer(ui.observer()), func(x *recipe.Run) error {
+		err := f.rank(cmd.Context(), x, ui, r.Save.Dir, &trained)
+		if err == nil && x.Main() {
+			err = writeReport(ui, r.Save.Dir)
+		}
+		return err
+	})
+	if few := (*recipe.LeftOutError)(nil); first && errors.As(err, &few) {
+		list, failed := few.List(r.Save.Dir)
+		if failed != nil {
+			return errors.Join(err, fmt.Errorf("save.dir: %w", failed))
+		}
+		return fmt.Errorf("%w; %s says which and why", err, list)
+	}
+	if err != nil && cmd.Context().Err() != nil {
+		return fmt.Errorf("%w: no model was saved", err)
+	}
+	return err
+}
+
+// nothing is what is said of a run that was asked to end before its first step.
+func (f *trainFlags) nothing() string {
+	if f.resume {
+		return "ended before a step: nothing was trained, and checkpoints are as they were; the same command goes on from them"
+	}
+	return "ended before its first step: nothing was trained; the same command begins anew"
+}
+
+// rank trains on one of this process's ranks, of which the main one tells.
+func (f *trainFlags) rank(ctx context.Context, x *recipe.Run, ui *ui, dir string, trained *atomic.Bool) error {
+	opts := []recipe.TrainOption{recipe.Controlled(control)}
+	if f.resume {
+		opts = append(opts, recipe.Resuming())
+	}
+	if f.trace {
+		opts = append(opts, recipe.WithTrace())
+	}
+	if x.Main() {
+		ui.say("run", x.Describe(), figuresOf(x.Facts())...)
+		ui.begin(x.Steps)
+	}
+	began := time.Now()
+	s, err := x.Train(ctx, opts...)
+	if err == nil {
+		trained.Store(true)
+	}
+	if !x.Main() {
+		return err
+	}
+	ui.close()
+	if err != nil {
+		reportFailure(ui, dir, began)
+		return err
+	}
+	ui.say("done", s.String(), outcome(s)...)
+	return nil
 }
 
 // endedAsAsked tells that a run has ended because it was asked to before its first step: by a signal to this process, or in a job whose other
@@ -194,9 +213,6 @@ func newGraph() *cobra.Command {
 				return err
 			}
 			draw := map[string]func(*pipeline.Graph) string{"dot": (*pipeline.Graph).DOT, "mermaid": (*pipeline.Graph).Mermaid, "svg": (*pipeline.Graph).SVG}[format]
-			if draw == nil {
-				return usageError{fmt.Errorf("--format is %q, want dot, mermaid or svg", format)}
-			}
 			if err := errors.Join(separate("--out", out, f.file), noFolder("--out", out, "graph."+format)); err != nil {
 				return err
 			}
@@ -225,8 +241,8 @@ func newGraph() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&format, "format", "mermaid", "dot, mermaid or svg")
-	cmd.Flags().StringVar(&out, "out", "", "the file to write; default: standard output")
+	oneOf(cmd, &format, "format", "mermaid", "what it is drawn in", "mermaid", "dot", "svg")
+	cmd.Flags().StringVar(&out, "out", "", "the `FILE` to write (default: standard output)")
 	notEmpty(cmd, "out")
 	f.add(cmd)
 	return cmd

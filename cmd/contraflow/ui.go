@@ -4,15 +4,20 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
 
+	"contraflow/cmd/internal/help"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/io/spelling"
@@ -26,10 +31,12 @@ type ui struct {
 	terminal bool
 	log      *zap.Logger // nil but for JSON lines
 
-	bars  *mpb.Progress
-	bar   *mpb.Bar
-	steps int
-	said  time.Time
+	bars   *mpb.Progress
+	bar    *mpb.Bar
+	steps  int
+	said   time.Time
+	what   string // progress tells of
+	before int64  // done when that began
 
 	mu    sync.Mutex // the bar draws on a thread of its own
 	last  recipe.Metrics
@@ -49,11 +56,21 @@ func newUI(w io.Writer, quiet bool) *ui {
 	return &ui{w: w, quiet: quiet, terminal: ok}
 }
 
+// progressOf shows a command's progress on standard error, unless it has a --quiet, which is given.
+func progressOf(cmd *cobra.Command) *ui {
+	quiet, _ := cmd.Flags().GetBool("quiet")
+	return newUI(cmd.ErrOrStderr(), quiet)
+}
+
+// addQuiet is for commands that tell how far they are; but is what they print all the same.
+func addQuiet(cmd *cobra.Command, but string) {
+	cmd.Flags().BoolP("quiet", "q", false, "print "+but+" only")
+}
+
 // withLog makes a ui of a run's log: for people on a terminal and JSON lines otherwise, unless format says which. Machines read a file or
 // a pipe; what is said to both is the same.
-func (u *ui) withLog(format string) (*ui, error) {
-	switch {
-	case format == "json" || format == "auto" && !u.terminal:
+func (u *ui) withLog(format string) *ui {
+	if format == "json" || format == "auto" && !u.terminal {
 		enc := zap.NewProductionEncoderConfig()
 		enc.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 		level := zapcore.InfoLevel
@@ -62,10 +79,8 @@ func (u *ui) withLog(format string) (*ui, error) {
 		}
 		u.log = zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(enc), zapcore.AddSync(u.w), level))
 		u.terminal = false
-	case format != "auto" && format != "human":
-		return nil, usageError{fmt.Errorf("--log is %q, want auto, human or json", format)}
 	}
-	return u, nil
+	return u
 }
 
 // say prints something to read, in a log as a message of that name, with the figures in the text as fields.
@@ -74,7 +89,24 @@ func (u *ui) say(name, text string, figures ...zap.Field) {
 		u.log.Info(name, append(figures, zap.String("text", text))...)
 		return
 	}
-	u.printf("%s\n", text)
+	u.printf("%s\n", folded(text, u.draws()))
+}
+
+// key is what stands before what is said of it, in lines of a run or a plan that begins.
+var key = regexp.MustCompile(`^\S.{6,7} `)
+
+// folded breaks lines that begin with a key, which a terminal would break anywhere; without a terminal nothing.
+func folded(text string, width int) string {
+	if width == 0 {
+		return text
+	}
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if k := key.FindString(line); k != "" && len(line) > width {
+			lines[i] = help.Wrapped(line[len(k):], k, strings.Repeat(" ", len(k)), width)
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // figuresOf are those of a run that begins.
@@ -126,7 +158,7 @@ func outcome(s *recipe.Summary) []zap.Field {
 
 func (u *ui) printf(format string, args ...any) {
 	if !u.quiet {
-		fmt.Fprintf(u.w, format, args...)
+		fmt.Fprintf(u.w, overLast()+format, args...)
 	}
 }
 
@@ -200,11 +232,63 @@ func (u *ui) due(done bool) bool {
 	return true
 }
 
+// progress says how much of what many is called is done, once in a while and in the end; of what takes long how fast it is, and how long it still takes.
+// of says of which task.
+func (u *ui) progress(done, total int64, of, one, many string) {
+	if u.what != of+many {
+		u.what, u.before, u.began = of+many, done, time.Now()
+	}
+	u.passing(done == total, fmt.Sprintf("%s%d of %s%s", of, done, spelling.Count(total, one, many), pace(done-u.before, total-done, time.Since(u.began))))
+}
+
+// passing says how far something is, if that is due. On a terminal a line takes the place of the one before, and whatever is said next the last one's.
+func (u *ui) passing(done bool, text string) {
+	if u.quiet || !u.due(done) {
+		return
+	}
+	if width := u.draws(); width > 0 && !done {
+		if runes := []rune(text); len(runes) >= width {
+			text = strings.TrimRight(string(runes[:width-1]), " ")
+		}
+		fmt.Fprintf(u.w, "%s%s\r", overLast(), text)
+		passing.Store(true)
+		return
+	}
+	u.printf("%s\n", text)
+}
+
+// passing tells that the terminal's line is one that others take the place of.
+var passing atomic.Bool
+
+// overLast is what a terminal needs before a line that takes the place of one that was passing.
+func overLast() string {
+	if passing.Swap(false) {
+		return "\033[K"
+	}
+	return ""
+}
+
+// pace is a rate, and what is left at it, once there is enough to tell by.
+func pace(made, left int64, took time.Duration) string {
+	if made == 0 || took < 5*time.Second {
+		return ""
+	}
+	rate, digits := float64(made)/took.Seconds(), 0
+	if rate < 10 {
+		digits = 1
+	}
+	text := fmt.Sprintf("  %.*f/s", digits, rate)
+	if left > 0 {
+		text += fmt.Sprintf("  %v left", time.Duration(float64(took)*float64(left)/float64(made)).Round(time.Second))
+	}
+	return text
+}
+
 func (u *ui) download(p hfmodel.Progress) {
 	if u.log != nil && u.due(p.Done == p.Total) {
 		u.log.Info("download", zap.String("file", p.File), zap.Int64("bytes", p.Done), zap.Int64("of", p.Total))
-	} else if u.log == nil && p.Total > 0 && u.due(p.Done == p.Total) {
-		u.printf("downloading %s: %s of %s\n", p.File, recipe.Size(p.Done), recipe.Size(p.Total))
+	} else if u.log == nil && p.Total > 0 {
+		u.passing(p.Done == p.Total, fmt.Sprintf("downloading %s: %s of %s", p.File, recipe.Size(p.Done), recipe.Size(p.Total)))
 	}
 }
 
@@ -213,8 +297,8 @@ func (u *ui) rows(what string) func(done, total int64) {
 	return func(done, total int64) {
 		if u.log != nil && u.due(done == total) {
 			u.log.Info(what, zap.Int64("rows", done), zap.Int64("of", total))
-		} else if u.log == nil && u.due(done == total) {
-			u.printf("%s: %d of %s\n", what, done, spelling.Count(total, "row", "rows"))
+		} else if u.log == nil {
+			u.passing(done == total, fmt.Sprintf("%s: %d of %s", what, done, spelling.Count(total, "row", "rows")))
 		}
 	}
 }
@@ -222,26 +306,27 @@ func (u *ui) rows(what string) func(done, total int64) {
 // embedded says how many of a task's queries or documents are embedded.
 func (u *ui) embedded(of string) func(what string, done, total int) {
 	return func(what string, done, total int) {
-		if u.due(done == total) {
-			u.printf("%s%d of %d %s embedded\n", of, done, total, what)
-		}
+		u.progress(int64(done), int64(total), of, what+" embedded", what+" embedded")
 	}
 }
 
-// draws tells whether a bar can be drawn: on a terminal that says how wide it is, and can move its cursor.
-func (u *ui) draws() bool {
+// draws is the width of a terminal that can move its cursor, and on which a bar can be drawn; 0: there is none.
+func (u *ui) draws() int {
 	f, ok := u.w.(*os.File)
 	if !u.terminal || !ok || os.Getenv("TERM") == "dumb" {
-		return false
+		return 0
 	}
 	width, _, err := term.GetSize(int(f.Fd()))
-	return err == nil && width > 0
+	if err != nil {
+		return 0
+	}
+	return width
 }
 
 // begin starts the bar.
 func (u *ui) begin(steps int) {
 	u.steps, u.last, u.made, u.began = steps, recipe.Metrics{}, 0, time.Now()
-	if u.quiet || !u.draws() {
+	if u.quiet || u.draws() == 0 {
 		return
 	}
 	u.bars = mpb.New(mpb.WithOutput(u.w), mpb.WithWidth(48), mpb.WithRefreshRate(200*time.Millisecond))
@@ -259,7 +344,7 @@ func (u *ui) status() string {
 	if u.made == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" loss %.4f%s  %.0f pairs/s  %.0f tokens/s  %v", u.last.Loss, u.last.Of(), u.last.PairsPerS, u.last.TokensPerS, u.left())
+	return fmt.Sprintf(" loss %.4f%s  %.0f pairs/s  %.0f tokens/s  %v left", u.last.Loss, u.last.Of(), u.last.PairsPerS, u.last.TokensPerS, u.left())
 }
 
 // left is how long the run still takes at the pace that it has had, after a step.

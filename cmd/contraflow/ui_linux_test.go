@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -41,6 +42,20 @@ func pseudoTerminal(t *testing.T, width, height uint16) (terminal, other *os.Fil
 	return terminal, other
 }
 
+// shown is what a terminal was given, up to a text.
+func shown(t *testing.T, other *os.File, end string) string {
+	t.Helper()
+	var got bytes.Buffer
+	for buf := make([]byte, 4096); !strings.Contains(got.String(), end); {
+		n, err := other.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Write(buf[:n])
+	}
+	return got.String()
+}
+
 // A terminal gets a bar where one can be drawn, and lines where not: of a terminal that does not say how wide it is, as under script, or can't move its cursor.
 func TestTerminal(t *testing.T) {
 	for _, c := range []struct {
@@ -50,26 +65,16 @@ func TestTerminal(t *testing.T) {
 	}{{80, "xterm", false}, {0, "xterm", true}, {80, "dumb", true}} {
 		t.Setenv("TERM", c.term)
 		terminal, other := pseudoTerminal(t, c.width, 24)
-		u, err := newUI(terminal, false).withLog("auto")
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := newUI(terminal, false).withLog("auto")
 		u.begin(2)
 		for step := 1; step <= 2; step++ {
 			u.step(recipe.Metrics{Step: step, Loss: 1.5, Due: true})
 		}
 		u.close()
 		fmt.Fprint(terminal, "the end\n")
-		var got bytes.Buffer
-		for buf := make([]byte, 4096); !strings.Contains(got.String(), "the end"); {
-			n, err := other.Read(buf)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got.Write(buf[:n])
-		}
-		if lines := strings.Contains(got.String(), "step 1/2  loss 1.5000  grad "); lines != c.lines || !strings.Contains(got.String(), "step 2/2") {
-			t.Errorf("%d columns, %s: lines %v, want %v:\n%q", c.width, c.term, lines, c.lines, got.String())
+		got := shown(t, other, "the end")
+		if lines := strings.Contains(got, "step 1/2  loss 1.5000  grad "); lines != c.lines || !strings.Contains(got, "step 2/2") {
+			t.Errorf("%d columns, %s: lines %v, want %v:\n%q", c.width, c.term, lines, c.lines, got)
 		}
 	}
 }
@@ -86,5 +91,30 @@ func TestLinesLeft(t *testing.T) {
 	u.step(recipe.Metrics{Step: 110, Loss: 1.5, Due: true})
 	if want := "step 100/110  loss 1.5000  grad 0  lr 0  0 pairs/s  0 tokens/s  20s left\nstep 110/110  loss 1.5000  grad 0  lr 0  0 pairs/s  0 tokens/s\n"; b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
+
+// How far something is takes one line of a terminal, of which what is said next takes the place; elsewhere each time has a line. After five seconds it says
+// how fast it is.
+func TestPassing(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	terminal, other := pseudoTerminal(t, 22, 24)
+	var file strings.Builder
+	for _, w := range []io.Writer{terminal, &file} {
+		u := newUI(w, false)
+		for done := int64(1); done <= 3; done++ {
+			u.said = time.Time{} // it is due
+			u.progress(done, 4, "", "text", "texts")
+			if done == 1 {
+				u.began = u.began.Add(-10 * time.Second)
+			}
+		}
+		u.printf("the end\n")
+	}
+	if got, want := shown(t, other, "the end\r\n"), "1 of 4 texts\r\x1b[K2 of 4 texts  0.1/s\r\x1b[K3 of 4 texts  0.2/s\r\x1b[Kthe end\r\n"; got != want {
+		t.Errorf("a terminal shows %q, want %q", got, want)
+	}
+	if got, want := file.String(), "1 of 4 texts\n2 of 4 texts  0.1/s  20s left\n3 of 4 texts  0.2/s  5s left\nthe end\n"; got != want {
+		t.Errorf("a file has %q, want %q", got, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -53,25 +54,17 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 				}
 				o := o
 				o.Report = func(row recipe.VerifyRow) {
-					verdict := "ok"
-					if !row.OK {
-						verdict = "WRONG"
-					}
-					at := fmt.Sprintf("%d of %d", row.Number, row.Of)
-					if row.Noise {
-						verdict, at = "noise", ""
-					}
-					fmt.Fprintf(w, "%-5s  %-10s %-8.2g limit %-8.1e against %-17s  %s  (largest in %s)\n", verdict, at, row.Error, row.Limit, row.Against, row.Config, row.Parameter)
+					fmt.Fprintln(w, row)
 				}
 				if ok, err = x.Verify(cmd.Context(), o); ok {
-					fmt.Fprintln(w, "all gradients agree")
+					fmt.Fprintln(w, "all gradients agree with a plain computation in double precision, and that with finite differences")
 				}
 				if errors.Is(err, dataset.ErrBadRow) {
 					err = fmt.Errorf("%w; data.on_error: skip verifies, and trains, without rows that can't be used", err)
 				}
 				return err
 			}
-			obs := newUI(cmd.ErrOrStderr(), false).observer()
+			obs := progressOf(cmd).observer()
 			if place.World != nil {
 				err = recipe.OnRanks(cmd.Context(), r, place, obs, verify)
 			} else { // which makes its own ranks
@@ -96,7 +89,11 @@ mpirun, srun or torchrun it verifies the job's own mesh: each rank what it compu
 	cmd.Flags().IntSliceVar(&o.Accumulate, "accumulate", o.Accumulate, "contrastive batches per step")
 	cmd.Flags().IntSliceVar(&o.Replicas, "replicas", o.Replicas, "ranks along the mesh's replicate axis")
 	cmd.Flags().IntSliceVar(&o.Shards, "shards", o.Shards, "ranks along the mesh's shard axis")
-	cmd.Flags().StringVar(&plant, "plant", "", "plant a fault that must be found: factor, mask, remote or dropout; on a mesh gather, scatter, sync or shard")
+	var faults []string
+	for _, f := range slices.Concat(recipe.Faults, recipe.MeshFaults) {
+		faults = append(faults, string(f))
+	}
+	oneOf(cmd, &plant, "plant", "", "plant a `FAULT` that must be found: factor, mask, remote or dropout; on a mesh gather, scatter, sync or shard", faults...)
 	f.add(cmd)
 	return cmd
 }

@@ -84,7 +84,7 @@ var why sync.Once
 
 // sayWhy says once why the job has failed.
 func sayWhy(err error) {
-	why.Do(func() { fmt.Fprintf(os.Stderr, "contraflow: %v\n", err) })
+	why.Do(func() { fmt.Fprintf(os.Stderr, "%scontraflow: %v\n", overLast(), err) })
 }
 
 // bound tells whether the launcher gave this process processors of its own: then it takes all it sees.

@@ -387,6 +387,9 @@ func forbidden(err error) bool {
 func (h *hub) explain(err error) error {
 	var status *statusError
 	if !errors.As(err, &status) {
+		if asked, ok := err.(*url.Error); ok { // whose address says no more than what stands before
+			err = asked.Err
+		}
 		return fmt.Errorf("%s is not a folder here, and %s can't be asked for it: %w", h, h.endpoint, err)
 	}
 	page := h.endpoint.String() + "/" + h.id

@@ -277,6 +277,18 @@ func elsewhere(key string) []string {
 	return out
 }
 
+// Ours is what a recipe calls what other programs, or people, call by a name: a key, or some; "" where nothing is known.
+func Ours(name string) string {
+	name = strings.ReplaceAll(name, "-", "_")
+	if ours, ok := foreign[name]; ok {
+		return ours
+	}
+	if keys := elsewhere(name); len(keys) > 0 {
+		return keys[0]
+	}
+	return ""
+}
+
 // Keys lists every key of a recipe in full.
 func Keys() []string {
 	var out []string

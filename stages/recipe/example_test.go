@@ -46,3 +46,19 @@ func Example() {
 	fmt.Println(steps, "steps, and a model:", err == nil)
 	// Output: 2 steps, and a model: true
 }
+
+// A line says where an error is largest, and what it is compared with, where that is not what one expects.
+func ExampleVerifyRow() {
+	right := recipe.VerifyRow{Number: 9, Of: 48, Config: "accumulate 1: all kept", Against: "plain, f64", Error: 5.4e-6, Limit: 1e-5, Parameter: "embeddings", OK: true}
+	wrong := right
+	wrong.Number, wrong.Error, wrong.OK, wrong.Against = 10, 0.25, false, "finite difference"
+	fmt.Println(right)
+	fmt.Println(wrong)
+	fmt.Println(recipe.Ours("per-device-train-batch-size"))
+	fmt.Println(recipe.Ours("lr"))
+	// Output:
+	// ok     9 of 48    5.4e-06  limit 1e-05    accumulate 1: all kept
+	// WRONG  10 of 48   0.25     limit 1e-05    accumulate 1: all kept, against finite difference, largest in embeddings
+	// batch.global_size: rows of one contrastive batch over all replicas
+	// optimizer.lr
+}

@@ -174,7 +174,7 @@ func pooled(m *transformer.Model) string {
 		}
 		return fmt.Sprintf("sparse embeddings of %d features%s", m.Config.Vocab, of)
 	}
-	return m.Head.Pooling.String()
+	return m.Head.Pooling.String() + " pooling"
 }
 
 // sparsity takes over what a step has found, as far as it is there.

@@ -86,6 +86,29 @@ type VerifyRow struct {
 	Noise     bool // of what f32 rounds, whoever computes: what others are held against. Where it is not OK nothing can be said of them, which is Verify's error
 }
 
+// plain64 is what most rows are compared with: the computation in double precision without cache, sub-batches and tiles.
+const plain64 = "plain, f64"
+
+// String is the row as a line: its error beside the limit, of which computation, what that is compared with if it is not the plain one in double
+// precision, and where the error is largest if that matters.
+func (r VerifyRow) String() string {
+	verdict, at := "ok", fmt.Sprintf("%d of %d", r.Number, r.Of)
+	switch {
+	case r.Noise:
+		verdict, at = "noise", ""
+	case !r.OK:
+		verdict = "WRONG"
+	}
+	line := fmt.Sprintf("%-5s  %-9s  %-7.2g  limit %-7.2g  %s", verdict, at, r.Error, r.Limit, r.Config)
+	if r.Against != plain64 {
+		line += ", against " + r.Against
+	}
+	if verdict != "ok" {
+		line += ", largest in " + r.Parameter
+	}
+	return line
+}
+
 // verifyDropout acts where the model has none, so that masks are tested too.
 const verifyDropout = 0.1
 

@@ -134,7 +134,7 @@ func (t *truth) compare(ctx context.Context, w way) (row VerifyRow, errors []flo
 		return row, nil, err
 	}
 	w.passes = got.Passes
-	row = VerifyRow{Config: t.String() + w.String(), Against: "plain, f64"}
+	row = VerifyRow{Config: t.String() + w.String(), Against: plain64}
 	layout := t.x.model.Layout
 	errors = deviations(layout, got.Gradient, want.Gradient)
 	if w.wire == gpustage.BF16 {

@@ -173,21 +173,15 @@ func digits(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// bounded is how long and how often something is measured: for about so long in all, but so often at least.
-type bounded struct {
-	until time.Time
-	least int
-}
-
-func measureFor(d time.Duration, least int) *bounded { return &bounded{time.Now().Add(d), least} }
-
-// more tells whether to measure again; the context's end is an error.
-func (b *bounded) more(ctx context.Context) (bool, error) {
-	if ctx.Err() != nil {
-		return false, context.Cause(ctx)
+// repeat does something for about d in all, but so often at least; the context's end is an error.
+func repeat(ctx context.Context, d time.Duration, least int, do func() error) error {
+	until := time.Now().Add(d)
+	for i := 0; ctx.Err() == nil && (i < least || time.Now().Before(until)); i++ {
+		if err := do(); err != nil {
+			return err
+		}
 	}
-	b.least--
-	return b.least >= 0 || time.Now().Before(b.until), nil
+	return context.Cause(ctx)
 }
 
 // Paced calls round for each line of in and writes what it returns as a line of JSON to out, until in ends. The first line

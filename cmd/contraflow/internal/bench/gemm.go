@@ -244,18 +244,11 @@ func (g *GEMM) sum() *GEMMReport {
 
 // Run measures for about d, three rounds at least.
 func (g *GEMM) Run(ctx context.Context, d time.Duration) (*GEMMReport, error) {
-	for b := measureFor(d, 3); ; {
-		more, err := b.more(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if !more {
-			return g.sum(), nil
-		}
-		if _, err := g.Round(ctx); err != nil {
-			return nil, err
-		}
-	}
+	err := repeat(ctx, d, 3, func() error {
+		_, err := g.Round(ctx)
+		return err
+	})
+	return g.sum(), err
 }
 
 // Close gives everything back.

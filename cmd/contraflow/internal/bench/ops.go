@@ -397,14 +397,7 @@ func (t *OpTime) measure(ctx context.Context, o *ops, w work, p *probe, d time.D
 			peak = max(peak, p.gflops(o.o.BF16, probeFor))
 		}
 	} else {
-		for b := measureFor(d, 5); ; {
-			more, err := b.more(ctx)
-			if err != nil {
-				return err
-			}
-			if !more {
-				break
-			}
+		err := repeat(ctx, d, 5, func() error {
 			if w.flop > 0 {
 				peak = max(peak, p.gflops(o.o.BF16, took))
 			}
@@ -415,6 +408,10 @@ func (t *OpTime) measure(ctx context.Context, o *ops, w work, p *probe, d time.D
 			}
 			took = time.Since(start)
 			ms = append(ms, took.Seconds()*1e3)
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 	}
 	t.Ms = SpreadOf(ms)

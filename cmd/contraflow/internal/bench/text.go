@@ -42,20 +42,17 @@ func (r *TextReport) measure(ctx context.Context, way string, threads int, d tim
 		return err
 	}
 	var mb, rows []float64
-	for b := measureFor(d, 3); ; {
-		more, err := b.more(ctx)
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
+	err := repeat(ctx, d, 3, func() error {
 		start := time.Now()
 		if err := f(); err != nil {
 			return err
 		}
 		took := time.Since(start).Seconds()
 		mb, rows = append(mb, float64(r.Bytes)/1e6/took), append(rows, float64(r.Rows)/took)
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	r.Ways = append(r.Ways, TextRate{Way: way, Threads: threads, MBPerS: SpreadOf(mb), PerS: SpreadOf(rows), Runs: len(mb)})
 	return nil
