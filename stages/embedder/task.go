@@ -168,18 +168,18 @@ func (t *Task) Paraphrases(ctx context.Context, e *Engine) (*evaluate.Paraphrase
 	if err != nil {
 		return nil, err
 	}
-	return t.measureParaphrases(nearest)
+	return measureParaphrases(nearest, t.data)
 }
 
 // CheckParaphrases tells whether there are any to find.
-func (t *Task) CheckParaphrases() error {
-	_, err := t.measureParaphrases(nil)
+func CheckParaphrases(r *dataset.Retrieval) error {
+	_, err := measureParaphrases(nil, r)
 	return err
 }
 
-func (t *Task) measureParaphrases(nearest evaluate.Run) (*evaluate.Paraphrases, error) {
+func measureParaphrases(nearest evaluate.Run, r *dataset.Retrieval) (*evaluate.Paraphrases, error) {
 	var paraphrases [][2]int
-	for _, j := range t.data.Judgements {
+	for _, j := range r.Judgements {
 		if j.Relevance >= 1 {
 			paraphrases = append(paraphrases, [2]int{j.Query, j.Doc})
 		}

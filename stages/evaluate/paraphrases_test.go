@@ -17,7 +17,9 @@ func TestParaphrases(t *testing.T) {
 			scores[i][j] = float32(rng.IntN(3000)) / 3000 // some are equal
 			scores[j][i] = scores[i][j]
 		}
-		scores[i][i] = 1
+		if scores[i][i] = 1; i%2 == 0 {
+			scores[i][i] = -1 // as of a text with very many copies, which is not among its own nearest
+		}
 	}
 	var given [][2]int
 	are := map[[2]int]bool{}
@@ -81,6 +83,15 @@ func TestParaphrases(t *testing.T) {
 		if !(math.Abs(of[0]-of[1]) < 1e-12) {
 			t.Errorf("%s: %v, want %v", what, of[0], of[1])
 		}
+	}
+	many := make(Run, foundPairs/Neighbours+20)
+	for i := range many {
+		for k := range Neighbours {
+			many[i] = append(many[i], Hit{Doc: int32((i + 1 + k) % len(many)), Score: -float32(i)})
+		}
+	}
+	if got, err := MeasureParaphrases(many, [][2]int{{len(many) - 1, 0}}); err != nil || got != (Paraphrases{Pairs: foundPairs, Paraphrases: 1}) {
+		t.Errorf("%+v, %v: a pair counts that is not among the best", got, err)
 	}
 	if _, err := MeasureParaphrases(nearest, [][2]int{{4, 4}}); err == nil {
 		t.Error("a text is no paraphrase of itself, and nobody says so")

@@ -354,11 +354,9 @@ func (x *Run) lookOverTask(ctx context.Context, p *LookoverPart, t task) error {
 		if err != nil {
 			return err
 		}
-		if t.mined {
-			p.Said = fmt.Sprintf("%s, %s of them", spelling.Count(len(data.Docs), "text", "texts"), spelling.Count(len(data.Judgements), "pair", "pairs"))
-			return nil
+		if p.Said = fmt.Sprintf("%s, %s of them", spelling.Count(len(data.Docs), "text", "texts"), spelling.Count(len(data.Judgements), "pair", "pairs")); !t.mined {
+			p.Said = fmt.Sprintf("%s, %s, %s", spelling.Count(len(data.Queries), "query", "queries"), spelling.Count(len(data.Docs), "document", "documents"), spelling.Count(len(data.Judgements), "judgement", "judgements"))
 		}
-		p.Said = fmt.Sprintf("%s, %s, %s", spelling.Count(len(data.Queries), "query", "queries"), spelling.Count(len(data.Docs), "document", "documents"), spelling.Count(len(data.Judgements), "judgement", "judgements"))
 		if note := data.Note(); note != "" && p.Bad == nil { // else it tells of what these rows had
 			x.obs.note("%s: %s", p.Key, note)
 		}

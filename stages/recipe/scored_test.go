@@ -375,7 +375,8 @@ func TestParaphrases(t *testing.T) {
 		}
 	}
 	at := func(name string) string { return filepath.Join(j.dir, name) }
-	for name, text := range map[string]string{"texts.jsonl": texts.String(), "pairs.jsonl": pairs.String(), "all.jsonl": all.String(), "none.jsonl": strings.ReplaceAll(pairs.String(), "1}", "0}")} {
+	for name, text := range map[string]string{"texts.jsonl": texts.String(), "pairs.jsonl": pairs.String(), "all.jsonl": all.String(), "none.jsonl": strings.ReplaceAll(pairs.String(), "1}", "0}"),
+		"stranger.jsonl": pairs.String() + `{"query_id": 3, "doc_id": 99, "relevance": 1}`} {
 		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -397,6 +398,14 @@ func TestParaphrases(t *testing.T) {
 	}
 	if same, short := j.evaluations(t, "one")[0].Tasks[0].Value, j.evaluations(t, "one")[0].Tasks[1].Value; same == short {
 		t.Errorf("both are %v", same)
+	}
+	set = strings.ReplaceAll(set, "pairs.jsonl", "stranger.jsonl")
+	l, notes := j.lookOver(t, "eval.paraphrases="+set+"}")
+	if p := l.Parts[len(l.Parts)-1]; p.Said != "12 texts, 13 pairs of them" || len(notes) != 1 || !strings.Contains(notes[0], "eval.paraphrases: 1 judgement names a query that is not there, and is left out") {
+		t.Errorf("%+v, %q", p, notes)
+	}
+	if l, _ = j.lookOver(t, fmt.Sprintf("eval.paraphrases={texts: %q, pairs: %q}", at("texts.jsonl"), at("none.jsonl"))); l.Err() == nil || !strings.Contains(l.Err().Error(), "no two texts are paraphrases") {
+		t.Errorf("%v", l.Err())
 	}
 	for want, sets := range map[string][]string{
 		"eval.paraphrases: no two texts are paraphrases":                      {fmt.Sprintf("eval.paraphrases={texts: %q, pairs: %q}", at("texts.jsonl"), at("none.jsonl"))},

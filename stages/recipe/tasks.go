@@ -111,7 +111,7 @@ func (e Eval) tasks() (all []task) {
 	}
 	for i, p := range e.Paraphrases {
 		t := ranked("paraphrases", i, len(e.Paraphrases), p.Name, p.Dimensions, p.Texts, p.Texts, p.Pairs)
-		t.mined = true
+		t.load, t.mined = paraphrases(t.load), true
 		all = append(all, t)
 	}
 	for i, p := range e.PairClassification {
@@ -214,6 +214,18 @@ func (c *checker) checkCandidateMeasure(e Eval) {
 	}
 }
 
+// paraphrases are what load reads, if there are any to find. A pair of which a text is not there is left out, whichever of the two it is.
+func paraphrases(load func(context.Context) (*dataset.Retrieval, error)) func(context.Context) (*dataset.Retrieval, error) {
+	return func(ctx context.Context) (*dataset.Retrieval, error) {
+		r, err := load(ctx)
+		if err != nil {
+			return nil, err
+		}
+		r.Unknown, r.Missed = r.Unknown+len(r.Missed), nil
+		return r, embedder.CheckParaphrases(r)
+	}
+}
+
 // checkFiles finds files that are not there, before what takes longer: the model and the data are opened first.
 func (x *Run) checkFiles() error {
 	check := func(key string, paths []string) error {
@@ -283,10 +295,7 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	if t.rerank != nil { // which reads pairs
 		text = embedder.Text{}
 	}
-	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err == nil && t.mined {
-		err = t.retrieval.CheckParaphrases()
-	}
-	if err != nil || t.rerank == nil {
+	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err != nil || t.rerank == nil {
 		return err
 	}
 	if t.first = (evaluate.Run{}); !x.planned {

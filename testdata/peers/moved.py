@@ -96,13 +96,18 @@ def of_languages():
     ]
 
 
+def unprompted():
+    """Those that embed with other prompts than the trainer's, here too."""
+    return [*evaluators()[:3], of_languages()[0]]
+
+
 def scores(model):
     return {"pairs": L.CoSENTLoss(model, scale=10), "triplets": L.TripletLoss(model, triplet_margin=3)}
 
 
 # Each a model, its data, its loss and more of its trainer: arguments, and evaluators.
 CASES = {
-    "matryoshka": (dense, triplets, lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m, scale=10), [32, 16]), {"prompts": {"anchor": "star: "}, "batch_sampler": "no_duplicates"}, None),
+    "matryoshka": (dense, triplets, lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m, scale=10), [32, 16]), {"prompts": {"anchor": "star: "}, "batch_sampler": "no_duplicates"}, unprompted),
     "rows made as they are read": (dense, lazy, lambda m: L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), {"weight_decay": 5}, None),
     "repeated rows": (dense, repeated, L.MultipleNegativesRankingLoss, {}, None),
     "guide": (dense, triplets.select_columns(["anchor", "negative"]), lambda m: L.GISTEmbedLoss(m, dense()), {}, None),

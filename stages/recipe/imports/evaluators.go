@@ -16,6 +16,7 @@ func (r *recipe) evaluators() {
 		return // a class's name, of which nothing is known
 	}
 	r.used["evaluator"] = true
+	prompts, trained := r.has("prompts")
 	for _, task := range slices.Sorted(maps.Keys(m)) {
 		all, _ := m[task].([]any)
 		switch task {
@@ -40,6 +41,9 @@ func (r *recipe) evaluators() {
 			r.assume("MSEEvaluator's negative_mse is -100 times eval.loss, which is none of the tasks that a mean is of: it decides with eval.metric: loss")
 		} else {
 			r.measured += len(entries)
+		}
+		if trained && task != "loss" && task != "retrieval" {
+			r.assume("texts of evaluators have the prompts that train, %s, in all tasks without prompts of their own; in Python they have none but the model's", show(prompts))
 		}
 		if r.also("eval."+task, entries); r.keys["eval."+task] == "{}" { // all of NanoBEIR's
 			r.keys["eval."+task] = "true"

@@ -68,6 +68,15 @@ func TestEvaluatorsMetric(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	delete(s, "eval_dataset")
+	s["prompts"] = map[string]any{"anchor": "q: "}
+	if got := of(""); strings.Contains(got, "have the prompts that train") {
+		t.Errorf("tasks with prompts of their own: %s", got)
+	}
+	s["evaluator"] = map[string]any{"sts": []any{map[string]any{"path": "a", "a": "a", "b": "b", "score": "s"}}}
+	if _, res := convert(t, imports.SentenceTransformers, s, 1); !strings.Contains(res.Recipe, `have the prompts that train, {"anchor":"q: "}`) {
+		t.Errorf("%s", res.Recipe)
+	}
+	delete(s, "prompts")
 	s["metric_for_best_model"], s["evaluator"] = "eval_dev_cosine_ndcg@10", map[string]any{"retrieval": []any{map[string]any{"queries": "q", "corpus": "c", "qrels": "r"}}}
 	if _, res := convert(t, imports.SentenceTransformers, s, 1); strings.Contains(res.Recipe, "is one evaluator's") {
 		t.Errorf("%s", res.Recipe)

@@ -17,7 +17,6 @@ from datasets import Dataset, IterableDataset
 
 KNOWN = ("transformers", "sentence_transformers", "pylate")  # whose classes import tells by other settings; others are a script's own
 LABELS = ("label", "labels", "score", "scores")
-PROMPTS = ("query_prompt", "query_prompt_name", "corpus_prompt", "corpus_prompt_name")
 
 
 def write(trainer, folder):
@@ -177,6 +176,7 @@ def evaluation(of, folder, model, all=None):
     """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names."""
     all = {} if all is None else all
     kind = type(of).__name__
+    unnamed = (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None), "")  # the prompt of what is embedded as neither query nor document
     shorter = {"dimensions": of.truncate_dim} if cut_shorter(of, model, "truncate_dim") else {}
 
     def file(columns, name=None):
@@ -191,23 +191,26 @@ def evaluation(of, folder, model, all=None):
 
     def add(task, entry, called=getattr(of, "name", "")):
         taken = [one.get("name") for each in all.values() for one in each if isinstance(one, dict)]
+        if called in taken and shorter:
+            called += f"-{of.truncate_dim}"
         if called in taken:
-            called += f"-{shorter.get('dimensions', len(taken) + 1)}"
+            called += f"-{len(taken) + 1}"
         all.setdefault(task, []).append(({"name": called} if called and task != "nanobeir" else {}) | entry | shorter)
 
-    def prompts():
+    def prompts():  # what trains may have others, which evaluators don't have
         names = model.prompts
-        query = names.get(of.query_prompt_name or "query", "")
-        document = next((names[n] for n in (of.corpus_prompt_name, "document", "passage", "corpus") if n in names), "")
-        return {"query": query if of.query_prompt is None else of.query_prompt, "document": document if of.corpus_prompt is None else of.corpus_prompt}
+        query = names.get(of.query_prompt_name or "query", unnamed)
+        document = next((names[n] for n in (of.corpus_prompt_name, "document", "passage", "corpus") if n in names), unnamed)
+        said = {"query": query if of.query_prompt is None else of.query_prompt, "document": document if of.corpus_prompt is None else of.corpus_prompt}
+        return {role: getattr(model, role + "_prefix", "") + text for role, text in said.items()}
 
-    def found(queries, corpus, judged, called, **more):
+    def found(queries, corpus, judged, called, prompts):
         ids, texts = zip(*queries)
         files = {"queries": file({"id": ids, "text": texts}, "queries")}
         ids, texts = zip(*corpus)
         files["corpus"] = file({"id": ids, "text": texts}, "corpus")
         files["qrels"] = file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels")
-        add("retrieval", files | more, called)
+        add("retrieval", files | {"prompts": {role: text for role, text in prompts.items() if text}}, called)
 
     if of is None:
         return None
@@ -236,13 +239,12 @@ def evaluation(of, folder, model, all=None):
         add("triplets", {"path": file(columns)} | {c: c for c in columns} | ({"margin": margin} if margin else {}))
     elif kind.endswith("InformationRetrievalEvaluator"):
         judged = [(q, d) for q in of.queries_ids for d in of.relevant_docs[q]]
-        said = any(getattr(of, p, None) is not None for p in PROMPTS)
-        found(zip(of.queries_ids, of.queries), zip(of.corpus_ids, of.corpus), judged, of.name, **({"prompts": prompts()} if said else {}))
+        found(zip(of.queries_ids, of.queries), zip(of.corpus_ids, of.corpus), judged, of.name, prompts())
     elif kind == "TranslationEvaluator":
         sides = {"src2trg": (of.source_sentences, of.target_sentences), "trg2src": (of.target_sentences, of.source_sentences)}
         for way, (a, b) in sides.items():
             texts = {text: i for i, text in enumerate(b)}  # one that comes twice is right wherever it stands
-            found(enumerate(a), [(i, text) for text, i in texts.items()], [(i, texts[text]) for i, text in enumerate(b)], f"{of.name}-{way}".lstrip("-"))
+            found(enumerate(a), [(i, text) for text, i in texts.items()], [(i, texts[text]) for i, text in enumerate(b)], f"{of.name}-{way}".lstrip("-"), {"query": unnamed, "document": unnamed})
         all["metric"] = ["precision@1"]
     elif kind == "ParaphraseMiningEvaluator" and (of.max_pairs, of.top_k) == (500000, 100):
         there = set(of.ids)
@@ -251,7 +253,7 @@ def evaluation(of, folder, model, all=None):
         add("paraphrases", {"texts": file({"id": of.ids, "text": of.sentences}, "texts"), "pairs": file(pairs, "pairs")})
     elif kind == "MSEEvaluator" and not shorter:
         texts = {"text": list(of.target_sentences), "teacher": [list(map(float, e)) for e in of.source_embeddings]}
-        add("loss", {"path": file(texts), "query": "text", "teacher": "teacher", "loss": "mse", "prompts": {}})
+        add("loss", {"path": file(texts), "query": "text", "teacher": "teacher", "loss": "mse", "prompts": {"query": unnamed} if unnamed else {}})
     elif kind.endswith("RerankingEvaluator"):
         samples = list(of.samples)
         columns = [c for c in ("query", "positive", "negative", "documents") if c in samples[0]]
