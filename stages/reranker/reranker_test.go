@@ -394,8 +394,8 @@ func TestCutoffLayer(t *testing.T) {
 // A decoder that classifies scores by the last token that is not padding, as transformers' classes do, whatever a pair ends with; a new head is trained and
 // saved with the tokenizer's padding, with which CrossEncoder fills pairs up, unless the model has no embedding for that.
 func TestPadding(t *testing.T) {
-	all := [2][]int32{{11, 12, 13, 13}, {13, 13, 13}}
-	for pad, want := range map[string][2][]int32{"13": {{11, 12}, {13}}, "null": all, "-1": all} {
+	all := [3][]int32{{11, 12, 13, 13}, {13, 13, 13}, {11, 0}}
+	for pad, want := range map[string][3][]int32{"13": {{11, 12}, {13}, all[2]}, "0": {all[0], all[1], {11}}, "null": all, "-1": all} {
 		dir := t.TempDir()
 		copyFiles(t, dir, goldens.Path(t, "rerank/qwen3-score"), "config.json", "model.safetensors")
 		writeTokenizer(t, dir)
@@ -404,7 +404,8 @@ func TestPadding(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(config, bytes.Replace(data, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1), 0o666); err != nil {
+		if err := errors.Join(os.WriteFile(config, bytes.Replace(data, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1), 0o666),
+			os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), []byte(`{"pad_token": "c"}`), 0o666)); err != nil { // by which transformers' class does not go
 			t.Fatal(err)
 		}
 		r, err := Load(dir, OnDevice(ref.New()))
@@ -412,7 +413,7 @@ func TestPadding(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer r.Close()
-		got, _, err := r.ScorePairs(t.Context(), []string{"a", "c"}, []string{"b c c", "c c"})
+		got, _, err := r.ScorePairs(t.Context(), []string{"a", "c", "a"}, []string{"b c c", "c c", "unknown"})
 		if err != nil {
 			t.Fatal(err)
 		}
