@@ -70,6 +70,30 @@ func TestPairTemplate(t *testing.T) {
 	}
 }
 
+// A pair loses the ids of padding at its end, and their types with them, but not its first id, nor what is before it.
+func TestPairPadding(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cat := tok.Encode("cat", 0)[1]
+	p, err := tok.NewPairs(PairOptions{Template: Template{{Text: "{query}"}, {Text: "{document}", Cut: true}}, MaxLength: 4, Pad: &cat})
+	if err != nil {
+		t.Fatal(err)
+	}
+	the := tok.Encode("the", 0)[1]
+	for _, c := range []struct {
+		query, document string
+		want            []int32
+		cut             bool
+	}{{"the", "cat the cat cat cat cat", []int32{the, cat, the}, true}, {"the", "cat cat", []int32{the}, false}, {"cat", "cat", []int32{cat}, false}} {
+		ids, kinds, cut, err := p.Append([]int32{cat, cat}, []int32{7, 7}, c.query, c.document)
+		if want := append([]int32{cat, cat}, c.want...); err != nil || !slices.Equal(ids, want) || len(kinds) != len(want) || cut != c.cut {
+			t.Errorf("%+v: %v, %v, %v, %v", c, ids, kinds, cut, err)
+		}
+	}
+}
+
 // Where no segment is to be cut the query is, and a document that leaves no room is an error.
 func TestPairUncut(t *testing.T) {
 	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))

@@ -317,7 +317,7 @@ func TestSavedActivation(t *testing.T) {
 	const identity, tanh, sigmoid = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh", "torch.nn.modules.activation.Sigmoid"
 	newest, newer, old := `, "activation_fn": "`+tanh+`"`, `, "sentence_transformers": {"activation_fn": "`+identity+`"}`, `, "sbert_ce_default_activation_function": "`+identity+`"`
 	for _, x := range []struct{ model, config, want string }{
-		{"", "", sigmoid}, {newest, newer, tanh}, {"", newer, identity}, {"", old, identity}, {`, "activation_fn": null`, `, "sentence_transformers": {"version": "4.1"}`, sigmoid},
+		{"", "", sigmoid}, {newest, newer, tanh}, {"", newer, identity}, {"", old, identity}, {"", newer + strings.Replace(old, identity, tanh, 1), identity}, {`, "activation_fn": null`, `, "sentence_transformers": {"version": "4.1"}`, sigmoid},
 	} {
 		base := copyGolden(t, "st6")
 		put(t, base, modelFile, `{"model_type": "CrossEncoder"`+x.model+`}`)

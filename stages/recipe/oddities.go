@@ -75,7 +75,7 @@ func (x *Run) notePadding() {
 	if eos := x.tok.EOS(); eos != "" {
 		such = fmt.Sprintf(", such as %q,", eos)
 	}
-	x.obs.note("%s: its tokenizer has no padding token, and so sentence-transformers will take no texts of different lengths at once of what is saved: write one of its tokens%s as pad_token into tokenizer_config.json", x.folder.TokenizerDir, such)
+	x.obs.note("%s: its tokenizer has no padding token, and so sentence-transformers will take no texts of what is saved: before training write one of its tokens%s as pad_token into tokenizer_config.json", x.folder.TokenizerDir, such)
 }
 
 // leastStaticRate is below what moves static embeddings: an update of AdamW moves a number by the learning rate at most, theirs are about 1, and most

@@ -114,7 +114,7 @@ func labelled(t *testing.T, j *job) string {
 // A tokenizer without padding is told of, with a token that could be it; static embeddings fill nothing up.
 func TestNotePadding(t *testing.T) {
 	for _, c := range []struct{ vocabulary, config, kind, want string }{
-		{`{"a": 0, "</s>": 1}`, `{"eos_token": "</s>"}`, "llama", `has no padding token, and so sentence-transformers will take no texts of different lengths at once of what is saved: write one of its tokens, such as "</s>", as pad_token`},
+		{`{"a": 0, "</s>": 1}`, `{"eos_token": "</s>"}`, "llama", `has no padding token, and so sentence-transformers will take no texts of what is saved: before training write one of its tokens, such as "</s>", as pad_token`},
 		{`{"a": 0}`, `{}`, "llama", "write one of its tokens as pad_token"},
 		{`{"a": 0, "</s>": 1}`, `{"pad_token": "</s>"}`, "llama", ""},
 		{`{"a": 0}`, `{}`, hfmodel.StaticType, ""},

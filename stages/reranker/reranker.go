@@ -16,7 +16,6 @@ package reranker
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -240,7 +239,7 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		s.Scorer, err = c.Classifier(f.Config, f.Reranker == nil || !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
 		s.Scorer.Seed = o.Seed
 		if err == nil && s.Scorer.Pooling == gpustage.LastPooling {
-			s.Pad, err = padding(f, tok, s.Scorer.New)
+			s.Pad = padding(tok, c, s.Scorer.New)
 		}
 	}
 	if err != nil {
@@ -262,19 +261,18 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 }
 
 // padding is the token by which transformers' decoders for sequence classification never score, also where a text has it at its end, as where it is the one
-// that ends texts too: they look for the last that is another. Tokens behind that one change nothing, since a decoder does not look ahead. It is config.json's; a
-// new head is trained and saved with the tokenizer's, where that has none, since there a model without scores no batches.
-func padding(f *hfmodel.Folder, tok *tokenize.Tokenizer, fresh bool) (*int32, error) {
-	var config struct {
-		Pad *int32 `json:"pad_token_id"`
+// that ends texts too: they look for the last that is another. Tokens behind that one change nothing, since a decoder does not look ahead. It is config.json's. A
+// new head is trained and saved with the tokenizer's, which is what fills texts up there: without one no two are scored at once, and with another they are scored
+// by what fills them up. transformers loads no model whose padding has no embedding.
+func padding(tok *tokenize.Tokenizer, c transformer.Config, fresh bool) *int32 {
+	if id, ok := tok.PadID(); ok && fresh && int(id) < c.Vocab {
+		return &id
 	}
-	if err := json.Unmarshal(f.Config, &config); err != nil {
-		return nil, fmt.Errorf("config.json: %w", err)
+	if c.PadID < 0 {
+		return nil
 	}
-	if id, ok := tok.PadID(); ok && fresh && config.Pad == nil {
-		return &id, nil
-	}
-	return config.Pad, nil
+	id := int32(c.PadID)
+	return &id
 }
 
 // usable refuses what is asked for and would change nothing.

@@ -391,10 +391,11 @@ func TestCutoffLayer(t *testing.T) {
 	}
 }
 
-// A decoder that classifies scores by the last token that is not padding, as transformers' classes do, whatever a pair ends with; a new head is saved with the
-// tokenizer's padding, without which they score no two pairs at once.
+// A decoder that classifies scores by the last token that is not padding, as transformers' classes do, whatever a pair ends with; a new head is trained and
+// saved with the tokenizer's padding, with which CrossEncoder fills pairs up, unless the model has no embedding for that.
 func TestPadding(t *testing.T) {
-	for pad, want := range map[string][2][]int32{"13": {{11, 12}, {13}}, "null": {{11, 12, 13, 13}, {13, 13, 13}}} {
+	all := [3][]int32{{11, 12, 13, 13}, {13, 13, 13}, {11, 0}}
+	for pad, want := range map[string][3][]int32{"13": {{11, 12}, {13}, all[2]}, "0": {all[0], all[1], {11}}, "null": all, "-1": all} {
 		dir := t.TempDir()
 		copyFiles(t, dir, goldens.Path(t, "rerank/qwen3-score"), "config.json", "model.safetensors")
 		writeTokenizer(t, dir)
@@ -403,7 +404,8 @@ func TestPadding(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(config, bytes.Replace(data, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1), 0o666); err != nil {
+		if err := errors.Join(os.WriteFile(config, bytes.Replace(data, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1), 0o666),
+			os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), []byte(`{"pad_token": "c"}`), 0o666)); err != nil { // by which transformers' class does not go
 			t.Fatal(err)
 		}
 		r, err := Load(dir, OnDevice(ref.New()))
@@ -411,7 +413,7 @@ func TestPadding(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer r.Close()
-		got, _, err := r.ScorePairs(t.Context(), []string{"a", "c"}, []string{"b c c", "c c"})
+		got, _, err := r.ScorePairs(t.Context(), []string{"a", "c", "a"}, []string{"b c c", "c c", "unknown"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -425,16 +427,23 @@ func TestPadding(t *testing.T) {
 		}
 	}
 
-	for pad, want := range map[string]string{"1": "1", "null": "13"} {
+	for _, c := range []struct {
+		config, tokenizer, want string
+		ids                     int // of "a" and "b c"
+	}{{"1", "c", "13", 2}, {"null", "c", "13", 2}, {"13", "", "13", 2}, {"1", "beyond", "1", 3}, {"null", "beyond", "null", 3}} {
 		from, dir := t.TempDir(), filepath.Join(t.TempDir(), "saved")
 		copyFiles(t, from, goldens.Path(t, "rerank/qwen3-yes-no"), "config.json", "model.safetensors")
 		writeTokenizer(t, from)
-		if err := os.WriteFile(filepath.Join(from, "tokenizer_config.json"), []byte(`{"pad_token": "c"}`), 0o666); err != nil {
-			t.Fatal(err)
-		}
 		f, _, _ := open(t, from)
-		f.Config = bytes.Replace(f.Config, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+pad), 1)
-		if err := os.WriteFile(filepath.Join(from, "config.json"), f.Config, 0o666); err != nil {
+		tokenizer, err := os.ReadFile(filepath.Join(from, "tokenizer.json"))
+		added := ""
+		for id := 8; id < 40; id++ { // which the model has embeddings for
+			added += fmt.Sprintf(`{"id": %d, "content": "<%d>"}, `, id, id)
+		}
+		if err := errors.Join(err,
+			os.WriteFile(filepath.Join(from, "tokenizer.json"), bytes.Replace(tokenizer, []byte("{"), []byte(`{"added_tokens": [`+added+`{"id": 40, "content": "beyond"}], `), 1), 0o666),
+			os.WriteFile(filepath.Join(from, "tokenizer_config.json"), []byte(strings.Replace(`{"pad_token": "`+c.tokenizer+`"}`, `{"pad_token": ""}`, `{}`, 1)), 0o666),
+			os.WriteFile(filepath.Join(from, "config.json"), bytes.Replace(f.Config, []byte(`"pad_token_id": 1`), []byte(`"pad_token_id": `+c.config), 1), 0o666)); err != nil {
 			t.Fatal(err)
 		}
 		m, err := LoadTrainable(from, ref.New(), TextOptions{NewHead: true}, transformer.Options{})
@@ -442,15 +451,15 @@ func TestPadding(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		if ids, _, _, err := m.Pairs.Append(nil, nil, "a", "b c"); err != nil || len(ids) != map[string]int{"1": 3, "13": 2}[want] {
-			t.Errorf("padding %s: trained on %v, %v", want, ids, err)
+		if ids, _, _, err := m.Pairs.Append(nil, nil, "a", "b c"); err != nil || len(ids) != c.ids {
+			t.Errorf("%+v: trained on %v, %v", c, ids, err)
 		}
 		if err := m.Save(dir, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		saved, err := os.ReadFile(filepath.Join(dir, "config.json"))
-		if err != nil || !strings.Contains(string(saved), `"pad_token_id": `+want+",") {
-			t.Errorf("saved without padding %s: %s, %v", want, saved, err)
+		if err != nil || !strings.Contains(string(saved), `"pad_token_id": `+c.want+",") {
+			t.Errorf("%+v: saved as %s, %v", c, saved, err)
 		}
 	}
 }
