@@ -40,6 +40,7 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	run := max(1, min(16, len(d.blocks)/(4*cfg.Threads)))
 	runs := (len(d.blocks) + run - 1) / run
 	memory := new(slab)
+	runtime.AddCleanup(x, (*slab).release, memory)
 	errs := make([]error, runs)
 	bad := make([][]*RowError, len(d.blocks))
 	var mu sync.Mutex
@@ -74,11 +75,9 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	})
 	for _, err := range errs {
 		if err != nil {
-			memory.release()
 			return nil, err
 		}
 	}
-	runtime.AddCleanup(x, (*slab).release, memory)
 	for _, rows := range bad {
 		x.bad = append(x.bad, rows...)
 	}
