@@ -116,8 +116,8 @@ it ends with exit code 0 and says so. SIGUSR1 makes it write one and go on.`,
 			if place.World != nil && place.World.Rank() > 0 { // steps and evaluations are the job's: rank 0 tells of them
 				first, metricsAddr = false, ""
 			}
-			if place.World == nil && !resume { // of a job's ranks the first alone need see save.dir
-				if err := r.CheckBeginning(); err != nil {
+			if place.World == nil { // of a job's ranks the first alone need see save.dir
+				if err := r.CheckSaving(resume); err != nil {
 					return err
 				}
 			}
