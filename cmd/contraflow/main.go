@@ -112,17 +112,22 @@ func run(args []string) int {
 // next is what to type after an error of a command that has an answer of that kind.
 func next(cmd *cobra.Command, err error) string {
 	var gone *net.OpError
+	resume := cmd.Flags().Lookup("resume") // nil: the command is none that trains
 	switch {
 	case errors.Is(err, hfmodel.ErrOffline):
 		return "contraflow doctor says where models are looked for"
 	case errors.Is(err, hfmodel.ErrNotFound), errors.Is(err, hfmodel.ErrNoModel):
 		return "contraflow init --help makes a new model; contraflow quickstart --out q trains one on this machine's Go sources"
+	case errors.Is(err, dataset.ErrNoFiles) && resume != nil && resume.Value.String() == "true":
+		return "a run goes on with the files that it began with: put them back, or have the recipe say where they are now"
 	case errors.Is(err, dataset.ErrNoFiles):
 		return "contraflow quickstart --out q makes data to look at: q/train.parquet, if you have none yet"
 	case errors.Is(err, dataset.ErrBadRow) && cmd.Name() == "train":
 		return fmt.Sprintf("contraflow check -c %s lists all rows that can't be used", cmd.Flag("config").Value)
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
+	case errors.Is(err, syscall.ENOSPC) && resume != nil:
+		return "contraflow doctor says how much is free; once there is more, --resume goes on from the newest checkpoint"
 	case errors.Is(err, syscall.ENOSPC):
 		return "contraflow doctor says how much is free" + elsewhere(cmd, err, "disk")
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -477,6 +478,28 @@ func TestProtect(t *testing.T) {
 	var bug *pipeline.PanicError
 	if err := protect(func() error { panic("no") }); !errors.As(err, &bug) || !strings.Contains(string(bug.Stack), "TestProtect") {
 		t.Errorf("%v", err)
+	}
+}
+
+// What to type after an error is another thing where a run goes on, or can.
+func TestNextOfARun(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		resume string
+		want   string
+	}{
+		{dataset.ErrNoFiles, "", "contraflow quickstart"},
+		{dataset.ErrNoFiles, "false", "contraflow quickstart"},
+		{dataset.ErrNoFiles, "true", "a run goes on with the files that it began with"},
+		{syscall.ENOSPC, "", "--resume goes on from the newest checkpoint"},
+	} {
+		cmd := newTrain()
+		if c.resume != "" {
+			cmd.Flags().Set("resume", c.resume)
+		}
+		if got := next(cmd, c.err); !strings.Contains(got, c.want) {
+			t.Errorf("%v, --resume=%s: %q, want %q", c.err, c.resume, got, c.want)
+		}
 	}
 }
 

@@ -121,8 +121,8 @@ func (f *trainFlags) run(cmd *cobra.Command) (err error) {
 	if place.World != nil && place.World.Rank() > 0 { // steps and evaluations are the job's: rank 0 tells of them
 		first, f.metricsAddr = false, ""
 	}
-	if place.World == nil && !f.resume { // of a job's ranks the first alone need see save.dir
-		if err := r.CheckBeginning(); err != nil {
+	if place.World == nil { // of a job's ranks the first alone need see save.dir
+		if err := r.CheckSaving(f.resume); err != nil {
 			return err
 		}
 	}

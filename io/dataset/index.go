@@ -40,6 +40,7 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 	run := max(1, min(16, len(d.blocks)/(4*cfg.Threads)))
 	runs := (len(d.blocks) + run - 1) / run
 	memory := new(slab)
+	runtime.AddCleanup(x, (*slab).release, memory)
 	bad := make([][]*RowError, len(d.blocks))
 	var mu sync.Mutex
 	var done int64
@@ -70,10 +71,8 @@ func (d *Dataset) Index(ctx context.Context, cfg IndexConfig) (*Index, error) {
 		return nil
 	})
 	if err != nil {
-		memory.release()
 		return nil, err
 	}
-	runtime.AddCleanup(x, (*slab).release, memory)
 	for _, rows := range bad {
 		x.bad = append(x.bad, rows...)
 	}

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// slab is memory outside the Go heap where the system allows it. An index lives as long as a run, and of a heap with gigabytes that stay the
-// garbage collector lets as many again gather before it collects.
+// slab is memory outside the Go heap where the system allows it: on Windows it is in the heap. An index lives as long as a run, and of a heap with
+// gigabytes that stay the garbage collector lets as many again gather before it collects.
 type slab struct {
 	mu     sync.Mutex
 	pieces [][]byte // mapped

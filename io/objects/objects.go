@@ -2,8 +2,8 @@
 // path, globs and folders included.
 //
 // What a URL stands for is listed, and copied into a cache, in which it keeps its place: CACHE/s3/bucket/key. A copy whose length and ETag are still the
-// store's is not fetched again; a connection that breaks, or is silent for a minute, is taken up where it ended,
-// up to five times in a row. The files are local ones then, which training reads in random order.
+// store's is not fetched again. Where a connection breaks, or is silent for a minute, another one goes on from there, until five in a row have brought
+// nothing. The files are local ones then, which training reads in random order.
 //
 // Credentials and endpoints come from where the stores' own tools take them:
 //
@@ -203,7 +203,8 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 	defer in.close()
 	if _, err := out.ReadFrom(in); err != nil {
 		if in.err != nil { // which is none of the file's
-			return "", errors.Join(in.err, out.Abort(nil))
+			out.Abort(nil)
+			return "", in.err
 		}
 		return "", out.Abort(err)
 	}
@@ -219,6 +220,8 @@ func explain(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	}
 	switch r := minio.ToErrorResponse(err); {
+	case r.StatusCode == http.StatusPreconditionFailed || r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
+		return fmt.Errorf("it has changed since it was listed: %w", err)
 	case r.Code == "AccessDenied" || r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf("%w (s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; gs: gcloud auth application-default login)", err)
 	case r.Code == "NoSuchBucket":

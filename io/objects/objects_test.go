@@ -24,11 +24,14 @@ import (
 type store struct {
 	*httptest.Server
 	objects map[string]string
+	now     map[string]string // what has come in their place since they were listed
 	mu      sync.Mutex
 	gets    int
 	cut     int // so many answers end early
 	slow    bool
-	deny    int // the status that it answers all with
+	deny    int  // the status that it answers all with
+	lists   bool // but those who list
+	whole   bool // it knows no ranges
 }
 
 func newStore(t *testing.T) *store {
@@ -48,7 +51,7 @@ func newStore(t *testing.T) *store {
 func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key, ok := strings.CutPrefix(r.URL.Path, "/bucket/")
 	switch {
-	case s.deny > 0:
+	case s.deny > 0 && !(s.lists && key == ""):
 		w.WriteHeader(s.deny)
 		fmt.Fprintf(w, "<Error><Code>%s</Code><Message>no</Message></Error>", map[int]string{401: "AuthenticationRequired", 403: "SignatureDoesNotMatch", 400: "AccessDenied"}[s.deny])
 	case !ok && r.URL.Path != "/bucket":
@@ -80,6 +83,9 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusNotFound)
 			return
 		}
+		if now, ok := s.now[key]; ok {
+			v = now
+		}
 		if r.Method == http.MethodGet {
 			s.mu.Lock()
 			s.gets++
@@ -88,7 +94,12 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", fmt.Sprintf("%q", etag(v)))
 		w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
 		w.Header().Set("Content-Length", fmt.Sprint(len(v)))
-		if from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes="); ok && r.Header.Get("If-Match") == fmt.Sprintf("%q", etag(v)) {
+		if from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes="); ok && !s.whole {
+			if r.Header.Get("If-Match") != fmt.Sprintf("%q", etag(v)) {
+				w.Header().Set("Content-Length", "0")
+				w.WriteHeader(http.StatusPreconditionFailed)
+				return
+			}
 			at, _ := strconv.Atoi(strings.TrimSuffix(from, "-"))
 			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", at, len(v)-1, len(v)))
 			w.Header().Set("Content-Length", fmt.Sprint(len(v)-at))
@@ -234,9 +245,27 @@ func TestFetchErrors(t *testing.T) {
 	if found, _ := filepath.Glob(filepath.Join(os.Getenv("CONTRAFLOW_CACHE"), "s3", "bucket", "*")); len(found) > 0 {
 		t.Errorf("left %q", found)
 	}
+	for now, want := range map[string]string{
+		"{\"query\": 1}\n{}": "s3://bucket/a.jsonl: more came than the 13 bytes that the listing says",
+		"{}\n":               "s3://bucket/a.jsonl: it has changed since it was listed",
+		"{\"query\": 2}\n":   "s3://bucket/a.jsonl: it has changed since it was listed",
+	} {
+		s.now, s.cut = map[string]string{"a.jsonl": now}, 0
+		if now[len(now)-1] == '\n' {
+			s.cut = 1
+		}
+		if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("of one that is now %q: %v, want %q", now, err, want)
+		}
+	}
+	s.now, s.cut, s.whole = nil, 1, true
+	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), "the store was asked for bytes 6- and has sent something else") {
+		t.Errorf("of a store that knows no ranges: %v", err)
+	}
 	s.cut = 0
 	for _, s.deny = range []int{401, 403, 400} {
 		for _, path := range []string{"s3://bucket/a.jsonl", "gs://bucket/a.jsonl"} {
+			s.lists = !s.lists
 			err := open(path)
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "AWS_ACCESS_KEY_ID") || !strings.Contains(err.Error(), "gcloud auth") {
 				t.Errorf("denied by %d: %v", s.deny, err)
@@ -264,6 +293,10 @@ func TestBrokenConnections(t *testing.T) {
 		if b, _ := os.ReadFile(files[0]); string(b) != s.objects[name] || s.gets < 4 {
 			t.Errorf("%s: %q after %d connections", name, b, s.gets)
 		}
+	}
+	s.objects["mute"], silence = "0", time.Nanosecond
+	if _, err := Fetch(t.Context(), "s3://bucket/mute"); err == nil || !strings.HasSuffix(err.Error(), "broke 5 times after byte 0 of 1: the store has sent nothing for 1ns") {
+		t.Error(err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,8 +37,14 @@ var silence = time.Minute
 var between = time.Second
 
 func (r *object) Read(p []byte) (n int, err error) {
-	for r.at < r.info.Size {
+	for r.at < r.info.Size || r.body != nil {
 		n, err := r.read(p)
+		if r.at == r.info.Size { // where a connection ends, too
+			if r.close(); n > 0 {
+				r.err = fmt.Errorf("more came than the %d bytes that the listing says", r.at)
+			}
+			return 0, cmp.Or(r.err, io.EOF)
+		}
 		if r.at += int64(n); n > 0 {
 			r.broken = 0
 			return n, nil
@@ -67,8 +74,8 @@ func (r *object) read(p []byte) (n int, err error) {
 	if r.body == nil {
 		r.within, r.cancel = context.WithCancelCause(r.ctx)
 	}
-	alarm := time.AfterFunc(silence, func() { r.cancel(fmt.Errorf("the store has sent nothing for %v", silence)) })
-	defer alarm.Stop()
+	silence, cancel := silence, r.cancel // an alarm may go off while this returns
+	defer time.AfterFunc(silence, func() { cancel(fmt.Errorf("the store has sent nothing for %v", silence)) }).Stop()
 	if r.body == nil {
 		o := minio.GetObjectOptions{}
 		if r.at > 0 {
@@ -83,7 +90,7 @@ func (r *object) read(p []byte) (n int, err error) {
 		}
 	}
 	if err == nil {
-		n, err = r.body.Read(p[:min(int64(len(p)), r.info.Size-r.at)])
+		n, err = r.body.Read(p[:min(int64(len(p)), max(1, r.info.Size-r.at))])
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/io/dataset"
+	"contraflow/stages"
 )
 
 // A row that the first pass over the data finds is found by all ranks: the error has no rank's number, whichever meets with it first.
@@ -72,7 +74,7 @@ func TestAlikeTold(t *testing.T) {
 	}
 }
 
-// The ranks of a process have one index of a dataset.
+// The ranks of a process have one index of a dataset, for as long as they need it.
 func TestOneIndex(t *testing.T) {
 	j := newJob(t, 40)
 	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), "mesh.replicate=3", "batch.no_duplicates=true"})
@@ -82,9 +84,37 @@ func TestOneIndex(t *testing.T) {
 	var of [3]dataset.TextHashes
 	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
 		of[x.ranks.Rank()] = x.parts[0].Texts
+		if x.passes[0].index != nil {
+			return errors.New("they would have it without need, too")
+		}
 		return nil
 	})
 	if err != nil || of[0] == nil || of[1] != of[0] || of[2] != of[0] {
 		t.Errorf("%p: %v", of, err)
+	}
+}
+
+// A rank waits for rank 0's index no longer than the job lasts, and takes none of other data.
+func TestOneIndexOfOthers(t *testing.T) {
+	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{filepath.Join(newJob(t, 40).dir, "data.jsonl")}, Query: "q", Positive: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	x := &Run{ranks: &stages.Replicas{Comm: &collective.Comm{World: local.New(2)[1]}}, passes: newFirstPasses(1, 2)}
+	ctx, end := context.WithCancelCause(t.Context())
+	over := errors.New("rank 0 has failed")
+	time.AfterFunc(20*time.Millisecond, func() { end(over) })
+	if _, err := x.firstPass(ctx, 0, d); err != over {
+		t.Errorf("of a job that is over: %v", err)
+	}
+	x.passes[0].err = over // of its data
+	close(x.passes[0].done)
+	if index, err := x.firstPass(t.Context(), 0, d); err != nil || len(index.Hashes(nil, 0, 0, 39)) != 2 {
+		t.Errorf("of other data: %v", err)
+	}
+	x.passes[0].of = d.Fingerprint()
+	if _, err := x.firstPass(t.Context(), 0, d); err != over {
+		t.Errorf("of the same data, which can't be used: %v", err)
 	}
 }

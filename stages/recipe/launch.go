@@ -58,7 +58,7 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	if r.Mesh.Link != nil {
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
-	devices, end, passes := make([]gpustage.Device, m.Size()), new(atomic.Pointer[ending]), newFirstPasses(len(r.Data.Train))
+	devices, end, passes := make([]gpustage.Device, m.Size()), new(atomic.Pointer[ending]), newFirstPasses(len(r.Data.Train), m.Size())
 	err = local.Run(m.Size(), func(w collective.World) (err error) {
 		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, end, passes, f)
 		return err

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"contraflow/io/dataset"
 	"contraflow/stages"
@@ -144,13 +145,16 @@ type firstPasses []*firstPass
 type firstPass struct {
 	done  chan struct{}
 	of    dataset.Hash128 // the data
-	index *dataset.Index
+	index *dataset.Index  // until all ranks have taken it
 	err   error
+	left  atomic.Int32 // ranks
 }
 
-func newFirstPasses(datasets int) (passes firstPasses) {
+func newFirstPasses(datasets, ranks int) (passes firstPasses) {
 	for range datasets {
-		passes = append(passes, &firstPass{done: make(chan struct{})})
+		p := &firstPass{done: make(chan struct{})}
+		p.left.Store(int32(ranks))
+		passes = append(passes, p)
 	}
 	return passes
 }
@@ -175,10 +179,14 @@ func (x *Run) firstPass(ctx context.Context, i int, d *dataset.Dataset) (*datase
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+	index := p.index
+	if p.left.Add(-1) == 0 {
+		p.index = nil
+	}
 	if p.of != of { // the files have changed meanwhile, which agree will say
 		return read()
 	}
-	return p.index, p.err
+	return index, p.err
 }
 
 // openFiles opens a dataset, which is src.

@@ -272,15 +272,23 @@ func (x *Run) rollBack(ctx context.Context, r stages.StepResult) (*checkpoint.Ch
 
 const maxRollbacks = 10
 
-// CheckBeginning finds a save.dir in which a new run can't begin, because an earlier one's checkpoints are there. Train finds it too, after the model and the
-// data have been read.
-func (r Recipe) CheckBeginning() error {
+// CheckSaving finds a save.dir into which nothing can be written, or in which a new run can't begin, because an earlier one's checkpoints are there; one that
+// goes on can. Train finds it too, after the model and the data have been read.
+func (r Recipe) CheckSaving(again bool) error {
 	store := checkpoint.Open(filepath.Join(r.Save.Dir, checkpointsDir), checkpoint.Disk{})
 	steps, err := store.Steps()
+	if err == nil && !again {
+		if err := begunBefore(store, steps); err != nil {
+			return err
+		}
+	}
+	if err == nil {
+		err = writable(r.Save.Dir)
+	}
 	if err != nil {
 		return fmt.Errorf("save.dir: %w", err)
 	}
-	return begunBefore(store, steps)
+	return nil
 }
 
 func begunBefore(store *checkpoint.Store, steps []int) error {

@@ -350,8 +350,12 @@ func TestWhen(t *testing.T) {
 func TestCalibrateBeyondTheRun(t *testing.T) {
 	j := newJob(t, 40)
 	x := j.opened(t, []string{"train.max_steps=1", "optimizer.warmup_ratio=0", "optimizer.schedule={name: cosine, cycles: 2}", "save.dir=" + filepath.Join(j.dir, "out")})
+	at := x.sampler.Cursor()
 	if _, err := x.Calibrate(t.Context(), 1, 3); err != nil {
 		t.Error(err)
+	}
+	if now := x.sampler.Cursor(); !reflect.DeepEqual(now, at) {
+		t.Errorf("the run's own batches are taken: it is at %+v and was at %+v", now, at)
 	}
 }
 

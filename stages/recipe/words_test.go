@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -91,8 +92,18 @@ func TestDescribeRows(t *testing.T) {
 	for dir, want := range map[string]string{"reranker": "has checkpoints of an earlier run, up to step 2", "nowhere": ""} {
 		r := Default()
 		r.Save.Dir = filepath.Join(j.dir, dir)
-		if err := r.CheckBeginning(); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+		if err := r.CheckSaving(false); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", dir, err)
+		}
+		if err := r.CheckSaving(true); err != nil {
+			t.Errorf("%s, to go on: %v", dir, err)
+		}
+		if r.Save.Dir = "/proc/new/run"; runtime.GOOS == "linux" { // not even root can write there
+			for _, again := range []bool{false, true} {
+				if err := r.CheckSaving(again); err == nil || !strings.HasPrefix(err.Error(), "save.dir: /proc can't be written to: ") {
+					t.Error(err)
+				}
+			}
 		}
 	}
 }
