@@ -50,6 +50,7 @@ func run(args []string) int {
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	go watchSignals(ctx, stop)
+	defer func() { fmt.Fprint(os.Stderr, overLast()) }() // where nothing else was said the prompt is next
 	root, out := newRoot(), &stdout{file: os.Stdout, terminal: term.IsTerminal(int(os.Stdout.Fd()))}
 	ctx = dataset.WithNote(ctx, func(message string) { fmt.Fprintf(os.Stderr, "%snote: %s\n", overLast(), message) })
 	root.SetArgs(args)
