@@ -29,7 +29,7 @@ type embedFlags struct {
 }
 
 func newEmbed() *cobra.Command {
-	var f embedFlags
+	f := embedFlags{in: tableFlags{arrays: true}}
 	cmd := &cobra.Command{
 		Use:   "embed --model DIR (--input FILES --column NAME --output FILE | --text TEXT)",
 		Short: "Embed a column of texts into a parquet or NumPy file",

@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 
 	"contraflow/cmd/internal/help"
 	"contraflow/collective"
@@ -49,7 +50,8 @@ func run(args []string) int {
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	go watchSignals(ctx, stop)
-	root, out := newRoot(), &stdout{file: os.Stdout}
+	defer func() { fmt.Fprint(os.Stderr, overLast()) }() // where nothing else was said the prompt is next
+	root, out := newRoot(), &stdout{file: os.Stdout, terminal: term.IsTerminal(int(os.Stdout.Fd()))}
 	ctx = dataset.WithNote(ctx, func(message string) { fmt.Fprintf(os.Stderr, "%snote: %s\n", overLast(), message) })
 	root.SetArgs(args)
 	root.SetOut(out)
@@ -251,7 +253,7 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s is %q, want %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }
 
-// noFlag is what to know where somebody looks for a flag that commands with a model do not have.
+// noFlag is what to know where somebody looks for a flag that commands which compute with a model do not have.
 var noFlag = map[string]string{
 	"batch-size": "; texts go through the model in passes of the size that the device likes",
 	"device":     "; the GPU computes, if this program is built for it and it is of a kind that has been tried, else the processor",
@@ -264,6 +266,9 @@ func nearFlag(cmd *cobra.Command, err error) string {
 		return ""
 	}
 	name := strings.ReplaceAll(unknown.GetSpecifiedName(), "_", "-")
+	if len(name) == 1 { // nothing is like a letter
+		return ""
+	}
 	var names, alike []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		names = append(names, f.Name)
@@ -277,12 +282,12 @@ func nearFlag(cmd *cobra.Command, err error) string {
 	case slices.Contains(names, other):
 		near = other
 	case near != "":
-	case slices.Contains(names, "config") && recipe.Ours(name) != "":
+	case slices.Contains(names, "set") && recipe.Ours(name) != "":
 		return fmt.Sprintf("; a recipe has %s, which --set overrides", recipe.Ours(name))
-	case slices.Contains(names, "model") && noFlag[name] != "":
-		return noFlag[name]
 	case len(alike) > 0:
 		return fmt.Sprintf("; did you mean %s?", either(alike))
+	case slices.Contains(names, "model") && slices.Contains(names, "precision"):
+		return noFlag[name]
 	}
 	if near != "" {
 		return fmt.Sprintf("; did you mean --%s?", near)

@@ -46,10 +46,11 @@ save: {dir: %q}
 		t.Errorf("nDCG@10 was %v in training, now %v", want, got)
 	}
 
-	r = succeed(t, "embed", "--model", model, "--input", at("train.parquet"), "--column", "positive", "--output", at("lists.parquet"))
-	if !strings.Contains(r.stderr, "active features a text") {
+	r = succeed(t, "embed", "--model", model, "--input", at("train.parquet"), "--column", "positive", "--output", "-", "--max-active", "3")
+	if !strings.Contains(r.stderr, "\n3.0 active features a text") {
 		t.Errorf("embed says %q", r.stderr)
 	}
+	succeed(t, "embed", "--model", model, "--input", at("train.parquet"), "--column", "positive", "--output", at("lists.parquet"))
 	lists, err := dataset.OpenTable(t.Context(), []string{at("lists.parquet")})
 	if err != nil {
 		t.Fatal(err)

@@ -132,3 +132,15 @@ func TestStreamErrors(t *testing.T) {
 		}
 	}
 }
+
+// A text of whose tokens none has a weight has empty lists, as in parquet, and a row that is out is null.
+func TestEmptyLists(t *testing.T) {
+	cmd, out := newEmbed(), new(strings.Builder)
+	cmd.SetOut(out)
+	if err := newLines(cmd, lexical).lines(1, []any{[][]int32{nil}, [][]float32{nil}}, []int{0}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := out.String(), "null\n"+`{"lexical_ids":[],"lexical_weights":[]}`+"\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

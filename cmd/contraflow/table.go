@@ -19,6 +19,7 @@ import (
 type tableFlags struct {
 	files  []string
 	output string
+	arrays bool // the output may be an array of NumPy
 	bad    badRows
 	rows   *rowCount // nil: not begun
 }
@@ -38,7 +39,9 @@ type ofRow struct {
 }
 
 // npy tells that the output is an array of NumPy.
-func (in *tableFlags) npy() bool { return strings.EqualFold(filepath.Ext(in.output), ".npy") }
+func (in *tableFlags) npy() bool {
+	return in.arrays && strings.EqualFold(filepath.Ext(in.output), ".npy")
+}
 
 // to is what people call the output.
 func (in *tableFlags) to() string {

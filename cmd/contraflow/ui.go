@@ -157,9 +157,13 @@ func outcome(s *recipe.Summary) []zap.Field {
 }
 
 func (u *ui) printf(format string, args ...any) {
-	if !u.quiet {
-		fmt.Fprintf(u.w, overLast()+format, args...)
+	if u.quiet {
+		return
 	}
+	if u.terminal { // the passing line is on one; a file that the rest goes to has none
+		format = overLast() + format
+	}
+	fmt.Fprintf(u.w, format, args...)
 }
 
 // notes prints what a user should know of data.
@@ -239,6 +243,9 @@ func (u *ui) progress(done, total int64, of, one, many string) {
 		u.what, u.before, u.began = of+many, done, time.Now()
 	}
 	u.passing(done == total, fmt.Sprintf("%s%d of %s%s", of, done, spelling.Count(total, one, many), pace(done-u.before, total-done, time.Since(u.began))))
+	if done == total {
+		u.what = "" // what comes next may be called the same
+	}
 }
 
 // passing says how far something is, if that is due. On a terminal a line takes the place of the one before, and whatever is said next the last one's.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -116,5 +117,41 @@ func TestPassing(t *testing.T) {
 	}
 	if got, want := file.String(), "1 of 4 texts\n2 of 4 texts  0.1/s  20s left\n3 of 4 texts  0.2/s  5s left\nthe end\n"; got != want {
 		t.Errorf("a file has %q, want %q", got, want)
+	}
+}
+
+// What is printed on a terminal takes the place of the line of progress there, and a file gets nothing of that.
+func TestPassingPrinted(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	terminal, other := pseudoTerminal(t, 80, 24)
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	newUI(terminal, false).progress(1, 4, "", "text", "texts")
+	newUI(&stdout{file: file}, false).say("plan", "fits     yes")
+	fmt.Fprintln(&stdout{file: terminal, terminal: true}, "0.5")
+	if got, want := shown(t, other, "0.5\r\n"), "1 of 4 texts\r\x1b[K0.5\r\n"; got != want {
+		t.Errorf("a terminal shows %q, want %q", got, want)
+	}
+	if got := mustRead(t, file.Name()); got != "fits     yes\n" {
+		t.Errorf("a file has %q", got)
+	}
+}
+
+// What is done twice has its own pace each time.
+func TestPaceBeginsAnew(t *testing.T) {
+	var b strings.Builder
+	u := newUI(&b, false)
+	u.progress(1, 4, "", "text", "texts")
+	u.began = u.began.Add(-time.Hour)
+	u.progress(4, 4, "", "text", "texts")
+	u.said = time.Time{}
+	u.progress(1, 8, "", "text", "texts")
+	u.began, u.said = u.began.Add(-10*time.Second), time.Time{}
+	u.progress(2, 8, "", "text", "texts")
+	if got, want := b.String(), "1 of 4 texts\n4 of 4 texts  0.0/s\n1 of 8 texts\n2 of 8 texts  0.1/s  1m0s left\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

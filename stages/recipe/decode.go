@@ -280,13 +280,12 @@ func elsewhere(key string) []string {
 // Ours is what a recipe calls what other programs, or people, call by a name: a key, or some; "" where nothing is known.
 func Ours(name string) string {
 	name = strings.ReplaceAll(name, "-", "_")
-	if ours, ok := foreign[name]; ok {
+	if ours := foreign[name]; ours != "" && !strings.HasPrefix(ours, "contraflow ") { // which is a command
 		return ours
 	}
-	if keys := elsewhere(name); len(keys) > 0 {
-		return keys[0]
-	}
-	return ""
+	keys, depth := elsewhere(name), func(key string) int { return strings.Count(key, ".") }
+	slices.SortStableFunc(keys, func(a, b string) int { return depth(a) - depth(b) })
+	return strings.Join(slices.DeleteFunc(keys, func(k string) bool { return depth(k) > depth(keys[0]) }), " or ") // what lies deeper is of something particular
 }
 
 // Keys lists every key of a recipe in full.

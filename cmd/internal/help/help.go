@@ -72,7 +72,7 @@ func paragraphs(text string, width int) string {
 		}
 	}
 	for _, line := range strings.Split(strings.TrimSpace(text), "\n") {
-		if line == "" || line[0] == ' ' {
+		if line == "" || line[0] == ' ' || line[0] == '\t' {
 			end()
 			out = append(out, line)
 		} else {
