@@ -206,3 +206,18 @@ func FuzzPageHeader(f *testing.F) {
 		checkThrift(b)
 	})
 }
+
+// What a header of a page leaves out has the format's default: values of the second version are compressed, and there is no checksum.
+func TestPageHeaderDefaults(t *testing.T) {
+	for fields, want := range map[string]pageHeader{
+		"\x15\x06\x7c\x15\x02\x00\x00":         {kind: pageDataV2, values: 1},
+		"\x15\x06\x7c\x15\x02\x61\x00\x00":     {kind: pageDataV2, values: 1},
+		"\x15\x06\x7c\x15\x02\x62\x00\x00":     {kind: pageDataV2, values: 1, plain: true},
+		"\x15\x06\x35\x00\x4c\x15\x02\x00\x00": {kind: pageDataV2, values: 1, hasCRC: true},
+	} {
+		want.headerBytes = len(fields)
+		if got, err := parsePageHeader([]byte(fields)); err != nil || got != want {
+			t.Errorf("%x: %+v, %v, want %+v", fields, got, err, want)
+		}
+	}
+}

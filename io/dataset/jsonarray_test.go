@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -254,5 +255,35 @@ func TestJSONArrayColumn(t *testing.T) {
 	}
 	if _, err := Open(t.Context(), Source{Paths: []string{path}, Query: "q", Positive: "p"}); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), `a.json: element 2: column "p" is a number`) {
 		t.Error(err)
+	}
+}
+
+// A byte order mark is no part of the first line, of a file read in place and of one that is unpacked.
+func TestJSONLinesMark(t *testing.T) {
+	lines := byteOrderMark + "{\"q\": \"one\"}\n\n{\"q\": \"two\"}\n{\"q\": \"three\"}"
+	var packed bytes.Buffer
+	gz := gzip.NewWriter(&packed)
+	gz.Write([]byte(lines))
+	gz.Close()
+	dir := write(t, map[string]string{"a.jsonl": lines, "a.jsonl.gz": packed.String()})
+	for _, name := range []string{"a.jsonl", "a.jsonl.gz"} {
+		d, err := open(t.Context(), Source{Paths: []string{filepath.Join(dir, name)}, Query: "q", Raw: true}, blockLimit{2, 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		var got []string
+		for row, err := range d.Each(t.Context()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = row.Column(got, 0)
+		}
+		if want := []string{"one", "two", "three"}; !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+		if at, want := d.Locate(1).String(), filepath.Join(dir, name)+":3"; at != want {
+			t.Errorf("row 1 is at %s, want %s", at, want)
+		}
 	}
 }

@@ -93,15 +93,30 @@ func (p *jsonlParser) take(i int) error {
 	case w.list && p.strings && p.r.peek() == '"':
 		return p.takeCell(i)
 	case w.number:
-		return takeJSON(p, w, &p.numbers[i-len(p.texts)], nullNumber, "number", func(c byte) bool {
-			return c == '-' || c >= '0' && c <= '9' || w.truth && (c == 't' || c == 'f') || c == '"' && p.strings
-		}, func() (float32, error) { return p.number(w) })
+		begins := beginsNumber
+		if w.truth {
+			begins |= beginsTruth
+		}
+		if p.strings {
+			begins |= beginsText
+		}
+		return takeJSON(p, w, &p.numbers[i-len(p.texts)], nullNumber, "number", begins, (*jsonlParser).number)
 	}
-	return takeJSON(p, w, &p.texts[i].rowsOf, nullText, "string", func(c byte) bool { return c == '"' }, p.text)
+	return takeJSON(p, w, &p.texts[i].rowsOf, nullText, "string", beginsText, (*jsonlParser).text)
 }
 
+const (
+	beginsText uint8 = 1 << iota
+	beginsNumber
+	beginsTruth
+)
+
+// beginnings is what each byte begins.
+var beginnings = [256]uint8{'"': beginsText, '-': beginsNumber, '0': beginsNumber, '1': beginsNumber, '2': beginsNumber, '3': beginsNumber, '4': beginsNumber,
+	'5': beginsNumber, '6': beginsNumber, '7': beginsNumber, '8': beginsNumber, '9': beginsNumber, 't': beginsTruth, 'f': beginsTruth}
+
 // takeJSON reads the value of a column: one, or a list of such, by what it begins with. null stands for those that are null.
-func takeJSON[T any](p *jsonlParser, w *sourceColumn, to *rowsOf[T], null T, what string, is func(c byte) bool, read func() (T, error)) error {
+func takeJSON[T any](p *jsonlParser, w *sourceColumn, to *rowsOf[T], null T, what string, begins uint8, read func(*jsonlParser, *sourceColumn) (T, error)) error {
 	wrong := func(c byte) error {
 		want := "a " + what
 		if w.list {
@@ -112,8 +127,8 @@ func takeJSON[T any](p *jsonlParser, w *sourceColumn, to *rowsOf[T], null T, wha
 	}
 	to.again(null)
 	switch c := p.r.peek(); {
-	case !w.list && is(c):
-		v, err := read()
+	case !w.list && beginnings[c]&begins != 0:
+		v, err := read(p, w)
 		to.again(v)
 		return err
 	case c == 'n' && (w.list || !w.number):
@@ -122,8 +137,8 @@ func takeJSON[T any](p *jsonlParser, w *sourceColumn, to *rowsOf[T], null T, wha
 		return p.r.array(func() (err error) {
 			v := null
 			switch c := p.r.peek(); {
-			case is(c):
-				v, err = read()
+			case beginnings[c]&begins != 0:
+				v, err = read(p, w)
 			case c == 'n':
 				err = p.r.skip()
 			default:
@@ -188,7 +203,7 @@ func (p *jsonlParser) number(w *sourceColumn) (float32, error) {
 	return float32(v), err
 }
 
-func (p *jsonlParser) text() (span, error) {
+func (p *jsonlParser) text(*sourceColumn) (span, error) {
 	from, to, err := p.r.text()
 	return span{uint32(p.from + from), uint32(to - from)}, err
 }

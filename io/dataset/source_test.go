@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -613,6 +614,23 @@ func TestColumnsOfOneName(t *testing.T) {
 	for _, err := range table.Chunks(t.Context(), "pos 1", 10) {
 		if err == nil || !strings.Contains(err.Error(), `2 columns "pos 1"`) {
 			t.Error(err)
+		}
+	}
+}
+
+// The error of the lowest number is what counts, and after it no more is begun.
+func TestForEachErrors(t *testing.T) {
+	for _, threads := range []int{1, 3} {
+		var calls atomic.Int64
+		err := forEach(threads, 100, func(i int) error {
+			calls.Add(1)
+			if i < 10 {
+				return nil
+			}
+			return fmt.Errorf("error of %d", i)
+		})
+		if err == nil || err.Error() != "error of 10" || calls.Load() > int64(10+threads) {
+			t.Errorf("%d threads: %v after %d calls", threads, err, calls.Load())
 		}
 	}
 }
