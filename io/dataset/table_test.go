@@ -537,6 +537,29 @@ func TestTableFieldNames(t *testing.T) {
 	}
 }
 
+// A column whose name has a dot comes before the member of a group that is called the same.
+func TestNamesWithDots(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "dots.parquet")
+	schema := parquet.NewSchema("schema", parquet.Group{"a": parquet.Required(parquet.Group{"b": parquet.String(), "c": parquet.String()}), "a.b": parquet.String()})
+	row := parquet.Row{}
+	for i, text := range []string{"a's b", "a's c", "a.b"} {
+		row = append(row, parquet.ByteArrayValue([]byte(text)).Level(0, 0, i))
+	}
+	writeParquet(t, path, schema, row)
+	d, err := Open(t.Context(), Source{Paths: []string{path}, Query: "a.b", Positive: "a.c"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	b, err := d.ReadBlock(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := append(b.Texts(nil, 0, 0), b.Texts(nil, 0, 1)...); !slices.Equal(got, []string{"a.b", "a's c"}) {
+		t.Errorf("%q", got)
+	}
+}
+
 // A table's empty texts are errors, unless they are to keep their places; what is null is one always.
 func TestTableEmpty(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "in.jsonl")

@@ -63,8 +63,8 @@ KINDS = {
 def make(name, cls, args, tokenizer, special, kind):
     folder = work / name.replace(" ", "-").replace(",", "").replace("/", "-")
     names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]} if name == "BERT" else {}
-    tok = PreTrainedTokenizerFast(tokenizer_file=str(work / tokenizer / "tokenizer.json"), model_max_length=LENGTH, **special, **names)
-    tok.padding_side = "left" if kind not in ("classifier",) else "right"
+    side = "right" if kind == "classifier" else "left"  # what is set later is not saved
+    tok = PreTrainedTokenizerFast(tokenizer_file=str(work / tokenizer / "tokenizer.json"), model_max_length=LENGTH, padding_side=side, **special, **names)
     words = ["yes", "no", "Yes"] if kind != "classifier" else []
     tok.add_tokens([w for w in words if w not in tok.get_vocab()])
     torch.manual_seed(len(name))
