@@ -19,6 +19,7 @@
 package objects
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -141,10 +142,16 @@ func server(ctx context.Context, scheme string) (host string, o *minio.Options, 
 	return host, o, nil
 }
 
+// muteListing is how long a listing, which is asked for again where it fails, may bring no object.
+var muteListing = 5 * time.Minute
+
 // list finds the objects that a key, folder or glob means.
 func list(ctx context.Context, c *minio.Client, bucket, glob string) (found []minio.ObjectInfo, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the listing's goroutine
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil) // ends the listing's goroutine
+	wait := muteListing
+	alarm := time.AfterFunc(wait, func() { cancel(fmt.Errorf("the store has listed nothing for %v", wait)) })
+	defer alarm.Stop()
 	prefix := glob
 	if i := strings.IndexAny(glob, "*?[\\"); i >= 0 {
 		prefix = glob[:i]
@@ -152,14 +159,15 @@ func list(ctx context.Context, c *minio.Client, bucket, glob string) (found []mi
 	objects := map[string]minio.ObjectInfo{}
 	var keys []string
 	for o := range c.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
+		alarm.Reset(wait)
 		if o.Err != nil {
-			return nil, o.Err
+			return nil, cmp.Or(context.Cause(ctx), o.Err)
 		}
 		if !strings.HasSuffix(o.Key, "/") { // by which consoles remember a folder
 			objects[o.Key], keys = o, append(keys, o.Key)
 		}
 	}
-	if err := ctx.Err(); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
 	slices.Sort(keys)

@@ -32,6 +32,7 @@ type store struct {
 	deny    int  // the status that it answers all with
 	lists   bool // but those who list
 	whole   bool // it knows no ranges
+	mute    bool // it lists nothing
 }
 
 func newStore(t *testing.T) *store {
@@ -57,6 +58,10 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ok && r.URL.Path != "/bucket":
 		w.WriteHeader(http.StatusNotFound)
 		fmt.Fprint(w, "<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>")
+	case key == "" && s.mute:
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
 	case key == "":
 		type object struct {
 			Key, ETag, LastModified string
@@ -296,6 +301,16 @@ func TestBrokenConnections(t *testing.T) {
 	}
 	s.objects["mute"], silence = "0", time.Nanosecond
 	if _, err := Fetch(t.Context(), "s3://bucket/mute"); err == nil || !strings.HasSuffix(err.Error(), "broke 5 times after byte 0 of 1: the store has sent nothing for 1ns") {
+		t.Error(err)
+	}
+}
+
+// A listing that never comes ends.
+func TestMuteListing(t *testing.T) {
+	s := newStore(t)
+	defer func(d time.Duration) { muteListing = d }(muteListing)
+	s.mute, muteListing = true, 50*time.Millisecond
+	if _, err := Fetch(t.Context(), "s3://bucket/folder/*.jsonl"); err == nil || !strings.Contains(err.Error(), "s3://bucket/folder/*.jsonl") || !strings.Contains(err.Error(), "the store has listed nothing for 50ms") {
 		t.Error(err)
 	}
 }
