@@ -42,7 +42,7 @@ reranker's kl and distill); of the command below, as
   {path: scored.parquet, query: query, positive: positive, negatives: [negatives], negatives_per_query: all, scores: teacher}
 
 and of each run as it prints in the end. The teacher is a reranker, which reads query and document together, or an embedding model, whose scores are
-cosines; its folder says which. For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.
+cosines, or inner products where its folder says dot; its folder says which model it is. For teacher_embedding (mse), whose teacher gives embeddings, there is contraflow embed.
 
 With --documents the rows have a list of all of their documents, and each is scored. A reranker learns from that as
 
@@ -74,7 +74,7 @@ With --on-error skip, which would lose rows, it may not.`,
 	fl.StringArrayVar(&f.negatives, "negatives", nil, "a column `NAME` with negatives, or lists of them (may be repeated)")
 	fl.StringVar(&f.rows.documents, "documents", "", "instead of --positive and --negatives: the column `NAME` with lists of all of a row's documents")
 	fl.StringVar(&f.outputColumn, "output-column", "scores", "the `NAME` of the column with the scores")
-	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines; those of a sparse encoder always are")
+	fl.BoolVar(&f.dot, "dot", false, "of an embedding model: products of embeddings as they are, not cosines; a sparse encoder's, and those of a folder that says dot, always are")
 	addTemplate(cmd, &f.template, "of a reranker: ")
 	fl.StringVar(&f.instruction, "instruction", "", "of a reranker: "+instructionFlag)
 	fl.BoolVar(&f.sigmoid, "sigmoid", false, "of a reranker: "+sigmoidFlag)

@@ -51,9 +51,9 @@ taken, or else validation, or the only one that it has, and a note says which; ?
 With --nanobeir it measures on NanoBEIR, 13 small retrieval tasks of one dataset of the hub, and below stands their mean: figures are those of sentence-transformers'
 NanoBEIREvaluator (MAP but for queries with more than 100 relevant documents). --nanobeir=msmarco,nq names tasks, and --nanobeir-dataset a translated dataset.
 
-With --sts, pairs of texts with scores (semantic textual similarity), it prints how the cosines of pairs correlate with their scores: Spearman's
+With --sts, pairs of texts with scores (semantic textual similarity), it prints how the similarities of pairs (cosines, or inner products where the model's folder says dot) correlate with their scores: Spearman's
 rank correlation, and Pearson's. With --pair-classification, pairs of texts with labels (1 or true of those that belong together, 0 or false of
-others), it prints average precision, and the best accuracy and F1 with the similarities (cosines; of sparse embeddings products) from which on pairs then count as belonging together. With --triplets it prints how
+others), it prints average precision, and the best accuracy and F1 with the similarities from which on pairs then count as belonging together. With --triplets it prints how
 often a text is nearer to its positive than to its negative. With --candidates, a query with a list of positives and one of negatives in each row as MTEB's
 reranking tasks have them, it prints nDCG@10, MRR@10 and MAP of the candidates' ranking; or of --documents, a list of all in the order of something
 else, and those of this order beside them. A query without positives or without other candidates is left out, and a note counts it; with --found, which says how well

@@ -17,7 +17,7 @@ import (
 // errNoRoles is of pairs of which nobody says which texts are queries.
 var errNoRoles = errors.New("the model gives vectors of tokens, which MaxSim compares a query by with a document: Relevance, which tells one from the other, reads the first text of a pair as a query and the second as a document")
 
-// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings their product. Where queries are weights of
+// Similarity is the cosine of each pair of texts, with a prompt's text before all of them; of sparse embeddings, and where the folder says so, their product. Where queries are weights of
 // tokens both texts are documents. Of a model that gives vectors of tokens alone, which reads queries otherwise than documents, it is an error: see Relevance.
 func (e *Embedder) Similarity(ctx context.Context, prompt string, a, b []string) ([]float64, error) {
 	return e.PartSimilarity(ctx, nil, prompt, a, b)
@@ -46,7 +46,7 @@ func (e *Embedder) PartRelevance(ctx context.Context, weights map[string]float64
 	return t.Relevance(ctx, &e.engine, queries, documents)
 }
 
-// Similarity is the cosine of each pair of texts, of sparse embeddings their product, and with Fusion the weighted sum of their parts' scores; with ranks that
+// Similarity is the cosine of each pair of texts, of sparse embeddings and of those of a head that says so their product, and with Fusion the weighted sum of their parts' scores; with ranks that
 // embed together, on rank 0. Both texts are read as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router
 // takes texts for documents if nobody says what they are.
 //
@@ -132,7 +132,7 @@ func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []stri
 	case e.Sparse():
 		return x.bySparse(ctx, e)
 	}
-	return x.byCosines(ctx, e)
+	return x.byEmbeddings(ctx, e)
 }
 
 // embed computes all embeddings.
@@ -146,16 +146,20 @@ func (x *comparison) embed(ctx context.Context, e *Engine, put func(k int, vec [
 	return e.Embed(ctx, x.ids[x.firsts:], func(k int, vec []float32) { put(x.firsts+k, vec) })
 }
 
-func (x *comparison) byCosines(ctx context.Context, e *Engine) ([]float64, error) {
+func (x *comparison) byEmbeddings(ctx context.Context, e *Engine) ([]float64, error) {
 	size := e.Size()
 	vecs := make([]float32, len(x.ids)*size)
 	if err := x.embed(ctx, e, func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
 		return nil, err
 	}
 	of := func(k int) []float32 { return vecs[k*size : (k+1)*size] }
+	compare := cosine
+	if e.Model.Head.Dot {
+		compare = innerProduct
+	}
 	out := make([]float64, len(x.pairs))
 	for i, p := range x.pairs {
-		out[i] = cosine(of(p[0]), of(p[1]))
+		out[i] = compare(of(p[0]), of(p[1]))
 	}
 	return out, nil
 }
@@ -193,6 +197,7 @@ func (a active) product(b active) (sum float64) {
 	return sum
 }
 
+// cosine is 0 with an embedding of length 0.
 func cosine(a, b []float32) float64 {
 	var ab, aa, bb float64
 	for i := range a {
@@ -203,6 +208,13 @@ func cosine(a, b []float32) float64 {
 		return 0
 	}
 	return ab / math.Sqrt(aa*bb)
+}
+
+func innerProduct(a, b []float32) (sum float64) {
+	for i := range a {
+		sum += float64(a[i]) * float64(b[i])
+	}
+	return sum
 }
 
 // pairBlock is pairs that are scored together.

@@ -184,8 +184,10 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
 		o.warn(note)
 	}
-	if note := HeadNote(f, o.pooling, nil); note != "" && o.warn != nil {
-		o.warn(note)
+	for _, note := range []string{HeadNote(f, o.pooling, nil), SimilarityNote(f)} {
+		if note != "" && o.warn != nil {
+			o.warn(note)
+		}
 	}
 	e.engine.Model, e.engine.Tokens, e.engine.Told = e.model, o.tokens, o.told
 	cut, all := cmp.Or(o.cut, f.TruncateDim), e.model.EmbeddingSize()
@@ -302,10 +304,14 @@ func CheckLengths(tok *tokenize.Tokenizer, query, document int, weighed bool) er
 	return errors.Join(CheckLength(tok.Bare(), query), CheckLength(tok, document))
 }
 
-// HeadOf is the pooling and normalization of a folder, unless asked for otherwise. A folder that does not say gets no normalization and mean
-// pooling, or the last token of a causal language model, as sentence-transformers has it.
+// dotSimilarity is what a folder's similarity_fn_name is where embeddings are compared by inner products.
+const dotSimilarity = "dot"
+
+// HeadOf is the pooling, the normalization and the similarity of a folder, unless asked for otherwise. A folder that does not say gets no normalization and mean
+// pooling, or the last token of a causal language model, as sentence-transformers has it. Embeddings whose folder says another similarity than dot
+// are compared by cosine: see [SimilarityNote].
 func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
-	h := transformer.Head{Normalize: f.Normalize}
+	h := transformer.Head{Normalize: f.Normalize, Dot: f.Similarity == dotSimilarity}
 	if f.Reranker != nil {
 		return h, fmt.Errorf("%s is a reranker: it scores pairs of texts and embeds none; contraflow rerank does, and measures it", f.Dir)
 	}
@@ -376,6 +382,14 @@ func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
 		assumed = append([]string{"texts as they are, not in the tokenizer's chat template"}, assumed...)
 	}
 	return fmt.Sprintf("%s has no modules.json, which would say how embeddings are made: %s", f.Dir, strings.Join(assumed, ", "))
+}
+
+// SimilarityNote says that a folder's similarity is not what texts are compared by; "": it is.
+func SimilarityNote(f *hfmodel.Folder) string {
+	if f.Similarity != "euclidean" && f.Similarity != "manhattan" {
+		return ""
+	}
+	return fmt.Sprintf("%s: similarity_fn_name is %s, for which texts are compared by cosine", f.Dir, f.Similarity)
 }
 
 // lowerCases refuses a folder whose texts are to be lower-cased (do_lower_case of sentence_bert_config.json), if its tokenizer does not do that itself.

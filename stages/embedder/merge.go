@@ -101,12 +101,23 @@ func SpecOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tenso
 	spec := hfmodel.Spec{
 		Splade: splade, Queries: queries, Config: f.Config, Tensors: tensors,
 		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !h.None() && !h.Alone, Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
-		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: f.Similarity, Base: f, Tokenizer: f.CopyTokenizer,
+		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: similarityOf(f, m), Base: f, Tokenizer: f.CopyTokenizer,
 	}
 	if h.Alone {
 		multiVectorSpec(&spec, f, m)
 	}
 	return spec
+}
+
+// similarityOf is the name of what embeddings are compared by: the folder's, unless the model is compared otherwise by now.
+func similarityOf(f *hfmodel.Folder, m *transformer.Model) string {
+	switch dot := m.Head.Dot; {
+	case dot == (f.Similarity == dotSimilarity):
+		return f.Similarity
+	case dot:
+		return dotSimilarity
+	}
+	return "cosine"
 }
 
 // multiVectorSpec completes that of a model that gives vectors of tokens alone.

@@ -2,8 +2,11 @@ package embedder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,6 +14,7 @@ import (
 	"time"
 
 	"contraflow/gpustage/ref"
+	"contraflow/io/dataset"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/mine"
@@ -105,6 +109,86 @@ func TestMineUnnormalized(t *testing.T) {
 				t.Errorf("query %d and document %d score %v, want their cosine %v", r.Query, h.Doc, h.Score, want)
 			}
 		}
+	}
+}
+
+// What a folder's similarity is decides what texts are compared by, in whatever way that is done.
+func TestSimilarityOfFolder(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, os.DirFS(goldens.Path(t, "bert/gelu-new"))); err != nil {
+		t.Fatal(err)
+	}
+	put := func(name, text string) {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(folder, name)), 0o700), os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("modules.json", `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}, {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]`)
+	put("1_Pooling/config.json", `{"word_embedding_dimension": 32, "pooling_mode_mean_tokens": true}`)
+	queries, docs := []string{"one", "two", "three"}, []string{"a", "b c", "d e f"}
+	for name, dot := range map[string]bool{"dot": true, "cosine": false, "euclidean": false} {
+		put("config_sentence_transformers.json", `{"similarity_fn_name": "`+name+`"}`)
+		var notes []string
+		e, err := Load(folder, OnDevice(ref.New()), Warn(func(m string) { notes = append(notes, m) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if noted := slices.Contains(notes, folder+": similarity_fn_name is euclidean, for which texts are compared by cosine"); noted != (name == "euclidean") {
+			t.Errorf("%s: %q", name, notes)
+		}
+		vecs, err := e.EmbedPrompt(t.Context(), "", append(slices.Clone(queries), docs...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal := func(how string, q, d int, got float64) {
+			t.Helper()
+			var sum, qq, dd float64
+			for i, x := range vecs[q] {
+				y := vecs[len(queries)+d][i]
+				sum, qq, dd = sum+float64(x)*float64(y), qq+float64(x)*float64(x), dd+float64(y)*float64(y)
+			}
+			if !dot {
+				sum /= math.Sqrt(qq * dd)
+			}
+			if math.Abs(got-sum) > 1e-5*max(1, math.Abs(sum)) {
+				t.Errorf("%s: query %d and document %d are %v by %s, want %v", name, q, d, got, how, sum)
+			}
+		}
+		scores, err := e.Relevance(t.Context(), "", "", queries, docs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		taught, _, err := (&Teacher{Embedder: e}).ScorePairs(t.Context(), queries, docs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range queries {
+			equal("relevance", i, i, scores[i])
+			equal("a teacher", i, i, float64(taught[i]))
+		}
+		mined, _, err := e.Mine(t.Context(), mine.Pair(queries, docs, nil), Mining{Options: mine.Options{Negatives: 2}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range mined {
+			for _, h := range append(r.Negatives, evaluate.Hit{Doc: int32(r.Positive), Score: r.Score}) {
+				equal("mining", r.Query, int(h.Doc), float64(h.Score))
+			}
+		}
+		task, err := e.NewTask(t.Context(), &dataset.Retrieval{Queries: queries, QueryIDs: queries, Docs: docs, DocIDs: docs, Judgements: []dataset.Judgement{{Relevance: 1}}}, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, err := e.Rank(t.Context(), task, len(docs))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for q, hits := range run {
+			for _, h := range hits {
+				equal("ranking", q, int(h.Doc), float64(h.Score))
+			}
+		}
+		e.Close()
 	}
 }
 

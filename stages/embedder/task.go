@@ -294,10 +294,10 @@ func (t *Task) tell(e *Engine, what string, done, total int) {
 	}
 }
 
-// embed computes unit vectors [n, E].
+// embed computes vectors [n, E] whose inner products are what texts are compared by.
 func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32) ([]float32, error) {
 	out, err := t.embedSome(ctx, e, role, texts, 0, len(texts))
-	if err == nil && e.first() && (!e.Model.Head.Normalize || e.Cut > 0) {
+	if err == nil && e.first() && !e.Model.Head.Dot && (!e.Model.Head.Normalize || e.Cut > 0) {
 		evaluate.Normalize(out, e.Size())
 	}
 	return out, err

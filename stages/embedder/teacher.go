@@ -49,7 +49,7 @@ func (t *Teacher) embedOnce(ctx context.Context, role Role, prompt string, texts
 	if err != nil && !errors.Is(err, ErrNotFinite) { // who has the pair names it
 		return nil, nil, 0, err
 	}
-	if !t.Dot {
+	if !t.Dot && !t.model.Head.Dot {
 		evaluate.Normalize(x, t.Size())
 	}
 	return x, places, cut, nil

@@ -144,6 +144,9 @@ func (x *Run) judge() (string, error) {
 			return "", fmt.Errorf("eval: %w", err)
 		}
 	}
+	if x.model.Head.Dot {
+		names = append(names, "by inner products")
+	}
 	return strings.Join(names, ", ") + " on " + stages.Digest(h), nil
 }
 

@@ -155,6 +155,9 @@ func (c *checker) checkModel(m *Model) {
 	if m.Pooling != "" {
 		c.words("model.pooling", "mean", "cls", "last")
 	}
+	if m.Similarity != "" {
+		c.words("model.similarity", "cosine", "dot")
+	}
 	c.require(m.MaxLength.Query >= 0 && m.MaxLength.Document >= 0, "model.max_length", "is negative")
 	if m.Dropout != nil {
 		c.require(*m.Dropout >= 0 && *m.Dropout < 1, "model.dropout", "is %v, want at least 0 and less than 1", *m.Dropout)

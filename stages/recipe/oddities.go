@@ -55,6 +55,7 @@ func (x *Run) noteModel() {
 		if note := embedder.HeadNote(folder, m.Pooling, m.Normalize); note != "" {
 			x.obs.note("%s (model.pooling, model.normalize)", note)
 		}
+		x.obs.tell("", embedder.SimilarityNote(folder))
 		if folder.M3 != nil {
 			x.obs.note("%s gives lexical weights and tokens' vectors besides: only the embedding trains, and the saved model has nothing else; model.kind: m3 trains and keeps all three", folder.TransformerDir)
 		}

@@ -475,7 +475,7 @@ func (x *Run) paperModel(o transformer.Options) (*transformer.Model, error) {
 	return transformer.New(gpustage.Dry{Like: x.device}, x.config, head, o)
 }
 
-// head is the pooling of a model that embeds: what the recipe does not say the folder says, or where it is none of the kind yet what is usual.
+// head is the pooling of a model that embeds, and its similarity: what the recipe does not say the folder says, or where it is none of the kind yet what is usual.
 func (x *Run) head() (transformer.Head, error) {
 	m, f, yes := x.Recipe.Model, x.folder, true
 	switch {
@@ -488,7 +488,9 @@ func (x *Run) head() (transformer.Head, error) {
 	case m.Kind == "sparse" && f.Splade == nil: // whatever it says of its embeddings
 		m.Normalize = cmp.Or(m.Normalize, new(bool))
 	}
-	return embedder.TrainableHead(f, m.Pooling, m.Normalize)
+	h, err := embedder.TrainableHead(f, m.Pooling, m.Normalize)
+	h.Dot = m.Kind == "embedder" && x.Recipe.similarity() == "dot"
+	return h, err
 }
 
 // loadModel loads the folder's model, or what this rank holds of it.

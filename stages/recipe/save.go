@@ -56,8 +56,8 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 	}
 	if x.vectors != nil {
 		x.savedVectors(&spec)
-	} else if spec.Similarity = "cosine"; x.Recipe.Model.Kind == "sparse" || !slices.ContainsFunc(x.Recipe.terms(), func(l stated) bool { return l.Similarity != "dot" }) {
-		spec.Similarity = "dot"
+	} else {
+		spec.Similarity = x.Recipe.similarity()
 	}
 	if q := spec.Queries; q != nil {
 		q.MaxLength, spec.MaxSeqLength = x.text.QueryLength, x.text.DocumentLength
@@ -65,6 +65,17 @@ func (x *Run) Save(s gpustage.Stream, dir string) error {
 		spec.MaxSeqLength = max(x.text.QueryLength, x.text.DocumentLength)
 	}
 	return hfmodel.Save(dir, spec)
+}
+
+// similarity is what embeddings are compared by, but for vectors of tokens: what the recipe says, or what trains.
+func (r Recipe) similarity() string {
+	switch {
+	case r.Model.Similarity != "":
+		return r.Model.Similarity
+	case r.Model.Kind == "sparse" || !slices.ContainsFunc(r.terms(), func(l stated) bool { return l.Similarity != "dot" }):
+		return "dot"
+	}
+	return "cosine"
 }
 
 // modelDir is where the model is when a run is over.

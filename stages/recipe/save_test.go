@@ -191,6 +191,7 @@ func TestUsualHeads(t *testing.T) {
 	}{
 		{Model{Kind: "embedder"}, &hfmodel.Folder{}, transformer.Head{Pooling: gpustage.MeanPooling}},
 		{Model{Kind: "embedder"}, says, transformer.Head{Pooling: gpustage.LastPooling, Normalize: true}},
+		{Model{Kind: "embedder", Similarity: "dot"}, says, transformer.Head{Pooling: gpustage.LastPooling, Normalize: true, Dot: true}},
 		{Model{Kind: "m3"}, &hfmodel.Folder{}, transformer.Head{Pooling: gpustage.CLSPooling, Normalize: true}},
 		{Model{Kind: "m3", Pooling: "mean", Normalize: &no}, none, transformer.Head{Pooling: gpustage.MeanPooling}},
 		{Model{Kind: "m3"}, says, transformer.Head{Pooling: gpustage.LastPooling, Normalize: true}},
@@ -204,6 +205,21 @@ func TestUsualHeads(t *testing.T) {
 		if got, err := x.head(); err != nil || got != c.want {
 			t.Errorf("%+v of %+v: %+v, %v, want %+v", c.model, *c.folder, got, err, c.want)
 		}
+	}
+}
+
+// What was best by cosine says nothing of what is by inner products.
+func TestBestBySimilarity(t *testing.T) {
+	judge := func(dot bool) string {
+		x := &Run{Recipe: Recipe{Save: Save{Best: true}}, model: &transformer.Model{Head: transformer.Head{Dot: dot}}}
+		name, err := x.judge()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	if judge(true) == judge(false) {
+		t.Errorf("both are %s", judge(true))
 	}
 }
 

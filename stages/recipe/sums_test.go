@@ -238,11 +238,15 @@ func TestSumChanged(t *testing.T) {
 	}
 }
 
-// A model is saved as one of dot products if all of a sum's losses are of those.
+// A model is saved as one of dot products if all of a sum's losses are of those, unless the recipe says what it is of.
 func TestSumSaved(t *testing.T) {
 	j := newJob(t, 30)
-	for _, c := range [][3]string{{"dot", "cosine", "cosine"}, {"cosine", "dot", "cosine"}, {"dot", "dot", "dot"}} {
-		o, err := j.run(t, c[0]+c[1], nil, 0, false, fmt.Sprintf("loss=[{name: mnrl, similarity: %s}, {name: mnrl, similarity: %s}]", c[0], c[1]), "train.max_steps=1", "eval.every=0")
+	for _, c := range [][4]string{{"dot", "cosine", "cosine"}, {"cosine", "dot", "cosine"}, {"dot", "dot", "dot"}, {"dot", "dot", "cosine", "cosine"}, {"cosine", "cosine", "dot", "dot"}} {
+		sets := []string{fmt.Sprintf("loss=[{name: mnrl, similarity: %s}, {name: mnrl, similarity: %s}]", c[0], c[1]), "train.max_steps=1", "eval.every=0"}
+		if c[3] != "" {
+			sets = append(sets, "model.similarity="+c[3])
+		}
+		o, err := j.run(t, strings.Join(c[:], ""), nil, 0, false, sets...)
 		if err != nil {
 			t.Fatal(err)
 		}

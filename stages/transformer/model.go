@@ -10,10 +10,11 @@ import (
 	"contraflow/gpustage"
 )
 
-// Head says how hidden states become an embedding.
+// Head says how hidden states become an embedding, and how two of these are compared.
 type Head struct {
 	Pooling   gpustage.Pooling
 	Normalize bool
+	Dot       bool // by their inner product; otherwise by their cosine
 }
 
 // Options choose how a model computes.

@@ -96,6 +96,11 @@ def of_languages():
     ]
 
 
+def products():
+    """Of a model whose embeddings are compared by dot products."""
+    return [(of, {name: key.replace("cosine", "dot") for name, key in names.items()}) for of, names in evaluators()]
+
+
 def unprompted():
     """Those that embed with other prompts than the trainer's, here too."""
     return [*evaluators()[:3], of_languages()[0]]
@@ -114,7 +119,8 @@ CASES = {
     "two losses": (dense, {"pairs": scored, "triplets": triplets}, scores, {"multi_dataset_batch_sampler": "round_robin"}, None),
     "angle of triplets": (dense, triplets, L.AnglELoss, {}, evaluators),
     "embeddings of a teacher": (dense, taught, L.MSELoss, {}, of_languages),
-    "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, None),
+    "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, evaluators),
+    "measured by products": (lambda: st.SentenceTransformer("start", similarity_fn_name="dot", device="cpu"), triplets, L.MultipleNegativesRankingLoss, {}, products),
     "LoRA": (adapted, triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # an adapter begins at random
     "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),
     "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=2), {}, None),

@@ -63,6 +63,13 @@ func (r *recipe) model() {
 	if v, ok := r.yes("normalize_embeddings"); ok || embeds {
 		r.keys["model.normalize"] = fmt.Sprint(v || !ok)
 	}
+	if s, ok := r.word("similarity_fn_name"); ok {
+		if s = plain(s); s == "cosine" || s == "dot" {
+			r.keys["model.similarity"] = s
+		} else {
+			r.without("similarity_fn_name", "%s; measures compare embeddings by cosine or dot", s)
+		}
+	}
 	q, hasQ := r.whole("query_max_len")
 	p, hasP := r.whole("passage_max_len")
 	if r.from == FlagEmbedding { // its own defaults

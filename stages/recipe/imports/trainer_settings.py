@@ -72,6 +72,8 @@ def own(of):
 def model(of, folder):
     """The model's folder; with an adapter, that of the model below it, and the adapter's settings."""
     said = {"model": folder + "/model"}
+    if type(of).__name__ == "SentenceTransformer":
+        said["similarity_fn_name"] = of.similarity_fn_name
     adapted = next((m for m in of.modules() if getattr(m, "peft_config", None)), None)
     if adapted is None:
         frozen = [name for name, p in of.named_parameters() if not p.requires_grad]
