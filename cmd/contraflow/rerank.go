@@ -63,7 +63,7 @@ of the documents that are reranked (--top).
 With --nanobeir it reranks what the dataset has of BM25's ranking (--top), and relevant documents that are not among it, or with --found not, as
 sentence-transformers' CrossEncoderNanoBEIREvaluator does; --metric names the measure that comes first.
 
-With --sts, --pair-classification, --triplets and --candidates it measures the model's scores as eval does an embedding model's cosines.`,
+With --sts, --pair-classification, --triplets and --candidates it measures the model's scores as eval does an embedding model's similarities.`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
   jq -c '{query: .q, document: .a}' pairs.json | contraflow rerank --model r/model --input - --output -
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet

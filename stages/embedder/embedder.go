@@ -184,7 +184,7 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 	if note := LengthNote(f, e.model.Config, o.maxLength); note != "" && o.warn != nil {
 		o.warn(note)
 	}
-	for _, note := range []string{HeadNote(f, o.pooling, nil), SimilarityNote(f)} {
+	for _, note := range []string{HeadNote(f, o.pooling, nil), similarityNote(f)} {
 		if note != "" && o.warn != nil {
 			o.warn(note)
 		}
@@ -309,7 +309,7 @@ const dotSimilarity = "dot"
 
 // HeadOf is the pooling, the normalization and the similarity of a folder, unless asked for otherwise. A folder that does not say gets no normalization and mean
 // pooling, or the last token of a causal language model, as sentence-transformers has it. Embeddings whose folder says another similarity than dot
-// are compared by cosine: see [SimilarityNote].
+// are compared by cosine.
 func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Head, error) {
 	h := transformer.Head{Normalize: f.Normalize, Dot: f.Similarity == dotSimilarity}
 	if f.Reranker != nil {
@@ -384,9 +384,9 @@ func HeadNote(f *hfmodel.Folder, pooling string, normalize *bool) string {
 	return fmt.Sprintf("%s has no modules.json, which would say how embeddings are made: %s", f.Dir, strings.Join(assumed, ", "))
 }
 
-// SimilarityNote says that a folder's similarity is not what texts are compared by; "": it is.
-func SimilarityNote(f *hfmodel.Folder) string {
-	if f.Similarity != "euclidean" && f.Similarity != "manhattan" {
+// similarityNote says that a folder's similarity is not what texts are compared by; "": it is.
+func similarityNote(f *hfmodel.Folder) string {
+	if f.Splade != nil || f.Similarity != "euclidean" && f.Similarity != "manhattan" {
 		return ""
 	}
 	return fmt.Sprintf("%s: similarity_fn_name is %s, for which texts are compared by cosine", f.Dir, f.Similarity)

@@ -121,9 +121,8 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 	return t, err
 }
 
-// Evaluate embeds queries and documents, ranks the documents by inner product of unit vectors, exactly, and measures; sparse embeddings are compared as
-// they are. Ranks that embed
-// together all call it; it returns nil on all but rank 0.
+// Evaluate embeds queries and documents, ranks the documents by cosine, exactly, and measures; sparse embeddings, and those of a head that says so, are
+// ranked by inner product. Ranks that embed together all call it; it returns nil on all but rank 0.
 func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
 	run, err := t.Rank(ctx, e, Depth)
 	if err != nil || !e.first() {

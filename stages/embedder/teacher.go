@@ -8,8 +8,8 @@ import (
 	"contraflow/stages/mine"
 )
 
-// Teacher is an embedding model that scores pairs, by the cosines of their embeddings (mine.Distillation). Of a model that gives vectors of tokens alone
-// there is none.
+// Teacher is an embedding model that scores pairs (mine.Distillation), by the cosines of their embeddings, or where its folder says dot by their inner
+// products. Of a model that gives vectors of tokens alone there is none.
 type Teacher struct {
 	*Embedder
 	Query, Document string // prompts, put before queries and before documents

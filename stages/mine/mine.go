@@ -44,7 +44,7 @@ type Options struct {
 	MinScore, MaxScore             *float64 // of candidates
 	AbsoluteMargin, RelativeMargin *float64 // below the lowest positive's score p: by so much, or by so much times |p|
 
-	// Rescore scores documents[i] with queries[i], in place of the cosine of embeddings. It needs a margin or a bound, without which the peer
+	// Rescore scores documents[i] with queries[i], in place of embeddings. It needs a margin or a bound, without which the peer
 	// rescores nothing. nil: no other model scores.
 	Rescore func(ctx context.Context, queries, documents []string) ([]float32, error)
 

@@ -55,7 +55,9 @@ func (x *Run) noteModel() {
 		if note := embedder.HeadNote(folder, m.Pooling, m.Normalize); note != "" {
 			x.obs.note("%s (model.pooling, model.normalize)", note)
 		}
-		x.obs.tell("", embedder.SimilarityNote(folder))
+		if says, has := folder.Similarity, x.Recipe.similarity(); says != "" && says != "cosine" && says != has { // cosine stands in a folder that nobody has chosen it for
+			x.obs.note("%s: similarity_fn_name is %s; here embeddings are compared by %s, as the saved model will say (model.similarity)", folder.Dir, says, has)
+		}
 		if folder.M3 != nil {
 			x.obs.note("%s gives lexical weights and tokens' vectors besides: only the embedding trains, and the saved model has nothing else; model.kind: m3 trains and keeps all three", folder.TransformerDir)
 		}

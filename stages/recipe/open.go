@@ -475,7 +475,8 @@ func (x *Run) paperModel(o transformer.Options) (*transformer.Model, error) {
 	return transformer.New(gpustage.Dry{Like: x.device}, x.config, head, o)
 }
 
-// head is the pooling of a model that embeds, and its similarity: what the recipe does not say the folder says, or where it is none of the kind yet what is usual.
+// head is the pooling of a model that embeds: what the recipe does not say the folder says, or where it is none of the kind yet what is usual. What its
+// embeddings are compared by is the recipe's alone.
 func (x *Run) head() (transformer.Head, error) {
 	m, f, yes := x.Recipe.Model, x.folder, true
 	switch {

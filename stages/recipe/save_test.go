@@ -181,6 +181,35 @@ func TestHeadNoted(t *testing.T) {
 	}
 }
 
+// A folder's similarity that the run does without is a note.
+func TestSimilarityNoted(t *testing.T) {
+	j := newJob(t, 13)
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, os.DirFS(goldens.Path(t, "bert/gelu-new"))); err != nil {
+		t.Fatal(err)
+	}
+	put := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("modules.json", `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]`)
+	for i, c := range [][3]string{{"dot", "", "dot; here embeddings are compared by cosine"}, {"dot", "dot", ""}, {"euclidean", "dot", "euclidean; here embeddings are compared by dot"}, {"cosine", "dot", ""}} {
+		put("config_sentence_transformers.json", `{"similarity_fn_name": "`+c[0]+`"}`)
+		sets := []string{"model.path=" + folder, "train.max_steps=1", "eval.every=0"}
+		if c[1] != "" {
+			sets = append(sets, "model.similarity="+c[1])
+		}
+		o, err := j.run(t, fmt.Sprint("noted", i), nil, 0, false, sets...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notes := fmt.Sprint(o.notes); !strings.Contains(notes, c[2]) || strings.Contains(notes, "similarity_fn_name") != (c[2] != "") {
+			t.Errorf("%q: %s", c, notes)
+		}
+	}
+}
+
 // Of a folder that is none of the recipe's kind yet the head is the kind's usual one, of one that is what it says; a recipe says otherwise of both.
 func TestUsualHeads(t *testing.T) {
 	no, none, says := false, &hfmodel.Folder{Normalize: true}, &hfmodel.Folder{Normalize: true, Pooling: &hfmodel.Pooling{Mode: hfmodel.Last, IncludePrompt: true}}

@@ -789,3 +789,23 @@ func TestSparse(t *testing.T) {
 		}
 	}
 }
+
+// What an embedder's texts are compared by is the recipe's; other kinds of models have one way, and a recipe of theirs names none.
+func TestSimilarityName(t *testing.T) {
+	for _, c := range []struct {
+		arguments, name, want, without string
+	}{
+		{"", "dot", "dot", ""},
+		{"", "cosine", "cosine", ""},
+		{"", "euclidean", "", "similarity_fn_name: euclidean; measures compare embeddings by cosine or dot"},
+		{"SparseEncoder", "dot", "", ""},
+		{"SparseEncoder", "cosine", "", "similarity_fn_name: cosine; model.similarity is of embedders"},
+		{"MultiVectorEncoder", "MaxSim", "", ""},
+		{"CrossEncoder", "dot", "", "similarity_fn_name: dot; model.similarity is of embedders"},
+	} {
+		r, res := convert(t, imports.SentenceTransformers, imports.Settings{"arguments": c.arguments + "TrainingArguments", "similarity_fn_name": c.name}, 1)
+		if got := strings.Join(res.Without, "\n"); r.Model.Similarity != c.want || got != c.without || len(res.Unknown) > 0 {
+			t.Errorf("%+v: without %q in\n%s", c, got, res.Recipe)
+		}
+	}
+}

@@ -63,12 +63,14 @@ func (r *recipe) model() {
 	if v, ok := r.yes("normalize_embeddings"); ok || embeds {
 		r.keys["model.normalize"] = fmt.Sprint(v || !ok)
 	}
-	if s, ok := r.word("similarity_fn_name"); ok {
-		if s = plain(s); s == "cosine" || s == "dot" {
-			r.keys["model.similarity"] = s
-		} else {
-			r.without("similarity_fn_name", "%s; measures compare embeddings by cosine or dot", s)
-		}
+	switch s, ok := r.word("similarity_fn_name"); {
+	case !ok || r.sparse() && s == "dot" || r.ofVectors() && s == "MaxSim": // as here
+	case r.sparse() || r.ofVectors() || r.reranks() || r.unified():
+		r.without("similarity_fn_name", "%s; model.similarity is of embedders", s)
+	case s == "cosine" || s == "dot":
+		r.keys["model.similarity"] = s
+	default:
+		r.without("similarity_fn_name", "%s; measures compare embeddings by cosine or dot", s)
 	}
 	q, hasQ := r.whole("query_max_len")
 	p, hasP := r.whole("passage_max_len")
