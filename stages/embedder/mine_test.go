@@ -15,6 +15,7 @@ import (
 
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/mine"
@@ -127,7 +128,7 @@ func TestSimilarityOfFolder(t *testing.T) {
 	put("1_Pooling/config.json", `{"word_embedding_dimension": 32, "pooling_mode_mean_tokens": true}`)
 	queries, docs := []string{"one", "two", "three"}, []string{"a", "b c", "d e f"}
 	for name, dot := range map[string]bool{"dot": true, "cosine": false, "euclidean": false} {
-		put("config_sentence_transformers.json", `{"similarity_fn_name": "`+name+`"}`)
+		put("config_sentence_transformers.json", `{"similarity_fn_name": "`+name+`", "truncate_dim": 20}`)
 		var notes []string
 		e, err := Load(folder, OnDevice(ref.New()), Warn(func(m string) { notes = append(notes, m) }))
 		if err != nil {
@@ -189,6 +190,20 @@ func TestSimilarityOfFolder(t *testing.T) {
 			}
 		}
 		e.Close()
+	}
+}
+
+// A model is saved with its folder's similarity, unless a program has it compared otherwise.
+func TestSimilaritySaved(t *testing.T) {
+	for _, c := range []struct {
+		folder string
+		dot    bool
+		want   string
+	}{{"dot", true, "dot"}, {"dot", false, "cosine"}, {"euclidean", false, "euclidean"}, {"cosine", true, "dot"}, {"", false, ""}} {
+		m := &transformer.Model{Head: transformer.Head{Dot: c.dot}}
+		if got := SpecOf(&hfmodel.Folder{Similarity: c.folder}, m, nil).Similarity; got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
 	}
 }
 

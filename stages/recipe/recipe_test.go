@@ -544,6 +544,8 @@ func TestErrors(t *testing.T) {
 		{"eval: {loss: {path: a, query: q, pos: p}}", "eval.loss[0].pos: unknown key; here it is eval.loss[0].positive"},
 		{"data: {train: [{path: a, query: q, pos: p}]}", "data.train[0].pos: unknown key; here it is data.train[].positive"},
 		{"model: {lora: {rank: 0}}", "model.lora.rank: is 0, want at least 1"},
+		{"model: {similarity: euclidean}", "model.similarity: is \"euclidean\", want one of cosine, dot"},
+		{"model: {kind: sparse, similarity: dot}", "model.similarity: is for model.kind: embedder"},
 		{"model: {lora: {alpha: -1}}", "model.lora.alpha: is -1, want a positive number"},
 		{"model: {lora: {dropout: 1}}", "model.lora.dropout: is 1"},
 		{"model: {lora: {targets: []}}", "model.lora.targets: are missing: names of linear layers such as query, or all-linear"},

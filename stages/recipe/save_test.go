@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -194,7 +195,7 @@ func TestSimilarityNoted(t *testing.T) {
 		}
 	}
 	put("modules.json", `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]`)
-	for i, c := range [][3]string{{"dot", "", "dot; here embeddings are compared by cosine"}, {"dot", "dot", ""}, {"euclidean", "dot", "euclidean; here embeddings are compared by dot"}, {"cosine", "dot", ""}} {
+	for i, c := range [][3]string{{"dot", "", "dot; here embeddings are compared by cosine"}, {"dot", "dot", ""}, {"euclidean", "dot", "euclidean; here embeddings are compared by dot"}, {"cosine", "dot", ""}, {"euclidean", "", "euclidean; here embeddings are compared by cosine"}} {
 		put("config_sentence_transformers.json", `{"similarity_fn_name": "`+c[0]+`"}`)
 		sets := []string{"model.path=" + folder, "train.max_steps=1", "eval.every=0"}
 		if c[1] != "" {
@@ -203,6 +204,13 @@ func TestSimilarityNoted(t *testing.T) {
 		o, err := j.run(t, fmt.Sprint("noted", i), nil, 0, false, sets...)
 		if err != nil {
 			t.Fatal(err)
+		}
+		saved, err := hfmodel.Open(o.summary.Model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := cmp.Or(c[1], "cosine"); saved.Similarity != want {
+			t.Errorf("%q: saved as %s, want %s", c, saved.Similarity, want)
 		}
 		if notes := fmt.Sprint(o.notes); !strings.Contains(notes, c[2]) || strings.Contains(notes, "similarity_fn_name") != (c[2] != "") {
 			t.Errorf("%q: %s", c, notes)
