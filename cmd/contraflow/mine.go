@@ -98,7 +98,7 @@ left out and counted, but for those that have --min-negatives.
 	fl.IntVar(&m.options.Negatives, "num-negatives", 3, "negatives of each query")
 	fl.IntVar(&m.options.RangeMin, "range-min", 0, "skip so many of the best candidates")
 	fl.IntVar(&m.options.RangeMax, "range-max", 0, "candidates end there (default: as the other options need)")
-	fl.Float64Var(&m.minScore, "min-score", 0, "the lowest score of a negative: its cosine, or inner product, of sparse embeddings and where the folder says dot")
+	fl.Float64Var(&m.minScore, "min-score", 0, "the lowest score of a negative: its cosine, of sparse embeddings their product")
 	fl.Float64Var(&m.maxScore, "max-score", 0, "the highest score of a negative")
 	fl.Float64Var(&m.absolute, "absolute-margin", 0, "a negative's score is by so much below the positive's")
 	fl.Float64Var(&m.relative, "relative-margin", 0, "a negative's score is by this part of it below the positive's")

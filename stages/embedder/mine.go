@@ -25,8 +25,8 @@ type Mining struct {
 var mineRows, minePartRows = 8192, 512
 
 // Mine finds hard negatives for pairs among their corpus, by what the model says of the texts. short is how many pairs got too few, and have no row.
-// The embeddings of all texts are in memory, of sparse ones the active features, or with Weights the parts of all queries. Scores are cosines, of sparse
-// embeddings and where the folder says so their products, which margins and bounds are then of.
+// The embeddings of all texts are in memory, of sparse ones the active features, or with Weights the parts of all queries. Scores are cosines, also where the
+// folder says dot, as in sentence-transformers' mine_hard_negatives, and of sparse embeddings their products, which margins and bounds are then of.
 func (e *Embedder) Mine(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
 	if err := m.check(); err != nil {
 		return nil, 0, err
@@ -72,15 +72,11 @@ func (m Mining) check() error {
 
 func (m Mining) searched(done, total int64) { m.Progress("searched", done, total) }
 
-// mined are embeddings, [len(texts), Size], of queries or documents, whose inner products are what texts are compared by.
+// mined are embeddings of length 1, [len(texts), Size], of queries or documents.
 func (e *Embedder) mined(ctx context.Context, role Role, m Mining, prompt string, texts []string) ([]float32, error) {
 	size := e.Size()
 	out := make([]float32, len(texts)*size)
-	err := e.minedInto(ctx, role, m, prompt, texts, mineRows, func(from, n int) []float32 { return out[from*size:][:n*size] }, func(vecs []float32) {
-		if !e.model.Head.Dot {
-			evaluate.Normalize(vecs, size)
-		}
-	})
+	err := e.minedInto(ctx, role, m, prompt, texts, mineRows, func(from, n int) []float32 { return out[from*size:][:n*size] }, func(vecs []float32) { evaluate.Normalize(vecs, size) })
 	return out, err
 }
 

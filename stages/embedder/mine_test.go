@@ -113,7 +113,7 @@ func TestMineUnnormalized(t *testing.T) {
 	}
 }
 
-// What a folder's similarity is decides what texts are compared by, in whatever way that is done.
+// What a folder's similarity is decides what texts are compared by, in whatever way that is done, but for mining.
 func TestSimilarityOfFolder(t *testing.T) {
 	folder := t.TempDir()
 	if err := os.CopyFS(folder, os.DirFS(goldens.Path(t, "bert/gelu-new"))); err != nil {
@@ -141,7 +141,7 @@ func TestSimilarityOfFolder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		equal := func(how string, q, d int, got float64) {
+		equal := func(how string, dot bool, q, d int, got float64) {
 			t.Helper()
 			var sum, qq, dd float64
 			for i, x := range vecs[q] {
@@ -164,8 +164,8 @@ func TestSimilarityOfFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range queries {
-			equal("relevance", i, i, scores[i])
-			equal("a teacher", i, i, float64(taught[i]))
+			equal("relevance", dot, i, i, scores[i])
+			equal("a teacher", dot, i, i, float64(taught[i]))
 		}
 		mined, _, err := e.Mine(t.Context(), mine.Pair(queries, docs, nil), Mining{Options: mine.Options{Negatives: 2}})
 		if err != nil {
@@ -173,7 +173,7 @@ func TestSimilarityOfFolder(t *testing.T) {
 		}
 		for _, r := range mined {
 			for _, h := range append(r.Negatives, evaluate.Hit{Doc: int32(r.Positive), Score: r.Score}) {
-				equal("mining", r.Query, int(h.Doc), float64(h.Score))
+				equal("mining", false, r.Query, int(h.Doc), float64(h.Score))
 			}
 		}
 		task, err := e.NewTask(t.Context(), &dataset.Retrieval{Queries: queries, QueryIDs: queries, Docs: docs, DocIDs: docs, Judgements: []dataset.Judgement{{Relevance: 1}}}, "", "")
@@ -186,7 +186,7 @@ func TestSimilarityOfFolder(t *testing.T) {
 		}
 		for q, hits := range run {
 			for _, h := range hits {
-				equal("ranking", q, int(h.Doc), float64(h.Score))
+				equal("ranking", dot, q, int(h.Doc), float64(h.Score))
 			}
 		}
 		e.Close()

@@ -144,7 +144,7 @@ func (x *Run) judge() (string, error) {
 			return "", fmt.Errorf("eval: %w", err)
 		}
 	}
-	if x.model.Head.Dot {
+	if x.Recipe.byProducts() {
 		names = append(names, "by inner products")
 	}
 	return strings.Join(names, ", ") + " on " + stages.Digest(h), nil

@@ -490,7 +490,7 @@ func (x *Run) head() (transformer.Head, error) {
 		m.Normalize = cmp.Or(m.Normalize, new(bool))
 	}
 	h, err := embedder.TrainableHead(f, m.Pooling, m.Normalize)
-	h.Dot = m.Kind == "embedder" && x.Recipe.similarity() == "dot"
+	h.Dot = x.Recipe.byProducts()
 	return h, err
 }
 

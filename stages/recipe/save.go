@@ -78,6 +78,9 @@ func (r Recipe) similarity() string {
 	return "cosine"
 }
 
+// byProducts tells that measures compare embeddings by inner products, and not by cosine.
+func (r Recipe) byProducts() bool { return r.Model.Kind == "embedder" && r.similarity() == "dot" }
+
 // modelDir is where the model is when a run is over.
 func (x *Run) modelDir() string { return filepath.Join(x.Recipe.Save.Dir, "model") }
 

@@ -247,16 +247,16 @@ func TestUsualHeads(t *testing.T) {
 
 // What was best by cosine says nothing of what is by inner products.
 func TestBestBySimilarity(t *testing.T) {
-	judge := func(dot bool) string {
-		x := &Run{Recipe: Recipe{Save: Save{Best: true}}, model: &transformer.Model{Head: transformer.Head{Dot: dot}}}
+	judge := func(similarity string) string {
+		x := &Run{Recipe: Recipe{Model: Model{Kind: "embedder", Similarity: similarity}, Save: Save{Best: true}}}
 		name, err := x.judge()
 		if err != nil {
 			t.Fatal(err)
 		}
 		return name
 	}
-	if judge(true) == judge(false) {
-		t.Errorf("both are %s", judge(true))
+	if judge("dot") == judge("cosine") {
+		t.Errorf("both are %s", judge("dot"))
 	}
 }
 
