@@ -72,12 +72,24 @@ func ClassifyPairs(scores []float64, together []bool) (PairClassification, error
 		if accuracy := (right + negatives - (above - right)) / float64(len(scores)); accuracy > c.Accuracy {
 			c.Accuracy, c.AccuracyThreshold = accuracy, threshold(groups, i)
 		}
-		if f1 := 2 * right / (above + positives); f1 > c.F1 {
-			c.F1, c.F1Threshold, c.Precision, c.Recall = f1, threshold(groups, i), right/above, right/positives
-			c.MCC = matthews(right, above-right, positives-right, negatives-(above-right))
+	}
+	c.F1, c.F1Threshold, right, above = bestF1(groups, positives)
+	c.Precision, c.Recall = right/above, right/positives
+	c.MCC = matthews(right, above-right, positives-right, negatives-(above-right))
+	return c, nil
+}
+
+// bestF1 is the largest F1 of pairs above a threshold, where there are so many positives in all, and the threshold, with how many of the pairs above it are
+// positives and how many these are. It is 0, as all are, if no pair is a positive.
+func bestF1(groups []alike, positives float64) (best, from, right, above float64) {
+	yes, n := 0.0, 0.0
+	for i, g := range groups {
+		yes, n = yes+float64(g.yes), n+float64(g.n)
+		if f1 := 2 * yes / (n + positives); f1 > best {
+			best, from, right, above = f1, threshold(groups, i), yes, n
 		}
 	}
-	return c, nil
+	return best, from, right, above
 }
 
 // threshold is one below the scores of group i: halfway to the next ones.

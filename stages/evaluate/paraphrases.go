@@ -70,12 +70,9 @@ func MeasureParaphrases(nearest Run, paraphrases [][2]int) (Paraphrases, error) 
 	}
 	groups := byScore(scores, yes)
 	m.AP = averagePrecision(groups, m.Paraphrases)
-	right, above := 0.0, 0.0
-	for i, g := range groups {
-		right, above = right+float64(g.yes), above+float64(g.n)
-		if f1 := 2 * right / (above + float64(m.Paraphrases)); f1 > m.F1 {
-			m.F1, m.F1Threshold, m.Precision, m.Recall = f1, threshold(groups, i), right/above, right/float64(m.Paraphrases)
-		}
+	best, from, right, above := bestF1(groups, float64(m.Paraphrases))
+	if best > 0 { // some were found
+		m.F1, m.F1Threshold, m.Precision, m.Recall = best, from, right/above, right/float64(m.Paraphrases)
 	}
 	return m, nil
 }
