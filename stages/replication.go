@@ -130,7 +130,7 @@ func (e *Encoder) reduceNow(t *pipeline.Task, last bool) {
 // order of the graph, and behind Apply there is nothing left of the gradient, so that Build then fails.
 func (e *Encoder) AfterSync(s *pipeline.Stage) {
 	if e.applied {
-		s.Refuse(errors.New("it is to look at a gradient behind stages.Apply, which leaves none: it belongs between Sync and Apply, where stages.Train has no place for it"))
+		s.Refuse(errors.New("it is to look at a gradient behind stages.Apply, which leaves none: it belongs between Sync and Apply (in place of stages.Train the program calls Forward, Backward, Sync and Apply)"))
 	}
 	if e.reducing != (pipeline.Port[struct{}]{}) {
 		pipeline.Collect(s, "reduced early", e.reducing)

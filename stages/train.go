@@ -56,6 +56,15 @@ func Train(g *pipeline.Graph, chunks pipeline.Port[*Chunk], e *Encoder, step Ste
 	return c, err
 }
 
+// BeforeUpdate adds a stage that calls f once a step, on the encoder's lane, when the step's gradient is summed over all ranks and before Apply updates by
+// it: it stands between Sync and Apply, in a program that has Train's three lines in its place. f reads [Encoder.Gradients], and may change them.
+func BeforeUpdate(g *pipeline.Graph, name string, contributions pipeline.Port[Contribution], e *Encoder, f func(*pipeline.Task) error) {
+	s := g.Stage(name, e.on(), pipeline.At(pipeline.Step))
+	pipeline.Collect(s, "contributions", contributions)
+	e.AfterSync(s)
+	s.Do(f)
+}
+
 // NewPlan is the plan of one dataset, or of several of which an epoch has every batch once, on one rank. Where the order is without duplicates it reads all
 // texts once. [dataset.NewMixer] makes the sampler of a plan that mixes datasets otherwise, leaves rows out, or puts those of similar length together.
 func NewPlan(ctx context.Context, order dataset.SamplerConfig, data ...*dataset.Dataset) (p Plan, err error) {
