@@ -57,7 +57,8 @@ func Train(g *pipeline.Graph, chunks pipeline.Port[*Chunk], e *Encoder, step Ste
 }
 
 // BeforeUpdate adds a stage that calls f once a step, on the encoder's lane, when the step's gradient is summed over all ranks and before Apply updates by
-// it: it stands between Sync and Apply, in a program that has Train's three lines in its place. f reads [Encoder.Gradients], and may change them.
+// it: it stands between Sync and Apply, in a program that has Train's three lines in its place. f reads
+// [Encoder.Gradients].
 func BeforeUpdate(g *pipeline.Graph, name string, contributions pipeline.Port[Contribution], e *Encoder, f func(*pipeline.Task) error) {
 	s := g.Stage(name, e.on(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)
