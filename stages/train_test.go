@@ -207,9 +207,9 @@ func TestMapRows(t *testing.T) {
 		t.Errorf("%v, %v", alike, err)
 	}
 	for want, row := range map[string]func(*dataset.Example) error{
-		"animals:3: boom": func(e *dataset.Example) error { return errors.New("boom") },
-		"animals:3: of row 2 with 2 texts has been made row 2 with 1": func(e *dataset.Example) error { e.Texts = e.Texts[:1]; return nil },
-		"animals:3: of row 2 with 2 texts has been made row 7 with 2": func(e *dataset.Example) error { e.Row = 7; return nil },
+		"animals: row 2: boom": func(e *dataset.Example) error { return errors.New("boom") },
+		"animals: row 2: of row 2 with 2 texts has been made row 2 with 1": func(e *dataset.Example) error { e.Texts = e.Texts[:1]; return nil },
+		"animals: row 2: of row 2 with 2 texts has been made row 7 with 2": func(e *dataset.Example) error { e.Row = 7; return nil },
 	} {
 		steps, err := run(func(c *stages.Chunk, e *dataset.Example) error {
 			if e.Row == 2 && c.Epoch == 2 {
