@@ -248,4 +248,23 @@ func TestResumeLatest(t *testing.T) {
 	if _, err := plan.ResumeLatest(store); err == nil || !strings.Contains(err.Error(), checkpoint.FolderName(3)) || plan.FirstStep != 0 {
 		t.Errorf("%v, step %d", err, plan.FirstStep)
 	}
+
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, _, err := trainOrResume(t.Context(), p, "run", 0); err != nil { // of 12 steps, with checkpoints of steps 9 and 12
+		t.Fatal(err)
+	}
+	parts, err := filepath.Glob(filepath.Join(p.dir, "run", "checkpoints", checkpoint.FolderName(12), "*.safetensors"))
+	if err != nil || len(parts) != 1 {
+		t.Fatalf("%v, %v", parts, err)
+	}
+	if err := os.Truncate(parts[0], 100); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := trainOrResume(t.Context(), p, "run", 0); err == nil || !strings.Contains(err.Error(), checkpoint.FolderName(12)+" is damaged") || !strings.Contains(err.Error(), "from step 9") {
+		t.Error(err)
+	}
 }
