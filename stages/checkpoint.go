@@ -142,6 +142,27 @@ func (e *Encoder) manifest(st *State) (checkpoint.State, error) {
 	}, nil
 }
 
+// ResumeLatest puts the plan where the newest checkpoint's run has left it, as Resume does, and returns the checkpoint, for [Encoder.Restore], to be closed
+// then; nil if the store has none. One that is damaged is an error: without its folder the plan goes on from the one before.
+func (p *Plan) ResumeLatest(s *checkpoint.Store) (*checkpoint.Checkpoint, error) {
+	var damaged error
+	c, err := s.Latest(func(folder string, err error) {
+		damaged = errors.Join(damaged, fmt.Errorf("%s is damaged: %w", folder, err))
+	})
+	switch {
+	case damaged != nil && err == nil:
+		return nil, errors.Join(fmt.Errorf("%w; without this folder the run goes on from step %d", damaged, c.Step), c.Close())
+	case errors.Is(err, checkpoint.ErrNone) && damaged == nil:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	if err := p.Resume(c); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
 // Resume puts the plan where a checkpoint's run has left it. The run begins with that step ([pipeline.FirstStep]); its state comes with
 // [Encoder.Restore], and what its program remembers is c.Progress. A source of one's own has no plan: it goes on behind the [Chunk].Place in c.Data, and
 // its run begins with step c.Step.

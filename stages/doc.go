@@ -8,8 +8,9 @@
 // stages of its own between embed and loss: see [Guide].
 //
 // Each function adds one stage to a pipeline.Graph and returns its output port, so a pipeline reads as the list above, and a
-// stage of one's own goes between any two of them. What stages of one model share on its device (parameters, gradients,
-// the arena, embeddings, kept passes) is an [Encoder].
+// stage of one's own goes between any two of them. [Train] adds all of them, for who has none to put between, and [Encoder.Run]
+// runs the graph. What stages of one model share on its device (parameters, gradients, the arena, embeddings, kept passes) is an
+// [Encoder].
 //
 // # The gradient contract
 //

@@ -81,7 +81,7 @@ type Encoder struct {
 	// BudgetOf, if it is set, says the budget of each batch by what its sub-batches take: for who wants some of them kept in each way.
 	BudgetOf func(subs []transformer.Memory) int64
 
-	graph   string
+	graph   *pipeline.Graph
 	device  int
 	replay  uint64 // the dropout seed of replayed passes: Seed, unless a fault is planted
 	loss    loss.Loss
@@ -95,9 +95,10 @@ type Encoder struct {
 	// Ask, if it is set, is called once a step on every rank: what any of them answers is done after that step.
 	Ask func() Asked
 
-	ranks *Replicas
-	began string // a hash of the weights before the first step, among ranks
-	wired wired
+	ranks    *Replicas
+	began    string // a hash of the weights before the first step, among ranks
+	restored int    // steps that the checkpoint had made from which Restore has the state
+	wired    wired
 	replication
 	guided guided
 	shares []share // of this rank, where there is a shard axis
@@ -131,7 +132,7 @@ func NewEncoder(g *pipeline.Graph, m *transformer.Model, device int, budget int6
 	if m == nil {
 		return nil, errors.New("stages: there is no model to train: it is nil, or has been closed")
 	}
-	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, graph: g.Name(), device: device, weights: pipeline.Later[Weights](g, "weights", "the graph trains nothing: stages.Loss, Backward and Apply do")}
+	e := &Encoder{Model: m, Budget: budget, Seed: seed, replay: seed, graph: g, device: device, weights: pipeline.Later[Weights](g, "weights", "the graph trains nothing: stages.Loss, Backward and Apply do")}
 	for _, o := range opts {
 		o(e)
 	}
@@ -188,7 +189,7 @@ func With(r *Replicas) EncoderOption { return func(e *Encoder) { e.ranks = r } }
 
 // claim takes the model for the run of a task: another graph that trains it at the same time is an error in one of the two.
 func (e *Encoder) claim(t *pipeline.Task) error {
-	if err := e.Model.Claim(t.Context(), fmt.Sprintf("graph %q", e.graph)); err != nil {
+	if err := e.Model.Claim(t.Context(), fmt.Sprintf("graph %q", e.graph.Name())); err != nil {
 		return fmt.Errorf("%w, which has not ended: run one after the other, or load the folder once for each", err)
 	}
 	return nil
@@ -201,8 +202,8 @@ func (e *Encoder) on() pipeline.Option { return pipeline.On(e.device, pipeline.C
 // find such faults.
 func (e *Encoder) ShiftReplay() { e.replay++ }
 
-// Gradients is the flat gradient, for stages that look at it between backward and update; with early gradients this rank's shares of
-// it, side by side: see Complete.
+// Gradients is the flat gradient, a sum that no weight has divided yet, for stages that look at it between backward and update (AfterSync says where
+// these stand); with early gradients this rank's shares of it, side by side: see Complete.
 func (e *Encoder) Gradients() gpustage.Tensor { return e.grads }
 
 // Arena is scratch memory of the compute lane, empty between steps.

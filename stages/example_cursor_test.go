@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -55,7 +54,6 @@ func trainFromTable(ctx context.Context, p parts, name string, cut int) (weights
 	defer model.Close()
 
 	var at place
-	first := 0
 	store := checkpoint.Open(filepath.Join(p.dir, name, "checkpoints"), checkpoint.Disk{})
 	from, err := store.Latest(func(folder string, err error) { fmt.Println(folder, "is damaged:", err) })
 	switch {
@@ -64,8 +62,7 @@ func trainFromTable(ctx context.Context, p parts, name string, cut int) (weights
 		if err := json.Unmarshal(from.Data, &at); err != nil {
 			return nil, err
 		}
-		first = from.Step
-		fmt.Println("a checkpoint has the rows of its steps behind it:", at.ID == int64(2*first))
+		fmt.Println("a checkpoint has the rows of its steps behind it:", at.ID == int64(2*from.Step))
 	case !errors.Is(err, checkpoint.ErrNone):
 		return nil, err
 	}
@@ -89,24 +86,24 @@ func trainFromTable(ctx context.Context, p parts, name string, cut int) (weights
 		c.Place = at // of the rows that have been given out: how far training has come the source does not know
 		return c, nil
 	})
-	batches := stages.Assemble(g, stages.Tokenize(g, rows, stages.TextOf(model)))
-	subs := stages.Split(g, batches, stages.Size{Rows: 4})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.InfoNCE{Scale: 20})
-	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3})
+	step := stages.Step{Text: stages.TextOf(model), Size: stages.Size{Rows: 4}, Loss: loss.InfoNCE{Scale: 20}}
+	c, err := stages.Train(g, rows, enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3})
 	if err != nil {
 		return nil, err
 	}
-	pipeline.Sink(g, "watch", steps, func(_ *pipeline.Task, r stages.StepResult) error {
+	pipeline.Sink(g, "watch", c.Results, func(_ *pipeline.Task, r stages.StepResult) error {
 		if r.Step+1 == cut {
 			cancel()
 		}
 		return nil
 	})
-	states := stages.Snapshot(g, steps, enc, func(r stages.StepResult) (any, bool) { return nil, (r.Step+1)%2 == 0 })
+	states := stages.Snapshot(g, c.Results, enc, func(r stages.StepResult) (any, bool) { return nil, (r.Step+1)%2 == 0 })
 	stages.Checkpoint(g, states, enc, stages.Checkpoints{Store: store, Keep: 1})
 
-	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
-	if err != nil {
+	if err := enc.Restore(from); err != nil {
+		return nil, err
+	}
+	if err := enc.Run(ctx); err != nil { // from the checkpoint's step
 		return nil, err
 	}
 	s, err := p.device.OpenStream()
@@ -114,15 +111,5 @@ func trainFromTable(ctx context.Context, p parts, name string, cut int) (weights
 		return nil, err
 	}
 	defer s.Close()
-	if from != nil {
-		if err := enc.Restore(s, from); err != nil {
-			return nil, err
-		}
-	}
-	if err := run.Run(ctx, pipeline.FirstStep(first)); err != nil {
-		return nil, err
-	}
-	weights = make([]float32, model.Model.Layout.Len)
-	s.CopyOut(gpustage.Bytes(weights), model.Model.Params)
-	return weights, s.Sync()
+	return model.Model.ReadVector(s, model.Model.Params)
 }

@@ -44,8 +44,7 @@ func trainWhileBetter(ctx context.Context, patience int) (done int, best float64
 		return 0, 0, err
 	}
 	defer data.Close()
-	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 200, Shuffle: true, Seed: 1}
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 200, Shuffle: true, Seed: 1}, data)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -65,20 +64,18 @@ func trainWhileBetter(ctx context.Context, patience int) (done int, best float64
 	defer enc.Close()
 	var enough atomic.Bool // stages run beside each other
 	enc.Ask = func() stages.Asked { return stages.Asked{Finish: enough.Load()} }
-	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}), stages.TextOf(model)))
-	subs := stages.Split(g, batches, stages.Size{Rows: 4})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.InfoNCE{Scale: 20})
-	results, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3})
+	step := stages.Step{Text: stages.TextOf(model), Size: stages.Size{Rows: 4}, Loss: loss.InfoNCE{Scale: 20}}
+	c, err := stages.Train(g, stages.Ingest(g, plan), enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3})
 	if err != nil {
 		return 0, 0, err
 	}
-	pipeline.Sink(g, "count", results, func(_ *pipeline.Task, r stages.StepResult) error {
+	pipeline.Sink(g, "count", c.Results, func(_ *pipeline.Task, r stages.StepResult) error {
 		done = r.Step + 1
 		return nil
 	})
 	every := func(step int) bool { return (step+1)%2 == 0 }
 	worse := 0 // evaluations since the best one
-	pipeline.Sink(g, "patience", stages.Evaluate(g, results, enc, task, every, evaluate.MRR(10)), func(_ *pipeline.Task, r *evaluate.Result) error {
+	pipeline.Sink(g, "patience", stages.Evaluate(g, c.Results, enc, task, every, evaluate.MRR(10)), func(_ *pipeline.Task, r *evaluate.Result) error {
 		switch {
 		case r == nil: // of another step, or on another rank than the first
 		case r.Means[0] > best:
@@ -89,10 +86,6 @@ func trainWhileBetter(ctx context.Context, patience int) (done int, best float64
 		}
 		return nil
 	})
-	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
-	if err != nil {
-		return 0, 0, err
-	}
-	err = run.Run(ctx)
+	err = enc.Run(ctx)
 	return done, best, err
 }

@@ -60,29 +60,25 @@ func trainAndMeasure(ctx context.Context) (err error) {
 		return err
 	}
 
-	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 6, Shuffle: true, Seed: 1}
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 6, Shuffle: true, Seed: 1}, data)
 	if err != nil {
 		return err
 	}
-	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}
 	g := pipeline.New("measured")
 	enc, err := stages.NewEncoder(g, model.Model, 0, -1, 1)
 	if err != nil {
 		return err
 	}
 	defer enc.Close()
-	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, plan), stages.TextOf(model)))
-	subs := stages.Split(g, batches, stages.Size{Rows: 4})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, objective)
-	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
+	step := stages.Step{Text: stages.TextOf(model), Size: stages.Size{Rows: 4}, Loss: objective}
+	c, err := stages.Train(g, stages.Ingest(g, plan), enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
 	if err != nil {
 		return err
 	}
 	every := func(step int) bool { return (step+1)%4 == 0 }
 	better := true
 	var last float64
-	pipeline.Sink(g, "print", stages.Evaluate(g, steps, enc, task, every, evaluate.MRR(10)), func(_ *pipeline.Task, r *evaluate.Result) error {
+	pipeline.Sink(g, "print", stages.Evaluate(g, c.Results, enc, task, every, evaluate.MRR(10)), func(_ *pipeline.Task, r *evaluate.Result) error {
 		if r != nil {
 			last = r.Means[0]
 			better = better && last > before.Means[0]
@@ -90,17 +86,13 @@ func trainAndMeasure(ctx context.Context) (err error) {
 		return nil
 	})
 	var losses []float64
-	pipeline.Sink(g, "print loss", stages.EvaluateLoss(g, steps, enc, held, objective, every), func(_ *pipeline.Task, r *loss.Result) error {
+	pipeline.Sink(g, "print loss", stages.EvaluateLoss(g, c.Results, enc, held, objective, every), func(_ *pipeline.Task, r *loss.Result) error {
 		if r != nil {
 			losses = append(losses, r.Mean())
 		}
 		return nil
 	})
-	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
-	if err != nil {
-		return err
-	}
-	if err := run.Run(ctx); err != nil {
+	if err := enc.Run(ctx); err != nil {
 		return err
 	}
 	fmt.Println("after steps 4, 8 and 12, better than before:", better)

@@ -98,15 +98,14 @@ func rowsOfFile(ctx context.Context, g *pipeline.Graph, p parts) (pipeline.Port[
 	if err != nil {
 		return pipeline.Port[*stages.Chunk]{}, nil, err
 	}
-	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, data)
 	if err != nil {
 		return pipeline.Port[*stages.Chunk]{}, nil, errors.Join(err, data.Close())
 	}
-	return stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: 1}), data.Close, nil
+	return stages.Ingest(g, plan), data.Close, nil
 }
 
-// trainWith runs the graph that Example writes out, with rows from elsewhere, another loss, and stages that add adds.
+// trainWith trains as Example does, with rows from elsewhere, another loss, and stages that add adds.
 func trainWith(
 	rows func(context.Context, *pipeline.Graph, parts) (pipeline.Port[*stages.Chunk], func() error, error), l loss.Loss,
 	add func(*pipeline.Graph, pipeline.Port[*stages.Batch], pipeline.Port[stages.StepResult]),
@@ -128,19 +127,11 @@ func trainWith(
 		return err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	batches := stages.Assemble(g, stages.Tokenize(g, chunks, p.text))
-	subs := stages.Split(g, batches, stages.Size{Rows: 4})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, l)
-	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{
-		Optimizer: optim.AdamW{Betas: []float64{0.9, 0.999}, Eps: 1e-8}, LR: 1e-3, Schedule: optim.Constant, MaxGradNorm: 1,
-	})
+	step := stages.Step{Text: p.text, Size: stages.Size{Rows: 4}, Loss: l}
+	c, err := stages.Train(g, chunks, enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3, MaxGradNorm: 1})
 	if err != nil {
 		return err
 	}
-	add(g, batches, steps)
-	plan, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
-	if err != nil {
-		return err
-	}
-	return plan.Run(ctx)
+	add(g, c.Batches, c.Results)
+	return enc.Run(ctx)
 }

@@ -18,8 +18,8 @@ import (
 	"contraflow/stages/optim"
 )
 
-// Several ranks train as one. Each has a model, a device and a graph of its own, which has four more stages: Header, Gather, Scatter and
-// Sync. With the same seed, data and update on all of them, each batch's loss is what one rank has.
+// Several ranks train as one. Each has a model, a device and a graph of its own, to which Train adds four more stages: Header, Gather,
+// Scatter and Sync. With the same seed, data and update on all of them, each batch's loss is what one rank has.
 func Example_ranks() {
 	ctx := context.Background()
 	p, err := openParts(ctx)
@@ -77,12 +77,11 @@ func trainAsRank(ctx context.Context, p parts, ranks *stages.Replicas) (losses [
 		return nil, err
 	}
 	defer data.Close()
-	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 2, Shuffle: true, Seed: 1}
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 2, Shuffle: true, Seed: 1}, data)
 	if err != nil {
 		return nil, err
 	}
-	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Rank: ranks.Rank(), Ranks: ranks.Size()}
+	plan.Rank, plan.Ranks = ranks.Rank(), ranks.Size()
 
 	g := pipeline.New("a rank's training")
 	enc, err := stages.NewEncoder(g, model.Model, 0, -1, 1, stages.With(ranks))
@@ -90,24 +89,15 @@ func trainAsRank(ctx context.Context, p parts, ranks *stages.Replicas) (losses [
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, enc.Close()) }()
-	size := stages.Size{Rows: 2}
-	batches := stages.Header(g, stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, plan), p.text)), size, ranks)
-	subs := stages.Split(g, batches, size)
-	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, loss.InfoNCE{Scale: 20}), enc)
-	sums := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
-	steps, err := stages.Apply(g, sums, grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
+	step := stages.Step{Text: p.text, Size: stages.Size{Rows: 2}, Loss: loss.InfoNCE{Scale: 20}}
+	c, err := stages.Train(g, stages.Ingest(g, plan), enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
 	if err != nil {
 		return nil, err
 	}
-	pipeline.Sink(g, "losses", steps, func(_ *pipeline.Task, s stages.StepResult) error {
+	pipeline.Sink(g, "losses", c.Results, func(_ *pipeline.Task, s stages.StepResult) error {
 		losses = append(losses, s.Loss)
 		return nil
 	})
-	run, err := g.Build(pipeline.Devices(stages.OnDevice(dev)))
-	if err != nil {
-		return nil, err
-	}
-	err = run.Run(ctx)
+	err = enc.Run(ctx)
 	return losses, err
 }

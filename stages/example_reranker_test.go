@@ -53,26 +53,23 @@ func trainReranker(ctx context.Context) error {
 		return err
 	}
 	defer data.Close()
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 4, Epochs: 60}, dataset.Mixing{})
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 60}, data)
 	if err != nil {
 		return err
 	}
-	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}
 	g := pipeline.New("reranker")
 	enc, err := stages.NewEncoder(g, model.Model, 0, -1, 1)
 	if err != nil {
 		return err
 	}
 	defer enc.Close()
-	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, plan), stages.TextOfPairs(model)))
-	subs := stages.Split(g, batches, stages.Size{Rows: 12})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.Groups{Name: "cross_entropy"})
-	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 3e-3})
+	step := stages.Step{Text: stages.TextOfPairs(model), Size: stages.Size{Rows: 12}, Loss: loss.Groups{Name: "cross_entropy"}}
+	c, err := stages.Train(g, stages.Ingest(g, plan), enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 3e-3})
 	if err != nil {
 		return err
 	}
 	var losses []float64
-	pipeline.Sink(g, "losses", steps, func(_ *pipeline.Task, r stages.StepResult) error {
+	pipeline.Sink(g, "losses", c.Results, func(_ *pipeline.Task, r stages.StepResult) error {
 		losses = append(losses, r.Loss)
 		return nil
 	})
@@ -97,17 +94,13 @@ func trainReranker(ctx context.Context) error {
 	}
 	var after *evaluate.Result
 	ends := func(step int) bool { return step == plan.Steps()-1 }
-	pipeline.Sink(g, "measured", stages.EvaluateReranker(g, steps, enc, model, task, first, ends, evaluate.MRR(10)), func(_ *pipeline.Task, r *evaluate.Result) error {
+	pipeline.Sink(g, "measured", stages.EvaluateReranker(g, c.Results, enc, model, task, first, ends, evaluate.MRR(10)), func(_ *pipeline.Task, r *evaluate.Result) error {
 		if r != nil {
 			after = r
 		}
 		return nil
 	})
-	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
-	if err != nil {
-		return err
-	}
-	if err := run.Run(ctx); err != nil {
+	if err := enc.Run(ctx); err != nil {
 		return err
 	}
 	out := filepath.Join(p.dir, "reranker")

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -55,23 +54,21 @@ func trainOrResume(ctx context.Context, p parts, name string, cut int) (weights 
 		return nil, memory, err
 	}
 	defer data.Close()
-	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 6, Shuffle: true, Seed: 1}
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 6, Shuffle: true, Seed: 1}, data)
 	if err != nil {
 		return nil, memory, err
 	}
-	plan := stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}
 
 	store := checkpoint.Open(filepath.Join(p.dir, name, "checkpoints"), checkpoint.Disk{})
-	from, err := store.Latest(func(folder string, err error) { fmt.Println(folder, "is damaged:", err) })
-	switch {
-	case err == nil:
-		defer from.Close()
-		if err := errors.Join(plan.Resume(from), json.Unmarshal(from.Progress, &memory)); err != nil {
+	from, err := plan.ResumeLatest(store)
+	if err != nil {
+		return nil, memory, err
+	}
+	defer from.Close()
+	if from != nil {
+		if err := json.Unmarshal(from.Progress, &memory); err != nil {
 			return nil, memory, err
 		}
-	case !errors.Is(err, checkpoint.ErrNone):
-		return nil, memory, err
 	}
 	memory.Runs++
 
@@ -81,24 +78,24 @@ func trainOrResume(ctx context.Context, p parts, name string, cut int) (weights 
 		return nil, memory, err
 	}
 	defer enc.Close()
-	batches := stages.Assemble(g, stages.Tokenize(g, stages.Ingest(g, plan), stages.TextOf(model)))
-	subs := stages.Split(g, batches, stages.Size{Rows: 4})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.InfoNCE{Scale: 20})
-	steps, err := stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
+	step := stages.Step{Text: stages.TextOf(model), Size: stages.Size{Rows: 4}, Loss: loss.InfoNCE{Scale: 20}}
+	c, err := stages.Train(g, stages.Ingest(g, plan), enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3, Schedule: optim.Linear, TotalSteps: plan.Steps()})
 	if err != nil {
 		return nil, memory, err
 	}
-	pipeline.Sink(g, "print", steps, func(_ *pipeline.Task, r stages.StepResult) error {
+	pipeline.Sink(g, "print", c.Results, func(_ *pipeline.Task, r stages.StepResult) error {
 		if r.Step+1 == cut {
 			return errors.New("a power cut")
 		}
 		return nil
 	})
-	states := stages.Snapshot(g, steps, enc, func(r stages.StepResult) (any, bool) { return memory, (r.Step+1)%3 == 0 })
+	states := stages.Snapshot(g, c.Results, enc, func(r stages.StepResult) (any, bool) { return memory, (r.Step+1)%3 == 0 })
 	stages.Checkpoint(g, states, enc, stages.Checkpoints{Store: store, Keep: 2})
 
-	run, err := g.Build(pipeline.Devices(stages.OnDevice(p.device)))
-	if err != nil {
+	if err := enc.Restore(from); err != nil {
+		return nil, memory, err
+	}
+	if err := enc.Run(ctx); err != nil { // from the checkpoint's step
 		return nil, memory, err
 	}
 	s, err := p.device.OpenStream()
@@ -106,15 +103,6 @@ func trainOrResume(ctx context.Context, p parts, name string, cut int) (weights 
 		return nil, memory, err
 	}
 	defer s.Close()
-	if from != nil {
-		if err := enc.Restore(s, from); err != nil {
-			return nil, memory, err
-		}
-	}
-	if err := run.Run(ctx, pipeline.FirstStep(plan.FirstStep)); err != nil {
-		return nil, memory, err
-	}
-	weights = make([]float32, model.Model.Layout.Len)
-	s.CopyOut(gpustage.Bytes(weights), model.Model.Params)
-	return weights, memory, s.Sync()
+	weights, err = model.Model.ReadVector(s, model.Model.Params)
+	return weights, memory, err
 }

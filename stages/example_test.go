@@ -17,8 +17,8 @@ import (
 	"contraflow/stages/optim"
 )
 
-// A training graph, stage by stage: rows of a file become token ids, batches, sub-batches, embeddings, a loss, gradients, and a better
-// model.
+// A training graph, stage by stage, which Train and Encoder.Run make in two calls: rows of a file become token ids, batches, sub-batches, embeddings, a loss,
+// gradients, and a better model.
 func Example() {
 	ctx := context.Background()
 	parts, err := openParts(ctx)
@@ -33,8 +33,7 @@ func Example() {
 		return
 	}
 	defer data.Close()
-	order := dataset.SamplerConfig{GlobalSize: 4, Epochs: 5, Shuffle: true, Seed: 1}
-	sampler, err := dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, order, dataset.Mixing{})
+	rows, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 5, Shuffle: true, Seed: 1}, data)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -47,7 +46,7 @@ func Example() {
 		return
 	}
 	defer enc.Close()
-	chunks := stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler, Accumulate: 1})
+	chunks := stages.Ingest(g, rows)
 	batches := stages.Assemble(g, stages.Tokenize(g, chunks, parts.text))
 	subs := stages.Split(g, batches, stages.Size{Rows: 4})
 	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.InfoNCE{Scale: 20, MaskDuplicates: true})
@@ -102,6 +101,62 @@ func Example_stage() {
 	// Output:
 	// batch 0.0: 50 tokens, 46 of padding were not computed
 	// batch 1.0: 53 tokens, 51 of padding were not computed
+}
+
+// Rows may be changed before they become tokens, here by a teacher of one's own, a function, whose embeddings are what the model learns. Another stage looks at
+// each step's gradient, between Sync and Apply: Train's three lines, with one between.
+func ExampleMapRows() {
+	if err := distill(context.Background(), func(text string) []float32 {
+		v := make([]float32, 32) // the model's dimensions
+		v[len(text)%len(v)] = 1
+		return v
+	}); err != nil {
+		fmt.Println(err)
+	}
+	// Output: 20 steps, the gradient is smaller in the end: true
+}
+
+func distill(ctx context.Context, teach func(text string) []float32) error {
+	p, err := openParts(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	data, err := dataset.Open(ctx, dataset.Source{Paths: []string{p.file}, Query: "q", Positive: "p"})
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 8, Epochs: 20}, data)
+	if err != nil {
+		return err
+	}
+	g := pipeline.New("distilled")
+	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1)
+	if err != nil {
+		return err
+	}
+	defer enc.Close()
+	rows := stages.MapRows(g, "teacher", stages.Ingest(g, plan), func(_ *stages.Chunk, e *dataset.Example) error {
+		e.Teacher = teach(e.Texts[0])
+		return nil
+	})
+	c := stages.Forward(g, rows, enc, stages.Step{Text: p.text, Size: stages.Size{Rows: 4}, Loss: loss.TeacherEmbedding{}})
+	sums := stages.Sync(g, stages.Backward(g, c.Subs, c.Gradients, enc), enc)
+	var largest []float32
+	stages.BeforeUpdate(g, "largest", sums, enc, func(t *pipeline.Task) error {
+		gradient, err := p.model.ReadVector(stages.Stream(t), enc.Gradients())
+		if err == nil {
+			largest = append(largest, max(slices.Max(gradient), -slices.Min(gradient)))
+		}
+		return err
+	})
+	if _, err := stages.Apply(g, sums, c.Gradients, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 5e-3}); err != nil {
+		return err
+	}
+	err = enc.Run(ctx)
+	fmt.Println(len(largest), "steps, the gradient is smaller in the end:", largest[len(largest)-1] < largest[0]/2)
+	return err
 }
 
 // A loss of one's own is a function from a batch's embeddings to a number and its gradient. It runs cached, in sub-batches and on several ranks

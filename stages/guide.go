@@ -35,6 +35,7 @@ type Guidance struct{ Batch *Batch }
 // guided is what an encoder has of a guide.
 type guided struct {
 	engine   *embedder.Engine // belongs to the guide's lane
+	device   int              // its lane's
 	size     int              // of its embeddings; 0: there is none
 	own, all gpustage.Tensor  // [N, G] this rank's, and all ranks', which is the same tensor if this one is alone
 }
@@ -48,7 +49,7 @@ type looks struct {
 // Guided adds the stages that embed batches with a guide, whose tokens Text.Guide has made. Loss takes what it returns as GuidedBy.
 func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, guide Guide) pipeline.Port[Guidance] {
 	engine := &embedder.Engine{Model: guide.Model, Tokens: guide.Tokens}
-	e.guided = guided{engine: engine, size: guide.Model.EmbeddingSize()}
+	e.guided = guided{engine: engine, device: guide.Device, size: guide.Model.EmbeddingSize()}
 	if guide.Device == e.device {
 		e.hold(int64(guide.Model.Params.Mem.Bytes()) + guide.Model.PackedBytes(false))
 	}

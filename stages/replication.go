@@ -16,6 +16,7 @@ type replication struct {
 	rowsReady  pipeline.Output[*Batch]   // the batch that ends the step
 	reduced    []pipeline.Port[struct{}] // what an update waits for
 	seen       int                       // sub-batches of the step so far
+	applied    bool                      // the graph has an update
 
 	rowsOut gpustage.Tensor // [U, C]: the last sub-batch's gradient of the word embeddings
 	rowsIn  gpustage.Tensor // [sum of U, C]: all ranks'
@@ -125,8 +126,12 @@ func (e *Encoder) reduceNow(t *pipeline.Task, last bool) {
 }
 
 // AfterSync makes a stage, which must collect the contributions as well, wait until the step's gradient is complete on all
-// ranks: for stages that look at Gradients before the update.
+// ranks: for stages that look at Gradients before the update. They are on the encoder's lane and are added before Apply: a lane runs a step's stages in the
+// order of the graph, and behind Apply there is nothing left of the gradient, so that Build then fails.
 func (e *Encoder) AfterSync(s *pipeline.Stage) {
+	if e.applied {
+		s.Refuse(errors.New("it is to look at a gradient behind stages.Apply, which leaves none: it belongs between Sync and Apply (in place of stages.Train the program calls Forward, Backward, Sync and Apply)"))
+	}
 	if e.reducing != (pipeline.Port[struct{}]{}) {
 		pipeline.Collect(s, "reduced early", e.reducing)
 	}

@@ -2,10 +2,39 @@ package stages
 
 import (
 	"errors"
+	"fmt"
 
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 )
+
+// MapRows adds a stage that calls f with each row before it becomes tokens, one row at a time: see [Chunk.MapRows].
+func MapRows(g *pipeline.Graph, name string, chunks pipeline.Port[*Chunk], f func(*Chunk, *dataset.Example) error) pipeline.Port[*Chunk] {
+	return pipeline.Map(g, name, chunks, func(t *pipeline.Task, c *Chunk) (*Chunk, error) { return c.MapRows(t, f) })
+}
+
+// MapRows calls f with each of a chunk's rows. It may change the texts, not their number, of which MapRows computes the hashes anew; and the weight, label,
+// scores and teacher's embedding. A row that f returns an error for can't be used: the run ends before its step, as after [Chunk.Unusable].
+func (c *Chunk) MapRows(t *pipeline.Task, f func(*Chunk, *dataset.Example) error) (*Chunk, error) {
+	for i := range c.Examples {
+		e := &c.Examples[i]
+		row, n := e.Row, len(e.Texts)
+		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(row-c.Offset), err) }
+		if err := f(c, e); err != nil {
+			return c.Unusable(t, where(err))
+		}
+		if e.Row != row || len(e.Texts) != n {
+			return nil, where(fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts)))
+		}
+		if n > 0 {
+			e.Hashes = make([]dataset.Hash128, n)
+		}
+		for k, text := range e.Texts {
+			e.Hashes[k] = dataset.HashText(text)
+		}
+	}
+	return c, nil
+}
 
 // RowsError ends a run before the step that has rows which can't be used or read, here or on another rank. All steps before that one are done on all ranks, and
 // their results seen, so that nothing is lost: [Encoder.Save] makes a checkpoint of what they came to.

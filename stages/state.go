@@ -204,15 +204,23 @@ func (e *Encoder) Parameters() []checkpoint.Parameter {
 	return out
 }
 
-// Restore makes the state what a checkpoint says, whatever mesh has written it. It comes after Apply, which knows the
-// optimizer's state, and before the graph runs.
-func (e *Encoder) Restore(s gpustage.Stream, c *checkpoint.Checkpoint) error {
+// Restore makes the state what a checkpoint says, whatever mesh has written it, and has Run begin with the checkpoint's step; of nil ([Plan.ResumeLatest])
+// nothing changes. It comes after Apply, which knows the optimizer's state, and before the graph runs.
+func (e *Encoder) Restore(c *checkpoint.Checkpoint) (err error) {
+	if c == nil {
+		return nil
+	}
 	if err := e.fits(c); err != nil {
 		return err
 	}
 	if e.Model.DType != gpustage.F32 {
 		return fmt.Errorf("the model computes in %v: checkpoints are gone on from in f32 and bf16", e.Model.DType)
 	}
+	s, err := e.Model.Device.OpenStream()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
 	names := e.Vectors()
 	if err := e.Model.LoadTrained(s, func(p transformer.Param, dst []float32) error {
 		return c.Read(names[0], p.Name, 0, gpustage.Bytes(dst))
@@ -229,6 +237,7 @@ func (e *Encoder) Restore(s gpustage.Stream, c *checkpoint.Checkpoint) error {
 			s.CopyIn(e.vector(i+1, x), gpustage.Bytes(buf))
 		}
 	}
+	e.restored = c.Step
 	return s.Sync()
 }
 

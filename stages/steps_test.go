@@ -297,16 +297,13 @@ func (r goldenRun) train(t testing.TB, ranks *stages.Replicas) goldenResult {
 		text.Guide = &stages.Text{Tokenizer: m.Tokenizer, QueryLength: 30, DocumentLength: 40, QueryPrompt: "ask: "}
 	}
 	chunks := stages.Ingest(g, plan)
-	toks := stages.Tokenize(g, chunks, text)
-	batches := stages.Header(g, stages.Assemble(g, toks), r.size, ranks)
-	subs := stages.Split(g, batches, r.size)
-	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
-	var inputs []stages.LossInput
+	step := stages.Step{Text: text, Size: r.size, Loss: r.loss}
 	if r.guide != "" {
-		inputs = append(inputs, stages.GuidedBy(stages.Guided(g, batches, embedded, enc, guide)))
+		step.Guide = &guide
 	}
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, r.loss, inputs...), enc)
-	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
+	c := stages.Forward(g, chunks, enc, step)
+	grads := c.Gradients
+	contributions := stages.Sync(g, stages.Backward(g, c.Subs, grads, enc), enc)
 	if r.optimizer == nil {
 		r.optimizer = optim.AdamW{WeightDecay: 0.01}
 	}

@@ -216,6 +216,7 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	}
 	e.norm = norm
 	e.squares(g, contributions, norm, s)
+	e.applied = true
 
 	e.update = u
 	skipped := 0 // in a row

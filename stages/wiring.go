@@ -21,7 +21,7 @@ func (e *Encoder) checkWired() error {
 		}
 	}
 	if missing != nil {
-		return fmt.Errorf("the encoder is one of several ranks, and the graph has no %s: see Example_ranks", strings.Join(missing, ", no "))
+		return fmt.Errorf("the encoder is one of several ranks, and the graph has no %s: stages.Train adds them all", strings.Join(missing, ", no "))
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func testREADMEPrograms(t *testing.T, root, dir, data string) {
 		t.Fatalf("README shows %d pieces of Go, want a program and a graph", len(shown))
 	}
 	imports := ""
-	for _, p := range []string{"gpustage/cpu", "io/dataset", "pipeline", "stages", "stages/embedder", "stages/loss", "stages/optim"} {
+	for _, p := range []string{"io/dataset", "pipeline", "stages", "stages/embedder", "stages/loss", "stages/optim"} {
 		imports += fmt.Sprintf("\t\"contraflow/%s\"\n", p)
 	}
 	graph := "package main\n\nimport (\n\t\"context\"\n\t\"fmt\"\n\n" + imports + ")\n\nfunc graph(ctx context.Context) error {\n" + shown[1][1] + "return err\n}\n"

@@ -271,8 +271,11 @@ func (c *Checkpoint) Read(vector, name string, from int, dst []byte) error {
 	return nil
 }
 
-// Close unmaps the parts.
+// Close unmaps the parts; of nil there are none.
 func (c *Checkpoint) Close() error {
+	if c == nil {
+		return nil
+	}
 	var errs []error
 	for _, f := range c.files {
 		errs = append(errs, f.Close())

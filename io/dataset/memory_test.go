@@ -192,3 +192,25 @@ func TestFromRowsErrors(t *testing.T) {
 		}
 	}
 }
+
+// A row of one's own is not the caller's slice, and what can't be set is a panic that says so.
+func TestExample(t *testing.T) {
+	texts := []string{"a", "b"}
+	e := NewExample(3, texts...)
+	e.SetText(1, "c")
+	if texts[1] != "b" || e.Texts[1] != "c" || e.Hashes[1] != HashText("c") || e.Hashes[0] != HashText("a") {
+		t.Errorf("%v, %v", texts, e)
+	}
+	panics := func(want string, f func()) {
+		t.Helper()
+		defer func() {
+			if got := fmt.Sprint(recover()); !strings.Contains(got, want) {
+				t.Errorf("%s, want %q", got, want)
+			}
+		}()
+		f()
+	}
+	panics("row 3 has 2 texts, and none is number 2", func() { e.SetText(2, "d") })
+	ids := Example{Row: 4, IDs: [][]int32{{1}, {2}}, Hashes: make([]Hash128, 2)}
+	panics("row 4 comes as token ids", func() { ids.SetText(0, "d") })
+}

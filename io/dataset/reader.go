@@ -26,15 +26,23 @@ type Example struct {
 // NewExample is a row of one's own with a text for each column, the query first, and the weight 1: for sources of which not all rows
 // are there at once, as those of [FromRows] are.
 func NewExample(row int64, texts ...string) Example {
-	e := Example{Row: row, Texts: texts, Hashes: make([]Hash128, len(texts)), Weight: 1}
+	e := Example{Row: row, Texts: slices.Clone(texts), Hashes: make([]Hash128, len(texts)), Weight: 1}
 	for i, text := range texts {
 		e.Hashes[i] = HashText(text)
 	}
 	return e
 }
 
-// SetText puts another text in the place of text i, with its hash.
-func (e *Example) SetText(i int, text string) { e.Texts[i], e.Hashes[i] = text, HashText(text) }
+// SetText puts another text in the place of text i, with its hash. It panics where there is no text i, as of a row of token ids (Source.Tokens).
+func (e *Example) SetText(i int, text string) {
+	switch {
+	case e.Texts == nil && e.IDs != nil:
+		panic(fmt.Sprintf("dataset.Example.SetText: row %d comes as token ids (Source.Tokens), whose texts can't be changed", e.Row))
+	case i < 0 || i >= len(e.Texts):
+		panic(fmt.Sprintf("dataset.Example.SetText: row %d has %d texts, and none is number %d", e.Row, len(e.Texts), i))
+	}
+	e.Texts[i], e.Hashes[i] = text, HashText(text)
+}
 
 // Column returns which of Texts are column c's.
 func (e *Example) Column(c int) (from, to int) {

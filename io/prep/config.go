@@ -133,7 +133,8 @@ type Mix struct {
 	Repeat float64 `yaml:"repeat"` // how often a row may occur at most, on average; 0: once
 }
 
-// Tokenize adds ids, so that training needs no tokenizer's time.
+// Tokenize adds ids, so that training needs no tokenizer's time. Lengths and prompts are to be those that it trains with (in Go stages.TextOf's), or it refuses
+// the ids. Run does not know how many positions the model has: contraflow-prep finds longer lengths, and otherwise training does.
 type Tokenize struct {
 	Model     string  `yaml:"model,omitempty" path:"~"` // a folder, or a hub id that Dir says the place of
 	Dir       string  `yaml:"-" json:",omitempty"`      // where the model is on this machine; "": Model

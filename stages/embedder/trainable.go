@@ -21,6 +21,7 @@ type Trainable struct {
 	Tokenizer *tokenize.Tokenizer
 
 	folder                 *hfmodel.Folder
+	device                 gpustage.Device // to close; nil: the caller's
 	maxLength, queryLength int
 }
 
@@ -40,13 +41,10 @@ func ModelOptions(o transformer.Options) TrainableOption {
 // Dropout is that of hidden states and of attention, in place of what config.json says.
 func Dropout(p float64) TrainableOption { return func(t *trainableOptions) { t.dropout = &p } }
 
-// LoadTrainable loads a model folder for training, with the folder's dropout, pooling and normalization, in f32 where no option says
+// LoadTrainable loads a model folder for training on a device; nil is the best one of those that the program imports, as with [Load], which Close closes. It loads it with the folder's dropout, pooling and normalization, in f32 where no option says
 // otherwise. An adapter is merged into its base model's weights, and all of them train; with LoRA among the options its factors train, which must be
 // as many and as large as the options say.
 func LoadTrainable(folder string, d gpustage.Device, opts ...TrainableOption) (*Trainable, error) {
-	if d == nil {
-		return nil, errors.New("no device to train on: it is nil; gpustage/cpu's New opens the processor")
-	}
 	var o trainableOptions
 	for _, f := range opts {
 		f(&o)
@@ -59,6 +57,12 @@ func LoadTrainable(folder string, d gpustage.Device, opts ...TrainableOption) (*
 		return nil, err
 	}
 	t := &Trainable{folder: f}
+	if d == nil {
+		if t.device, err = gpustage.OpenBest(nil); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		d = t.device
+	}
 	if err := t.load(d, o); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -314,7 +318,7 @@ func Merged(m *transformer.Model, s gpustage.Stream, visit func(each func(p tran
 	return tensors, nil
 }
 
-// Close gives the model's memory back, and its folder's files.
+// Close gives the model's memory back, and its folder's files, and closes a device that LoadTrainable has opened.
 func (t *Trainable) Close() error {
 	if t.folder == nil {
 		return nil
@@ -324,6 +328,9 @@ func (t *Trainable) Close() error {
 	if t.Model != nil {
 		err = errors.Join(err, t.Model.Free())
 		t.Model = nil
+	}
+	if t.device != nil {
+		err = errors.Join(err, t.device.Close())
 	}
 	return err
 }

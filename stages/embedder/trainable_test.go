@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
@@ -551,8 +553,24 @@ func trainable(t *testing.T, dir string) *Trainable {
 	return m
 }
 
+// Without a device it is the program's, which Close closes, and once.
 func TestTrainableWithoutDevice(t *testing.T) {
-	if _, err := LoadTrainable(t.TempDir(), nil); err == nil || !strings.Contains(err.Error(), "no device to train on") {
-		t.Error(err)
+	before := runtime.NumGoroutine()
+	m, err := LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kind := m.Model.Device.Info().Kind; kind != "cpu" {
+		t.Errorf("it is a %s", kind)
+	}
+	for range 2 {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines before, %d after: the device's threads", before, runtime.NumGoroutine())
+		}
 	}
 }

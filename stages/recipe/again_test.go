@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"contraflow/pipeline"
+	"contraflow/stages"
 )
 
 // A Run trains once, until it is closed, and its graph is run by Train alone: all else says so, and leaves the model that was trained.
@@ -25,7 +26,7 @@ func TestRunUsedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := g.Build(x.devices(x.device))
+	p, err := g.Build(pipeline.Devices(stages.OnDevice(x.device)))
 	if err != nil {
 		t.Fatal(err)
 	}

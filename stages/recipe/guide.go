@@ -10,7 +10,6 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/io/hfmodel"
-	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
@@ -191,24 +190,16 @@ func (g *guide) close() error {
 	return errors.Join(errs...)
 }
 
-// devices are those of a graph whose encoder's model is on a device: that one and, if it is another, the guide's.
-func (x *Run) devices(model gpustage.Device) pipeline.BuildOption {
-	if x.guide == nil || x.guide.device == model {
-		return pipeline.Devices(stages.OnDevice(model))
-	}
-	return pipeline.Devices(stages.OnDevice(model), stages.OnDevice(x.guide.device))
-}
-
-// guided adds the guide's stages to a graph, if there is a guide.
-func (x *Run) guided(g *pipeline.Graph, batches pipeline.Port[*stages.Batch], embedded pipeline.Port[stages.Embedded], enc *stages.Encoder) []stages.LossInput {
+// guided is the guide of a graph whose encoder's model is on a device; nil if there is none.
+func (x *Run) guided(model gpustage.Device) *stages.Guide {
 	if x.guide == nil {
 		return nil
 	}
 	device := 0
-	if x.guide.device != enc.Model.Device {
+	if x.guide.device != model {
 		device = 1
 	}
-	return []stages.LossInput{stages.GuidedBy(stages.Guided(g, batches, embedded, enc, stages.Guide{Model: x.guide.model, Device: device}))}
+	return &stages.Guide{Model: x.guide.model, Device: device}
 }
 
 // onPaper is the guide, of a run whose model is on one device, where that one computes nothing.

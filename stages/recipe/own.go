@@ -116,28 +116,23 @@ func (o own) checkNegatives(e *dataset.Example, source int) error {
 	return loss.CheckNegatives(o.of(source), max(0, max(len(e.Texts), len(e.IDs))-2))
 }
 
-// ownRows changes a chunk's rows, and what their texts are known by, and finds those that the program's own loss does not take.
-func (x *Run) ownRows(t *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
-	for i := range c.Examples {
-		e := &c.Examples[i]
-		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(e.Row-c.Offset), err) }
-		if x.own.row != nil {
-			refused, err := x.ownRow(e, c.Source)
-			if err != nil {
-				return nil, where(err)
-			}
-			if refused != nil {
-				return c.Unusable(t, where(refused))
-			}
+// ownRow changes a row, and refuses one that the program's own loss does not take.
+func (x *Run) ownRow(c *stages.Chunk, e *dataset.Example) error {
+	if x.own.row != nil {
+		if e.IDs != nil {
+			return fmt.Errorf("the row comes as token ids, whose texts can't be changed: data.train[%d].ids: false takes its texts", c.Source)
 		}
-		if err := x.own.checkNumbers(e, c.Data, c.Source); err != nil {
-			return c.Unusable(t, where(fmt.Errorf("%w; the program's loss has to take the row, or recipe.WithRow to change it: data.on_error knows of neither", err)))
-		}
-		if err := x.own.checkNegatives(e, c.Source); err != nil {
-			return c.Unusable(t, where(fmt.Errorf("%w; the program's loss has to take the row, or the file to be without it: recipe.WithRow can't give it negatives, and data.on_error does not know of the loss", err)))
+		if err := x.own.row(e); err != nil {
+			return err
 		}
 	}
-	return c, nil
+	if err := x.own.checkNumbers(e, c.Data, c.Source); err != nil {
+		return fmt.Errorf("%w; the program's loss has to take the row, or recipe.WithRow to change it: data.on_error knows of neither", err)
+	}
+	if err := x.own.checkNegatives(e, c.Source); err != nil {
+		return fmt.Errorf("%w; the program's loss has to take the row, or the file to be without it: recipe.WithRow can't give it negatives, and data.on_error does not know of the loss", err)
+	}
+	return nil
 }
 
 // checkOwnHeldOut finds held-out rows that the program's own loss does not take, where it is what is measured on them.
@@ -180,23 +175,4 @@ func (x *Run) checkOwnRows(ctx context.Context, d *dataset.Dataset) error {
 		}
 	}
 	return nil
-}
-
-// ownRow changes a row. The program may refuse it; err is about what it has done.
-func (x *Run) ownRow(e *dataset.Example, source int) (refused, err error) {
-	if e.IDs != nil {
-		return nil, fmt.Errorf("the row comes as token ids, whose texts can't be changed: data.train[%d].ids: false takes its texts", source)
-	}
-	row, n := e.Row, len(e.Texts)
-	if refused := x.own.row(e); refused != nil {
-		return refused, nil
-	}
-	if e.Row != row || len(e.Texts) != n {
-		return nil, fmt.Errorf("of row %d with %d texts has been made row %d with %d: a row's texts may change, not their number", row, n, e.Row, len(e.Texts))
-	}
-	e.Hashes = make([]dataset.Hash128, n)
-	for k, text := range e.Texts {
-		e.Hashes[k] = dataset.HashText(text)
-	}
-	return nil, nil
 }

@@ -76,16 +76,12 @@ func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (r Rates, err err
 	}
 	var mu sync.Mutex
 	var spans []pipeline.Span
-	g, enc, err := y.trainingGraph()
+	enc, err := y.trainingGraph()
 	if err != nil {
 		return Rates{}, err
 	}
 	defer func() { err = errors.Join(err, enc.Close()) }()
-	p, err := g.Build(y.devices(y.device))
-	if err != nil {
-		return Rates{}, err
-	}
-	err = p.Run(ctx, pipeline.WithSpans(func(s pipeline.Span) {
+	err = enc.Run(ctx, pipeline.WithSpans(func(s pipeline.Span) {
 		mu.Lock()
 		defer mu.Unlock()
 		spans = append(spans, s)
@@ -182,11 +178,11 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 			}
 		}
 	}
-	g, enc, err := y.trainingGraph()
+	enc, err := y.trainingGraph()
 	if err != nil {
 		return nil, err
 	}
-	p, err := g.Build(y.devices(y.device))
+	p, err := enc.Build()
 	if err != nil {
 		return nil, err
 	}
@@ -258,7 +254,7 @@ func (x *Run) sends(mesh collective.Mesh, s sharding, step []*stages.Batch) (byt
 	if err != nil {
 		return 0, err
 	}
-	_, enc, err := y.trainingGraph()
+	enc, err := y.trainingGraph()
 	if err != nil {
 		return 0, err
 	}

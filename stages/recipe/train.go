@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -136,14 +135,14 @@ type Ports struct {
 	Evaluations pipeline.Port[*Evaluation] // nil after steps without one, and on ranks but the main one
 }
 
-// trainingGraph is the graph without evaluation, saving and reports.
-func (x *Run) trainingGraph() (*pipeline.Graph, *stages.Encoder, error) {
+// trainingGraph is the encoder of a graph without evaluation, saving and reports.
+func (x *Run) trainingGraph() (*stages.Encoder, error) {
 	g, ports, err := x.stepGraph(stages.Ingest)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	pipeline.Sink(g, "record", ports.Results, func(*pipeline.Task, stages.StepResult) error { return nil })
-	return g, ports.Encoder, nil
+	return ports.Encoder, nil
 }
 
 // stepGraph is the graph up to each step's result, of the rows that ingest's stage reads.
@@ -161,33 +160,32 @@ func (x *Run) stepGraph(ingest func(*pipeline.Graph, stages.Plan) pipeline.Port[
 	}()
 	chunks := ingest(g, x.plan)
 	if x.own.row != nil || x.own.checks() {
-		chunks = pipeline.Map(g, "own", chunks, x.ownRows)
+		chunks = stages.MapRows(g, "own", chunks, x.ownRow)
 	}
-	tokens := stages.Tokenize(g, chunks, x.text)
-	batches := stages.Header(g, stages.Assemble(g, tokens), x.size(), x.ranks)
-	if x.ledger != nil {
-		pipeline.Sink(g, "ledger", batches, func(t *pipeline.Task, b *stages.Batch) error {
-			x.ledger(t, b)
-			return nil
-		})
-	}
-	subs := stages.Split(g, batches, x.size())
-	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
 	var objective loss.Loss = r.objective(driving{steps: x.Steps})
 	if x.own.loss != nil {
 		objective = x.own.loss
 	}
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, objective, x.guided(g, batches, embedded, enc)...), enc)
-	contributions := stages.Sync(g, stages.Backward(g, subs, grads, enc), enc)
 	update := r.update(x.Steps)
 	if x.saves != nil {
 		update.Missed = x.saves.progress.Missed
 	}
-	results, err := stages.Apply(g, contributions, grads, enc, update)
+	c, err := stages.Train(g, chunks, enc, x.step(objective, x.size(), enc.Model.Device), update)
 	if err != nil {
 		return nil, Ports{}, err
 	}
-	return g, Ports{Encoder: enc, Chunks: chunks, Batches: batches, Results: results}, nil
+	if x.ledger != nil {
+		pipeline.Sink(g, "ledger", c.Batches, func(t *pipeline.Task, b *stages.Batch) error {
+			x.ledger(t, b)
+			return nil
+		})
+	}
+	return g, Ports{Encoder: enc, Chunks: chunks, Batches: c.Batches, Results: c.Results}, nil
+}
+
+// step is how a step with a loss goes from rows to a gradient, with a model that is on a device.
+func (x *Run) step(l loss.Loss, size stages.Size, d gpustage.Device) stages.Step {
+	return stages.Step{Text: x.text, Size: size, Loss: l, Guide: x.guided(d)}
 }
 
 // last tells whether a step is the run's last one.
@@ -596,7 +594,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	defer func() { err = errors.Join(err, enc.Close()) }()
 	enc.Ask = x.asked
 	if from != nil {
-		if err := enc.Restore(x.stream, from); err != nil {
+		if err := enc.Restore(from); err != nil {
 			return nil, fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
 		}
 	}
@@ -610,7 +608,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 			return nil, err
 		}
 	}
-	p, err := g.Build(x.devices(x.device), pipeline.Workers(max(hostWorkers, runtime.GOMAXPROCS(0))))
+	p, err := enc.Build()
 	if err != nil {
 		return nil, err
 	}
@@ -641,16 +639,10 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	return back, nil
 }
 
-// failedTakes is how long a rank that has failed may take to end before the others hear of it: no longer than some of a step, or they would
-// look for whom to blame elsewhere.
-var failedTakes = 5 * time.Second
+var failedTakes = stages.FailedTakes // shorter in tests
 
 // stalledAfter is how long nothing may happen before the run says what it waits for.
 const stalledAfter = 3 * time.Minute
-
-// hostWorkers is how many host tasks there must be room for: the stages that wait for other ranks (header, totals, checkpoint), which
-// could otherwise each hold a worker that another rank waits for, and one that works.
-const hostWorkers = 4
 
 // begin makes the run's folder, with the recipe and metrics.jsonl: empty, or what it was at the checkpoint's step.
 func (x *Run) begin(dir string) (*os.File, error) {

@@ -291,7 +291,7 @@ func (x *Run) newVerifier(ctx context.Context, o VerifyOptions, accumulate, firs
 				c.InBatch = &stages.InBatch{N: n, Seed: x.Recipe.Train.Seed} // of which rows, slice says
 			}
 			if x.own.row != nil {
-				if c, err = x.ownRows(nil, c); err != nil {
+				if c, err = c.MapRows(nil, x.ownRow); err != nil {
 					return nil, err
 				}
 			}
@@ -514,9 +514,6 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 		next++
 		return parts[next-1], nil
 	})
-	batches := stages.Header(g, stages.Assemble(g, stages.Tokenize(g, chunks, x.text)), w.size, ranks)
-	subs := stages.Split(g, batches, w.size)
-	embedded := stages.Gather(g, stages.Embed(g, subs, enc), enc)
 	if x.guide != nil { // local ranks compute at the same time, each with its own; its numbers are f32's in every way
 		own := *x.guide
 		if own.model, err = x.loadGuide(); err != nil {
@@ -526,14 +523,11 @@ func (v *verifier) step(ctx context.Context, w way, m *transformer.Model, ranks 
 		y := *x
 		y.guide, x = &own, &y
 	}
-	grads := stages.Scatter(g, stages.Loss(g, batches, embedded, enc, l, x.guided(g, batches, embedded, enc)...), enc)
-	captured := stages.Capture(g, stages.Sync(g, contributions(g, subs, grads, enc, lossOnly), enc), grads, enc)
+	c := stages.Forward(g, chunks, enc, x.step(l, w.size, m.Device))
+	captured := stages.Capture(g, stages.Sync(g, contributions(g, c.Subs, c.Gradients, enc, lossOnly), enc), c.Gradients, enc)
 	pipeline.Sink(g, "keep", captured, func(_ *pipeline.Task, c stages.Captured) error { out = c; return nil })
-	p, err := g.Build(x.devices(m.Device))
-	if err != nil {
-		return out, err
-	}
-	return out, p.Run(ctx)
+	err = enc.Run(ctx)
+	return out, err
 }
 
 // contributions is the backward stage, or a stage in its place that leaves the gradient zero.

@@ -21,22 +21,26 @@ type Trainable struct {
 	Pairs *tokenize.Pairs // how a document becomes tokens with its query in front
 
 	folder *hfmodel.Folder
+	device gpustage.Device // to close; nil: the caller's
 	spec   *Spec
 }
 
 // LoadTrainable loads a reranker's folder for training, or that of an encoder or a language model, which gets a head that scores: a new one, or the
-// logits of the language model's yes and no. o says how the model computes and what of it trains (bf16, activation checkpointing, LoRA); its
+// logits of the language model's yes and no. A nil device is the best one of those that the program imports, which Close closes. o says how the model computes and what of it trains (bf16, activation checkpointing, LoRA); its
 // zero value is f32, and all. A layer-wise reranker trains by the scores of all its layers, the last layer's first, by which it is measured. Adapters are
 // errors.
 func LoadTrainable(folder string, d gpustage.Device, text TextOptions, o transformer.Options) (*Trainable, error) {
-	if d == nil {
-		return nil, errors.New("no device to train on: it is nil; gpustage/cpu's New opens the processor")
-	}
 	f, err := hfmodel.Open(folder)
 	if err != nil {
 		return nil, err
 	}
 	t := &Trainable{folder: f}
+	if d == nil {
+		if t.device, err = gpustage.OpenBest(nil); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		d = t.device
+	}
 	if err := t.load(d, text, o); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -115,7 +119,7 @@ func (t *Trainable) Save(dir, precision, summary string) error {
 	return Save(dir, t.folder, m, tensors, t.spec, hfmodel.Card{BaseModel: t.folder.Dir, Summary: summary})
 }
 
-// Close gives the model's memory back, and its folder's files.
+// Close gives the model's memory back, and its folder's files, and closes a device that LoadTrainable has opened.
 func (t *Trainable) Close() error {
 	if t.folder == nil {
 		return nil
@@ -125,6 +129,9 @@ func (t *Trainable) Close() error {
 	if t.Model != nil {
 		err = errors.Join(err, t.Model.Free())
 		t.Model = nil
+	}
+	if t.device != nil {
+		err = errors.Join(err, t.device.Close())
 	}
 	return err
 }

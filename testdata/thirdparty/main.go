@@ -9,7 +9,7 @@ import (
 	"os"
 	"strings"
 
-	"contraflow/gpustage/cpu"
+	_ "contraflow/gpustage/cpu"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages"
@@ -34,28 +34,25 @@ func hinge(b *loss.Batch, emb, grad [][]float32) (r loss.Result, err error) {
 }
 
 func main() {
-	ctx, dev := context.Background(), must(cpu.New())
-	model := must(embedder.LoadTrainable(os.Args[1], dev))
+	ctx := context.Background()
+	model := must(embedder.LoadTrainable(os.Args[1], nil))
 	data := must(dataset.Open(ctx, dataset.Source{Paths: os.Args[3:], Query: "query", Positive: "positive"}))
-	sampler := must(dataset.NewMixer([]dataset.Part{{Layout: data.Layout()}}, dataset.SamplerConfig{GlobalSize: 32, Epochs: 2, Shuffle: true, Seed: 1}, dataset.Mixing{}))
+	plan := must(stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 32, Epochs: 2, Shuffle: true, Seed: 1}, data))
 
 	g := pipeline.New("mine")
 	enc := must(stages.NewEncoder(g, model.Model, 0, 1<<30, 1))
-	shout := pipeline.Map(g, "shout", stages.Ingest(g, stages.Plan{Data: []*dataset.Dataset{data}, Sampler: sampler}), func(_ *pipeline.Task, c *stages.Chunk) (*stages.Chunk, error) {
-		for _, e := range c.Examples {
-			e.SetText(0, strings.ToUpper(e.Texts[0])) // and its hash, by which duplicates are known
-		}
-		return c, nil
+	shout := stages.MapRows(g, "shout", stages.Ingest(g, plan), func(_ *stages.Chunk, e *dataset.Example) error {
+		e.Texts[0] = strings.ToUpper(e.Texts[0])
+		return nil
 	})
-	batches := stages.Assemble(g, stages.Tokenize(g, shout, stages.Text{Tokenizer: model.Tokenizer, QueryLength: 32, DocumentLength: 32}))
-	subs := stages.Split(g, batches, stages.Size{Tokens: 4096})
-	grads := stages.Loss(g, batches, stages.Embed(g, subs, enc), enc, loss.Host(hinge))
-	steps := must(stages.Apply(g, stages.Backward(g, subs, grads, enc), grads, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}))
-	pipeline.Sink(g, "print", steps, func(_ *pipeline.Task, s stages.StepResult) error {
+	text := stages.Text{Tokenizer: model.Tokenizer, QueryLength: 32, DocumentLength: 32}
+	step := stages.Step{Text: text, Size: stages.Size{Tokens: 4096}, Loss: loss.Host(hinge)}
+	c := must(stages.Train(g, shout, enc, step, stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}))
+	pipeline.Sink(g, "print", c.Results, func(_ *pipeline.Task, s stages.StepResult) error {
 		_, err := fmt.Printf("step %d loss %.4f\n", s.Step, s.Loss)
 		return err
 	})
-	must(0, must(g.Build(pipeline.Devices(stages.OnDevice(dev)))).Run(ctx))
+	must(0, enc.Run(ctx))
 	must(0, model.Save(os.Args[2], embedder.Saving{MaxLength: 32}))
 }
 

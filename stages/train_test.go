@@ -1,0 +1,270 @@
+package stages_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"contraflow/collective"
+	"contraflow/collective/local"
+	"contraflow/gpustage/ref"
+	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
+	"contraflow/pipeline"
+	"contraflow/stages"
+	"contraflow/stages/embedder"
+	"contraflow/stages/loss"
+	"contraflow/stages/optim"
+)
+
+func animals(t *testing.T) *dataset.Dataset {
+	t.Helper()
+	type pair struct{ Q, P string }
+	d, err := dataset.FromRows(t.Context(), "animals", []pair{{"what barks", "a dog"}, {"who barks", "a dog"}, {"what swims", "fish"}, {"what flies", "a bird"}}, dataset.Source{Query: "Q", Positive: "P"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// A plan of several datasets has all their rows, without a text twice in a batch where the order says so.
+func TestNewPlan(t *testing.T) {
+	a, b := animals(t), animals(t)
+	p, err := stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 2, Epochs: 1, NoDuplicates: true}, a, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int][]int64{}
+	for batch, ok := p.Sampler.Next(); ok; batch, ok = p.Sampler.Next() {
+		if slices.Contains(batch.Rows, 0) && slices.Contains(batch.Rows, 1) {
+			t.Error("one batch has both rows of one document")
+		}
+		seen[batch.Source] = append(seen[batch.Source], batch.Rows...)
+	}
+	for source := range 2 {
+		if slices.Sort(seen[source]); !slices.Equal(seen[source], []int64{0, 1, 2, 3}) {
+			t.Errorf("of dataset %d there are rows %v", source, seen[source])
+		}
+	}
+	for want, try := range map[string]func() (stages.Plan, error){
+		"dataset 1 is nil": func() (stages.Plan, error) {
+			return stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 2, Epochs: 1}, a, nil)
+		},
+		"no datasets": func() (stages.Plan, error) {
+			return stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 2, Epochs: 1})
+		},
+		"no Skip": func() (stages.Plan, error) {
+			return stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 2, Epochs: 1, Skip: []int64{1}}, a)
+		},
+	} {
+		if _, err := try(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// trained trains by Train on some rows, and gives its steps.
+func trained(ctx context.Context, p parts, data []*dataset.Dataset, ranks *stages.Replicas, l loss.Loss, row func(*stages.Chunk, *dataset.Example) error, add func(*pipeline.Graph, stages.Chain, *stages.Encoder) error) (steps []stages.StepResult, err error) {
+	model, err := embedder.LoadTrainable(filepath.Join(p.dir, "model"), ref.New())
+	if err != nil {
+		return nil, err
+	}
+	defer model.Close()
+	plan, err := stages.NewPlan(ctx, dataset.SamplerConfig{GlobalSize: 4, Epochs: 4}, data...)
+	if err != nil {
+		return nil, err
+	}
+	plan.Rank, plan.Ranks = ranks.Rank(), ranks.Size()
+	g := pipeline.New("trained")
+	enc, err := stages.NewEncoder(g, model.Model, 0, -1, 1, stages.With(ranks))
+	if err != nil {
+		return nil, err
+	}
+	defer enc.Close()
+	c := stages.Forward(g, stages.MapRows(g, "own", stages.Ingest(g, plan), row), enc, stages.Step{Text: p.text, Size: stages.Size{Rows: 1}, Loss: l})
+	c.Contributions = stages.Sync(g, stages.Backward(g, c.Subs, c.Gradients, enc), enc)
+	if err := add(g, c, enc); err != nil {
+		return nil, err
+	}
+	if c.Results, err = stages.Apply(g, c.Contributions, c.Gradients, enc, stages.Update{Optimizer: optim.AdamW{}, LR: 1e-3}); err != nil {
+		return nil, err
+	}
+	pipeline.Sink(g, "keep", c.Results, func(_ *pipeline.Task, s stages.StepResult) error {
+		steps = append(steps, s)
+		return nil
+	})
+	return steps, enc.Run(ctx)
+}
+
+func unchanged(*stages.Chunk, *dataset.Example) error { return nil }
+
+func nothing(*pipeline.Graph, stages.Chain, *stages.Encoder) error { return nil }
+
+// What BeforeUpdate's stage sees is the gradient that the update has the norm of, times the rows' weight, on every rank.
+func TestBeforeUpdate(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	data := []*dataset.Dataset{animals(t)}
+	check := func(ranks *stages.Replicas) error {
+		var norms []float64
+		steps, err := trained(t.Context(), p, data, ranks, loss.InfoNCE{Scale: 5}, unchanged, func(g *pipeline.Graph, c stages.Chain, enc *stages.Encoder) error {
+			stages.BeforeUpdate(g, "norm", c.Contributions, enc, func(task *pipeline.Task) error {
+				vs, err := enc.Model.ReadVector(stages.Stream(task), enc.Gradients())
+				sum := 0.0
+				for _, v := range vs {
+					sum += float64(v) * float64(v)
+				}
+				norms = append(norms, math.Sqrt(sum)/4) // rows of a step
+				return err
+			})
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if len(steps) != 4 || len(norms) != 4 {
+			return fmt.Errorf("%d steps, %d norms", len(steps), len(norms))
+		}
+		for i, s := range steps {
+			if s.GradNorm == 0 || math.Abs(norms[i]-s.GradNorm) > 1e-5*s.GradNorm {
+				t.Errorf("rank %d, step %d: %v, want %v", ranks.Rank(), i, norms[i], s.GradNorm)
+			}
+		}
+		return nil
+	}
+	if err := check(nil); err != nil {
+		t.Error(err)
+	}
+	if err := local.Run(2, func(w collective.World) error {
+		comm, err := collective.Connect(t.Context(), w, collective.Mesh{Replicate: 2, Shard: 1})
+		if err != nil {
+			return err
+		}
+		ranks, err := stages.Join(t.Context(), comm, stages.Exchanging{})
+		if err != nil {
+			return err
+		}
+		return check(ranks)
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A stage that would look at the gradient when the update has cleared it is an error before the first step.
+func TestBeforeUpdateTooLate(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	g := pipeline.New("late")
+	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer enc.Close()
+	plan, err := stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, animals(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := stages.Train(g, stages.Ingest(g, plan), enc, stages.Step{Text: p.text, Size: stages.Size{Rows: 4}, Loss: loss.InfoNCE{}}, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stages.BeforeUpdate(g, "late", c.Contributions, enc, func(*pipeline.Task) error { return nil })
+	if err := enc.Run(t.Context()); err == nil || !strings.Contains(err.Error(), `graph "late": stage "late": it is to look at a gradient behind stages.Apply`) {
+		t.Error(err)
+	}
+}
+
+// MapRows gives changed texts their hashes, by which duplicates are masked; what it must not change is an error with the row's place, and a row that it refuses
+// ends the run before its step.
+func TestMapRows(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	data := []*dataset.Dataset{animals(t), animals(t)}
+	run := func(row func(*stages.Chunk, *dataset.Example) error) ([]stages.StepResult, error) {
+		return trained(t.Context(), p, data, nil, loss.InfoNCE{Scale: 5, MaskDuplicates: true}, row, nothing)
+	}
+	alike, err := run(func(_ *stages.Chunk, e *dataset.Example) error {
+		e.Texts[0], e.Texts[1] = "one", "and the same"
+		return nil
+	})
+	if err != nil || len(alike) != 8 || alike[0].Loss != 0 { // no row has a negative
+		t.Errorf("%v, %v", alike, err)
+	}
+	if apart, err := run(unchanged); err != nil || apart[0].Loss == 0 {
+		t.Errorf("rows as they are: %v, %v", apart, err)
+	}
+	for want, row := range map[string]func(*dataset.Example) error{
+		"animals: row 2: boom": func(e *dataset.Example) error { return errors.New("boom") },
+		"animals: row 2: of row 6 with 2 texts has been made row 6 with 1": func(e *dataset.Example) error { e.Texts = e.Texts[:1]; return nil },
+		"animals: row 2: of row 6 with 2 texts has been made row 7 with 2": func(e *dataset.Example) error { e.Row = 7; return nil },
+	} {
+		steps, err := run(func(c *stages.Chunk, e *dataset.Example) error {
+			if e.Row == 6 && c.Epoch == 2 {
+				return row(e)
+			}
+			return nil
+		})
+		refused := (*stages.RowsError)(nil)
+		if err == nil || !strings.Contains(err.Error(), want) || errors.As(err, &refused) != strings.Contains(want, "boom") {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if refused != nil && len(steps) != 4 && len(steps) != 5 { // two epochs, and maybe the other dataset's batch
+			t.Errorf("%d steps before the row's", len(steps))
+		}
+	}
+}
+
+// Without a checkpoint the plan begins at its beginning; a damaged one is not gone by without a word.
+func TestResumeLatest(t *testing.T) {
+	dir := t.TempDir()
+	store := checkpoint.Open(dir, checkpoint.Disk{})
+	plan, err := stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, animals(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	none, err := plan.ResumeLatest(store)
+	if none != nil || err != nil || none.Close() != nil || plan.FirstStep != 0 {
+		t.Errorf("%v, %v, step %d", none, err, plan.FirstStep)
+	}
+	if err := os.Mkdir(filepath.Join(dir, checkpoint.FolderName(3)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := plan.ResumeLatest(store); err == nil || !strings.Contains(err.Error(), checkpoint.FolderName(3)) || plan.FirstStep != 0 {
+		t.Errorf("%v, step %d", err, plan.FirstStep)
+	}
+
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, _, err := trainOrResume(t.Context(), p, "run", 0); err != nil { // of 12 steps, with checkpoints of steps 9 and 12
+		t.Fatal(err)
+	}
+	parts, err := filepath.Glob(filepath.Join(p.dir, "run", "checkpoints", checkpoint.FolderName(12), "*.safetensors"))
+	if err != nil || len(parts) != 1 {
+		t.Fatalf("%v, %v", parts, err)
+	}
+	if err := os.Truncate(parts[0], 100); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := trainOrResume(t.Context(), p, "run", 0); err == nil || !strings.Contains(err.Error(), checkpoint.FolderName(12)+" is damaged") || !strings.Contains(err.Error(), "from step 9") {
+		t.Error(err)
+	}
+}
