@@ -69,7 +69,7 @@ func (c *checker) dropout(d Dropout, tokens int) {
 	if !d.Active() {
 		return
 	}
-	if d.P < 0 || d.Threshold() >= 65536 {
+	if !(d.P >= 0 && d.P < 1) {
 		c.fail("dropout probability %v, want 0 <= p < 1", d.P)
 	}
 	if d.Seqs.Tokens != tokens {

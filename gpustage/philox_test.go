@@ -1,6 +1,7 @@
 package gpustage_test
 
 import (
+	"fmt"
 	"math"
 	"testing"
 
@@ -23,25 +24,43 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 	}
 }
 
+// Each of the 16 elements of a call is dropped as often as it should be, and two of them are as often as the product of both, give or take what their common
+// byte does. All elements' rate would show one of whole bytes, 0.1016 for 0.1, as 5 sigma off.
 func TestDropoutRate(t *testing.T) {
-	for _, p := range []float64{0.1, 0.5} {
+	const rows, positions = 400, 200
+	for _, p := range []float64{0.1, 0.5, 0.02, 255.0 / 256} {
 		d := gpustage.Dropout{P: p, Layer: 3, Site: gpustage.SiteFeedForward}
-		dropped, n := 0, 0
-		for row := range 20 {
+		var dropped [16][16]float64 // i and j at once
+		for row := range rows {
 			key := gpustage.RowKey(1, 2, int64(row), 0)
-			for pos := range 20 {
-				for j := range 100 {
-					n++
-					if d.Element(key, j, pos, 0) < d.Threshold() {
-						dropped++
+			for pos := range positions {
+				var drops [16]bool
+				for j := range drops {
+					drops[j] = d.Element(key, 16*(pos%3)+j, pos, 0) < d.Threshold()
+					for i := range j + 1 {
+						if drops[i] && drops[j] {
+							dropped[i][j]++
+						}
 					}
 				}
 			}
 		}
-		sigma := math.Sqrt(p * (1 - p) / float64(n))
-		if rate := float64(dropped) / float64(n); math.Abs(rate-p) > 4*sigma {
-			t.Errorf("p = %v: %v of elements dropped, more than 4 sigma (%v) off", p, rate, sigma)
+		check := func(what string, got, n, p, more float64) {
+			if sigma := math.Sqrt((p*(1-p) + more) / n); !(math.Abs(got/n-p) <= 4*sigma+more) {
+				t.Errorf("p = %v: %v of %s dropped, %.1f sigma off", d.P, got/n, what, (got/n-p)/sigma)
+			}
 		}
+		p = float64(d.Threshold()) / 65536
+		const n = rows * positions
+		all := 0.0
+		for j := range 16 {
+			for i := range j {
+				check(fmt.Sprintf("elements %d and %d", i, j), dropped[i][j], n, p*p, 0x1p-18)
+			}
+			all += dropped[j][j]
+			check(fmt.Sprintf("element %d", j), dropped[j][j], n, p, 0)
+		}
+		check("elements", all, 16*n, p, 0)
 		if got := d.KeepScale() * (1 - float64(d.Threshold())/65536); math.Abs(got-1) > 1e-15 {
 			t.Errorf("p = %v: the expectation of the mask is %v", p, got)
 		}

@@ -2,6 +2,7 @@ package loss
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"contraflow/gpustage"
@@ -155,6 +156,30 @@ func TestManyPairs(t *testing.T) {
 	for i, g := range gpustage.Slice[float64](b.Gradient) {
 		if !(math.Abs(g/r.Weight-slope[i]) <= 1e-15) {
 			t.Fatalf("element %d: gradient %v, want %v", i, g/r.Weight, slope[i])
+		}
+	}
+}
+
+// A pair whose cosine and sine sum to 0 exactly is where the absolute value has no slope: its texts get no gradient, the others' is that of the loss.
+func TestAngleAtZero(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	x := []float64{
+		1, 0, 0, 0, 0.6, 0, 0.8, 0, 0, 0.6, 0, 0.8, // queries
+		0, 1, 0, 0, 0.8, 0, 0.6, 0, 0, -0.8, 0.6, 0, // positives: the first pair's cosine and sine are 0
+	}
+	b := &Batch{Rows: 3, Embeddings: tensor(t, s, gpustage.F64, 6, 4, x), Gradient: tensor(t, s, gpustage.F64, 6, 4, nil), Texts: uniqueTexts(6), Labels: []float64{0.5, 1, 0}}
+	value, grad := compute(t, s, CoSENT{Metric: Angle, Scale: 2}, b)
+	if !(value > 0) {
+		t.Fatalf("the loss is %v", value)
+	}
+	for text := range 6 {
+		for f, g := range grad[text*4 : text*4+4] {
+			if (text == 0 || text == 3) && g != 0 {
+				t.Errorf("text %d, feature %d: gradient %v, want 0", text, f, g)
+			}
+		}
+		if text != 0 && text != 3 && !slices.ContainsFunc(grad[text*4:text*4+4], func(g float64) bool { return g != 0 }) {
+			t.Errorf("text %d has no gradient", text)
 		}
 	}
 }

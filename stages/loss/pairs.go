@@ -208,6 +208,8 @@ func (p *pairs) backward() {
 			c /= p.values[i]
 		case p.metric == Euclidean: // equal embeddings: no direction is better than another
 			c = 0
+		case p.metric == Angle && p.raw[i] == 0: // |v| has no slope there, and PyTorch's is 0
+			c = 0
 		case p.metric == Angle && p.raw[i] < 0:
 			c = -c
 		}

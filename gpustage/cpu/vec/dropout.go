@@ -2,12 +2,12 @@ package vec
 
 import "contraflow/gpustage"
 
-// Dropout names the random bits of one row, as gpustage.Dropout.Bits defines them, and what is done with them.
+// Dropout names the random numbers of one row, as gpustage.Dropout.Element defines them, and what is done with them.
 type Dropout struct {
 	Key       uint64  // the sequence's
 	Pos, Head uint32  // a token and 0, or a query and its head
 	Place     uint32  // layer and site
-	Threshold uint32  // an element whose 16 bits are below it is dropped
+	Threshold uint32  // an element whose number is below it is dropped
 	Scale     float32 // what the others are multiplied by
 }
 
@@ -24,7 +24,7 @@ func (k *Kernels) Dropout(y, x, residual []float32, first int, d Dropout) {
 	if residual != nil {
 		residual = residual[:len(y)]
 	}
-	if n := min(-first&7, len(y)); n > 0 { // up to a whole group of eight
+	if n := min(-first&15, len(y)); n > 0 { // up to a whole group of 16
 		var r []float32
 		if residual != nil {
 			r, residual = residual[:n], residual[n:]
@@ -32,12 +32,12 @@ func (k *Kernels) Dropout(y, x, residual []float32, first int, d Dropout) {
 		dropElements(y[:n], x[:n], r, first, d)
 		y, x, first = y[n:], x[n:], first+n
 	}
-	k.dropout(y, x, residual, uint32(first/8), uint32(d.Key), uint32(d.Key>>32), d.Pos, d.Head, d.Place, d.Threshold, d.Scale)
+	k.dropout(y, x, residual, uint32(first/16), uint32(d.Key), uint32(d.Key>>32), d.Pos, d.Head, d.Place, d.Threshold, d.Scale)
 }
 
 func dropoutPortable(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32) {
 	key := uint64(keyHi)<<32 | uint64(keyLo)
-	dropElements(y, x, residual, int(group)*8, Dropout{key, pos, head, place, threshold, scale})
+	dropElements(y, x, residual, int(group)*16, Dropout{key, pos, head, place, threshold, scale})
 }
 
 // dropElements drops elements from first on.
@@ -45,11 +45,11 @@ func dropElements(y, x, residual []float32, first int, d Dropout) {
 	var words [4]uint32
 	for i := range y {
 		e := first + i
-		if i == 0 || e%8 == 0 {
-			words = gpustage.Philox(d.Key, [4]uint32{uint32(e / 8), d.Pos, d.Head, d.Place})
+		if i == 0 || e%16 == 0 {
+			words = gpustage.Philox(d.Key, [4]uint32{uint32(e / 16), d.Pos, d.Head, d.Place})
 		}
 		f := d.Scale
-		if words[e%8/2]>>(e%2*16)&0xFFFF < d.Threshold {
+		if gpustage.DropoutNumber(words, e%16) < d.Threshold {
 			f = 0
 		}
 		v := float32(x[i] * f) // rounded here on every processor, as the conversion demands

@@ -144,7 +144,7 @@ func layerNormAVX2(y []float32, ys int, x []float32, xs int, gamma []float32, be
 //go:noescape
 func layerNormBackwardAVX2(dx []float32, dxs int, dy []float32, dys int, x []float32, xs int, gamma []float32, mean []float32, rstd []float32, dGamma []float32, dBeta []float32)
 
-// dropoutAVX2 is y = residual + x*f, of y's length, where f is 0 or scale: see gpustage.Dropout. x[0] is element 8*group;
+// dropoutAVX2 is y = residual + x*f, of y's length, where f is 0 or scale: see gpustage.Dropout. x[0] is element 16*group;
 // residual may be nil.
 //
 //go:noescape

@@ -2400,7 +2400,7 @@ rows101:
 
 // func dropoutAVX2(y []float32, x []float32, residual []float32, group uint32, keyLo uint32, keyHi uint32, pos uint32, head uint32, place uint32, threshold uint32, scale float32)
 // Requires: AVX, AVX2, CMOV
-TEXT ·dropoutAVX2(SB), NOSPLIT, $128-104
+TEXT ·dropoutAVX2(SB), NOSPLIT, $256-104
 	MOVQ         y_base+0(FP), DI
 	MOVQ         y_len+8(FP), CX
 	MOVQ         CX, R8
@@ -2558,17 +2558,53 @@ chunk118:
 	VPBLENDD     $0xaa, Y2, Y6, Y2
 	VPUNPCKLQDQ  Y2, Y3, Y4
 	VPUNPCKHQDQ  Y2, Y3, Y6
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y6, 32(BX)
+	VPSRLQ       $0x20, Y4, Y3
+	VPXOR        Y4, Y3, Y3
+	VPSHUFB      turned<>+0(SB), Y4, Y4
+	VPSHUFB      upper<>+0(SB), Y3, Y3
+	VPERMQ       $0xd8, Y4, Y4
+	VPERMQ       $0xd8, Y3, Y3
+	VPUNPCKLBW   Y4, Y3, Y2
+	VMOVUPS      Y2, (BX)
+	VPUNPCKHBW   Y4, Y3, Y2
+	VMOVUPS      Y2, 32(BX)
+	VPSRLQ       $0x20, Y6, Y3
+	VPXOR        Y6, Y3, Y3
+	VPSHUFB      turned<>+0(SB), Y6, Y6
+	VPSHUFB      upper<>+0(SB), Y3, Y3
+	VPERMQ       $0xd8, Y6, Y6
+	VPERMQ       $0xd8, Y3, Y3
+	VPUNPCKLBW   Y6, Y3, Y2
+	VMOVUPS      Y2, 64(BX)
+	VPUNPCKHBW   Y6, Y3, Y2
+	VMOVUPS      Y2, 96(BX)
 	VPSLLQ       $0x20, Y7, Y7
 	VPBLENDD     $0xaa, Y7, Y8, Y7
 	VPSLLQ       $0x20, Y5, Y5
 	VPBLENDD     $0xaa, Y5, Y10, Y5
 	VPUNPCKLQDQ  Y5, Y7, Y8
 	VPUNPCKHQDQ  Y5, Y7, Y10
-	VMOVUPS      Y8, 64(BX)
-	VMOVUPS      Y10, 96(BX)
-	MOVQ         $0x00000040, CX
+	VPSRLQ       $0x20, Y8, Y7
+	VPXOR        Y8, Y7, Y7
+	VPSHUFB      turned<>+0(SB), Y8, Y8
+	VPSHUFB      upper<>+0(SB), Y7, Y7
+	VPERMQ       $0xd8, Y8, Y8
+	VPERMQ       $0xd8, Y7, Y7
+	VPUNPCKLBW   Y8, Y7, Y5
+	VMOVUPS      Y5, 128(BX)
+	VPUNPCKHBW   Y8, Y7, Y5
+	VMOVUPS      Y5, 160(BX)
+	VPSRLQ       $0x20, Y10, Y7
+	VPXOR        Y10, Y7, Y7
+	VPSHUFB      turned<>+0(SB), Y10, Y10
+	VPSHUFB      upper<>+0(SB), Y7, Y7
+	VPERMQ       $0xd8, Y10, Y10
+	VPERMQ       $0xd8, Y7, Y7
+	VPUNPCKLBW   Y10, Y7, Y5
+	VMOVUPS      Y5, 192(BX)
+	VPUNPCKHBW   Y10, Y7, Y5
+	VMOVUPS      Y5, 224(BX)
+	MOVQ         $0x00000080, CX
 	CMPQ         R8, CX
 	CMOVQLT      R8, CX
 	XORQ         AX, AX
@@ -2613,10 +2649,10 @@ alone124:
 	VMASKMOVPS Y0, Y15, (DI)(AX*4)
 
 done120:
-	ADDQ $0x00000100, DI
-	ADDQ $0x00000100, SI
-	ADDQ $0x00000100, DX
-	SUBQ $0x00000040, R8
+	ADDQ $0x00000200, DI
+	ADDQ $0x00000200, SI
+	ADDQ $0x00000200, DX
+	SUBQ $0x00000080, R8
 	JGT  chunk118
 
 end119:
@@ -2658,6 +2694,18 @@ DATA fbb67ae85<>+8(SB)/8, $0xbb67ae85bb67ae85
 DATA fbb67ae85<>+16(SB)/8, $0xbb67ae85bb67ae85
 DATA fbb67ae85<>+24(SB)/8, $0xbb67ae85bb67ae85
 GLOBL fbb67ae85<>(SB), RODATA|NOPTR, $32
+
+DATA turned<>+0(SB)/8, $0x0d0905010c080400
+DATA turned<>+8(SB)/8, $0x0f0b07030e0a0602
+DATA turned<>+16(SB)/8, $0x0d0905010c080400
+DATA turned<>+24(SB)/8, $0x0f0b07030e0a0602
+GLOBL turned<>(SB), RODATA|NOPTR, $32
+
+DATA upper<>+0(SB)/8, $0x0303030303030303
+DATA upper<>+8(SB)/8, $0x0303030303030303
+DATA upper<>+16(SB)/8, $0x0303030303030303
+DATA upper<>+24(SB)/8, $0x0303030303030303
+GLOBL upper<>(SB), RODATA|NOPTR, $32
 
 // func adamWAVX2(p []float32, m []float32, v []float32, g []float32, gradScale float32, beta1 float32, rest1 float32, beta2 float32, rest2 float32, correct2 float32, eps float32, lr float32, decay float32)
 // Requires: AVX, FMA3

@@ -2272,8 +2272,8 @@ rows96:
 	RET
 
 // func dropoutAVX512(y []float32, x []float32, residual []float32, group uint32, keyLo uint32, keyHi uint32, pos uint32, head uint32, place uint32, threshold uint32, scale float32)
-// Requires: AVX, AVX512F, BMI2, CMOV
-TEXT ·dropoutAVX512(SB), NOSPLIT, $256-104
+// Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV
+TEXT ·dropoutAVX512(SB), NOSPLIT, $512-104
 	MOVQ         y_base+0(FP), DI
 	MOVQ         y_len+8(FP), CX
 	MOVQ         CX, R8
@@ -2410,17 +2410,61 @@ chunk110:
 	VMOVDQA32    Z6, K3, Z2
 	VPUNPCKLQDQ  Z2, Z3, Z4
 	VPUNPCKHQDQ  Z2, Z3, Z6
-	VMOVUPS      Z4, (BX)
-	VMOVUPS      Z6, 64(BX)
+	VPSRLQ       $0x20, Z4, Z3
+	VPXORD       Z4, Z3, Z3
+	VPSHUFB      turned<>+0(SB), Z4, Z4
+	VPSHUFB      upper<>+0(SB), Z3, Z3
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z4, Z0, Z4
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z3, Z0, Z3
+	VPUNPCKLBW   Z4, Z3, Z2
+	VMOVUPS      Z2, (BX)
+	VPUNPCKHBW   Z4, Z3, Z2
+	VMOVUPS      Z2, 64(BX)
+	VPSRLQ       $0x20, Z6, Z3
+	VPXORD       Z6, Z3, Z3
+	VPSHUFB      turned<>+0(SB), Z6, Z6
+	VPSHUFB      upper<>+0(SB), Z3, Z3
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z6, Z0, Z6
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z3, Z0, Z3
+	VPUNPCKLBW   Z6, Z3, Z2
+	VMOVUPS      Z2, 128(BX)
+	VPUNPCKHBW   Z6, Z3, Z2
+	VMOVUPS      Z2, 192(BX)
 	VPSLLQ       $0x20, Z7, Z7
 	VMOVDQA32    Z8, K3, Z7
 	VPSLLQ       $0x20, Z5, Z5
 	VMOVDQA32    Z10, K3, Z5
 	VPUNPCKLQDQ  Z5, Z7, Z8
 	VPUNPCKHQDQ  Z5, Z7, Z10
-	VMOVUPS      Z8, 128(BX)
-	VMOVUPS      Z10, 192(BX)
-	MOVQ         $0x00000080, CX
+	VPSRLQ       $0x20, Z8, Z7
+	VPXORD       Z8, Z7, Z7
+	VPSHUFB      turned<>+0(SB), Z8, Z8
+	VPSHUFB      upper<>+0(SB), Z7, Z7
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z8, Z0, Z8
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z7, Z0, Z7
+	VPUNPCKLBW   Z8, Z7, Z5
+	VMOVUPS      Z5, 256(BX)
+	VPUNPCKHBW   Z8, Z7, Z5
+	VMOVUPS      Z5, 320(BX)
+	VPSRLQ       $0x20, Z10, Z7
+	VPXORD       Z10, Z7, Z7
+	VPSHUFB      turned<>+0(SB), Z10, Z10
+	VPSHUFB      upper<>+0(SB), Z7, Z7
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z10, Z0, Z10
+	VMOVUPS      spread<>+0(SB), Z0
+	VPERMQ       Z7, Z0, Z7
+	VPUNPCKLBW   Z10, Z7, Z5
+	VMOVUPS      Z5, 384(BX)
+	VPUNPCKHBW   Z10, Z7, Z5
+	VMOVUPS      Z5, 448(BX)
+	MOVQ         $0x00000100, CX
 	CMPQ         R8, CX
 	CMOVQLT      R8, CX
 	XORQ         AX, AX
@@ -2465,10 +2509,10 @@ alone116:
 	VMOVUPS Z0, K1, (DI)(AX*4)
 
 done112:
-	ADDQ $0x00000200, DI
-	ADDQ $0x00000200, SI
-	ADDQ $0x00000200, DX
-	SUBQ $0x00000080, R8
+	ADDQ $0x00000400, DI
+	ADDQ $0x00000400, SI
+	ADDQ $0x00000400, DX
+	SUBQ $0x00000100, R8
 	JGT  chunk110
 
 end111:
@@ -2499,6 +2543,36 @@ GLOBL sbb67ae85<>(SB), RODATA|NOPTR, $4
 
 DATA s00000008<>+0(SB)/4, $0x00000008
 GLOBL s00000008<>(SB), RODATA|NOPTR, $4
+
+DATA turned<>+0(SB)/8, $0x0d0905010c080400
+DATA turned<>+8(SB)/8, $0x0f0b07030e0a0602
+DATA turned<>+16(SB)/8, $0x0d0905010c080400
+DATA turned<>+24(SB)/8, $0x0f0b07030e0a0602
+DATA turned<>+32(SB)/8, $0x0d0905010c080400
+DATA turned<>+40(SB)/8, $0x0f0b07030e0a0602
+DATA turned<>+48(SB)/8, $0x0d0905010c080400
+DATA turned<>+56(SB)/8, $0x0f0b07030e0a0602
+GLOBL turned<>(SB), RODATA|NOPTR, $64
+
+DATA upper<>+0(SB)/8, $0x0303030303030303
+DATA upper<>+8(SB)/8, $0x0303030303030303
+DATA upper<>+16(SB)/8, $0x0303030303030303
+DATA upper<>+24(SB)/8, $0x0303030303030303
+DATA upper<>+32(SB)/8, $0x0303030303030303
+DATA upper<>+40(SB)/8, $0x0303030303030303
+DATA upper<>+48(SB)/8, $0x0303030303030303
+DATA upper<>+56(SB)/8, $0x0303030303030303
+GLOBL upper<>(SB), RODATA|NOPTR, $64
+
+DATA spread<>+0(SB)/8, $0x0000000000000000
+DATA spread<>+8(SB)/8, $0x0000000000000004
+DATA spread<>+16(SB)/8, $0x0000000000000001
+DATA spread<>+24(SB)/8, $0x0000000000000005
+DATA spread<>+32(SB)/8, $0x0000000000000002
+DATA spread<>+40(SB)/8, $0x0000000000000006
+DATA spread<>+48(SB)/8, $0x0000000000000003
+DATA spread<>+56(SB)/8, $0x0000000000000007
+GLOBL spread<>(SB), RODATA|NOPTR, $64
 
 // func adamWAVX512(p []float32, m []float32, v []float32, g []float32, gradScale float32, beta1 float32, rest1 float32, beta2 float32, rest2 float32, correct2 float32, eps float32, lr float32, decay float32)
 // Requires: AVX, AVX512F, BMI2

@@ -144,11 +144,11 @@ func layerNormNEON(y []float32, ys int, x []float32, xs int, gamma, beta, mean, 
 //go:noescape
 func layerNormBackwardNEON(dx []float32, dxs int, dy []float32, dys int, x []float32, xs int, gamma, mean, rstd, dGamma, dBeta []float32)
 
-// dropout32NEON is y = residual + x*f, of y's length, a multiple of 32, where f is 0 or scale: see gpustage.Dropout. x[0] is element 8*group;
+// dropout64NEON is y = residual + x*f, of y's length, a multiple of 64, where f is 0 or scale: see gpustage.Dropout. x[0] is element 16*group;
 // residual may be nil.
 //
 //go:noescape
-func dropout32NEON(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)
+func dropout64NEON(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)
 
 // adamWNEON updates p, m and v from g, of p's length: see gpustage.AdamW. rest1 is 1-beta1, rest2 1-beta2; correct2 is
 // 1/sqrt(1-beta2^step), lr is divided by 1-beta1^step, decay is the learning rate times the weight decay.

@@ -199,16 +199,20 @@ DATA tanhBackwardNEONConsts<>+48(SB)/4, $0x40000000
 DATA tanhBackwardNEONConsts<>+52(SB)/4, $0x80000000
 GLOBL tanhBackwardNEONConsts<>(SB), RODATA|NOPTR, $64
 
-DATA dropout32NEONConsts<>+0(SB)/4, $0x00000000
-DATA dropout32NEONConsts<>+4(SB)/4, $0x00000001
-DATA dropout32NEONConsts<>+8(SB)/4, $0x00000002
-DATA dropout32NEONConsts<>+12(SB)/4, $0x00000003
-DATA dropout32NEONConsts<>+16(SB)/4, $0xD2511F53
-DATA dropout32NEONConsts<>+20(SB)/4, $0xCD9E8D57
-DATA dropout32NEONConsts<>+24(SB)/4, $0x9E3779B9
-DATA dropout32NEONConsts<>+28(SB)/4, $0xBB67AE85
-DATA dropout32NEONConsts<>+32(SB)/4, $0x00000004
-GLOBL dropout32NEONConsts<>(SB), RODATA|NOPTR, $48
+DATA dropout64NEONConsts<>+0(SB)/4, $0x00000000
+DATA dropout64NEONConsts<>+4(SB)/4, $0x00000001
+DATA dropout64NEONConsts<>+8(SB)/4, $0x00000002
+DATA dropout64NEONConsts<>+12(SB)/4, $0x00000003
+DATA dropout64NEONConsts<>+16(SB)/4, $0x0C080400
+DATA dropout64NEONConsts<>+20(SB)/4, $0x0D090501
+DATA dropout64NEONConsts<>+24(SB)/4, $0x0E0A0602
+DATA dropout64NEONConsts<>+28(SB)/4, $0x0F0B0703
+DATA dropout64NEONConsts<>+32(SB)/4, $0xD2511F53
+DATA dropout64NEONConsts<>+36(SB)/4, $0xCD9E8D57
+DATA dropout64NEONConsts<>+40(SB)/4, $0x9E3779B9
+DATA dropout64NEONConsts<>+44(SB)/4, $0xBB67AE85
+DATA dropout64NEONConsts<>+48(SB)/4, $0x00000004
+GLOBL dropout64NEONConsts<>(SB), RODATA|NOPTR, $64
 
 DATA toBF16NEONConsts<>+0(SB)/4, $0x00000001
 DATA toBF16NEONConsts<>+4(SB)/4, $0x00007FFF
@@ -2318,17 +2322,17 @@ next148:
 rows130:
 	RET
 
-// func dropout32NEON(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)
-TEXT ·dropout32NEON(SB), NOSPLIT, $0-104
-	MOVD $dropout32NEONConsts<>(SB), R26
+// func dropout64NEON(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)
+TEXT ·dropout64NEON(SB), NOSPLIT, $0-104
+	MOVD $dropout64NEONConsts<>(SB), R26
 	FMOVQ 0(R26), F16
 	FMOVQ 16(R26), F17
 	FMOVQ 32(R26), F18
-	WORD $0x4E040637 // dup v23.4s, v17.s[0]
-	WORD $0x4E0C0636 // dup v22.4s, v17.s[1]
-	WORD $0x4E140635 // dup v21.4s, v17.s[2]
-	WORD $0x4E1C0634 // dup v20.4s, v17.s[3]
-	WORD $0x4E040653 // dup v19.4s, v18.s[0]
+	FMOVQ 48(R26), F19
+	WORD $0x4E040657 // dup v23.4s, v18.s[0]
+	WORD $0x4E0C0656 // dup v22.4s, v18.s[1]
+	WORD $0x4E140655 // dup v21.4s, v18.s[2]
+	WORD $0x4E1C0654 // dup v20.4s, v18.s[3]
 	MOVD y_base+0(FP), R0
 	MOVD x_base+24(FP), R1
 	MOVD residual_base+48(FP), R2
@@ -2350,7 +2354,7 @@ TEXT ·dropout32NEON(SB), NOSPLIT, $0-104
 	MOVWU scale+100(FP), R26
 	WORD $0x4E040F58 // dup v24.4s, w26
 	WORD $0x4EB087FF // add v31.4s, v31.4s, v16.4s
-	SUBS $32, R20, R20
+	SUBS $64, R20, R20
 	BLT next150
 loop149:
 	WORD $0x4EBF1FE0 // mov v0.16b, v31.16b
@@ -2455,7 +2459,9 @@ loop149:
 	WORD $0x4E8858E6 // uzp2 v6.4s, v7.4s, v8.4s
 	WORD $0x6E261C63 // eor v3.16b, v3.16b, v6.16b
 	WORD $0x6E241C63 // eor v3.16b, v3.16b, v4.16b
-	WORD $0x4EB387FF // add v31.4s, v31.4s, v19.4s
+	WORD $0x4E040667 // dup v7.4s, v19.s[0]
+	WORD $0x4EA787FF // add v31.4s, v31.4s, v7.4s
+	WORD $0x6E201C67 // eor v7.16b, v3.16b, v0.16b
 	WORD $0x4E802868 // trn1 v8.4s, v3.4s, v0.4s
 	WORD $0x4E806869 // trn2 v9.4s, v3.4s, v0.4s
 	WORD $0x4E82282A // trn1 v10.4s, v1.4s, v2.4s
@@ -2464,7 +2470,11 @@ loop149:
 	WORD $0x4ECB2921 // trn1 v1.2d, v9.2d, v11.2d
 	WORD $0x4ECA6902 // trn2 v2.2d, v8.2d, v10.2d
 	WORD $0x4ECB6923 // trn2 v3.2d, v9.2d, v11.2d
-	WORD $0x2F10A404 // uxtl v4.4s, v0.4h
+	WORD $0x4E11000C // tbl v12.16b, {v0.16b}, v17.16b
+	WORD $0x4E0704E4 // dup v4.16b, v7.b[3]
+	WORD $0x4E0C3888 // zip1 v8.16b, v4.16b, v12.16b
+	WORD $0x4E0C7889 // zip2 v9.16b, v4.16b, v12.16b
+	WORD $0x2F10A504 // uxtl v4.4s, v8.4h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2474,7 +2484,7 @@ loop149:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone151:
 	WORD $0x3C810405 // str q5, [x0], #16
-	WORD $0x6F10A404 // uxtl2 v4.4s, v0.8h
+	WORD $0x6F10A504 // uxtl2 v4.4s, v8.8h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2484,7 +2494,7 @@ alone151:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone152:
 	WORD $0x3C810405 // str q5, [x0], #16
-	WORD $0x2F10A424 // uxtl v4.4s, v1.4h
+	WORD $0x2F10A524 // uxtl v4.4s, v9.4h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2494,7 +2504,7 @@ alone152:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone153:
 	WORD $0x3C810405 // str q5, [x0], #16
-	WORD $0x6F10A424 // uxtl2 v4.4s, v1.8h
+	WORD $0x6F10A524 // uxtl2 v4.4s, v9.8h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2504,7 +2514,11 @@ alone153:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone154:
 	WORD $0x3C810405 // str q5, [x0], #16
-	WORD $0x2F10A444 // uxtl v4.4s, v2.4h
+	WORD $0x4E11002C // tbl v12.16b, {v1.16b}, v17.16b
+	WORD $0x4E0F04E4 // dup v4.16b, v7.b[7]
+	WORD $0x4E0C3888 // zip1 v8.16b, v4.16b, v12.16b
+	WORD $0x4E0C7889 // zip2 v9.16b, v4.16b, v12.16b
+	WORD $0x2F10A504 // uxtl v4.4s, v8.4h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2514,7 +2528,7 @@ alone154:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone155:
 	WORD $0x3C810405 // str q5, [x0], #16
-	WORD $0x6F10A444 // uxtl2 v4.4s, v2.8h
+	WORD $0x6F10A504 // uxtl2 v4.4s, v8.8h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2524,7 +2538,7 @@ alone155:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone156:
 	WORD $0x3C810405 // str q5, [x0], #16
-	WORD $0x2F10A464 // uxtl v4.4s, v3.4h
+	WORD $0x2F10A524 // uxtl v4.4s, v9.4h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2534,7 +2548,7 @@ alone156:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone157:
 	WORD $0x3C810405 // str q5, [x0], #16
-	WORD $0x6F10A464 // uxtl2 v4.4s, v3.8h
+	WORD $0x6F10A524 // uxtl2 v4.4s, v9.8h
 	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
 	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
 	WORD $0x3CC10425 // ldr q5, [x1], #16
@@ -2544,7 +2558,95 @@ alone157:
 	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
 alone158:
 	WORD $0x3C810405 // str q5, [x0], #16
-	SUBS $32, R20, R20
+	WORD $0x4E11004C // tbl v12.16b, {v2.16b}, v17.16b
+	WORD $0x4E1704E4 // dup v4.16b, v7.b[11]
+	WORD $0x4E0C3888 // zip1 v8.16b, v4.16b, v12.16b
+	WORD $0x4E0C7889 // zip2 v9.16b, v4.16b, v12.16b
+	WORD $0x2F10A504 // uxtl v4.4s, v8.4h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone159
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone159:
+	WORD $0x3C810405 // str q5, [x0], #16
+	WORD $0x6F10A504 // uxtl2 v4.4s, v8.8h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone160
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone160:
+	WORD $0x3C810405 // str q5, [x0], #16
+	WORD $0x2F10A524 // uxtl v4.4s, v9.4h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone161
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone161:
+	WORD $0x3C810405 // str q5, [x0], #16
+	WORD $0x6F10A524 // uxtl2 v4.4s, v9.8h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone162
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone162:
+	WORD $0x3C810405 // str q5, [x0], #16
+	WORD $0x4E11006C // tbl v12.16b, {v3.16b}, v17.16b
+	WORD $0x4E1F04E4 // dup v4.16b, v7.b[15]
+	WORD $0x4E0C3888 // zip1 v8.16b, v4.16b, v12.16b
+	WORD $0x4E0C7889 // zip2 v9.16b, v4.16b, v12.16b
+	WORD $0x2F10A504 // uxtl v4.4s, v8.4h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone163
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone163:
+	WORD $0x3C810405 // str q5, [x0], #16
+	WORD $0x6F10A504 // uxtl2 v4.4s, v8.8h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone164
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone164:
+	WORD $0x3C810405 // str q5, [x0], #16
+	WORD $0x2F10A524 // uxtl v4.4s, v9.4h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone165
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone165:
+	WORD $0x3C810405 // str q5, [x0], #16
+	WORD $0x6F10A524 // uxtl2 v4.4s, v9.8h
+	WORD $0x6EB93C84 // cmhs v4.4s, v4.4s, v25.4s
+	WORD $0x4E381C84 // and v4.16b, v4.16b, v24.16b
+	WORD $0x3CC10425 // ldr q5, [x1], #16
+	WORD $0x6E24DCA5 // fmul v5.4s, v5.4s, v4.4s
+	CBZ R2, alone166
+	WORD $0x3CC10446 // ldr q6, [x2], #16
+	WORD $0x4E26D4A5 // fadd v5.4s, v5.4s, v6.4s
+alone166:
+	WORD $0x3C810405 // str q5, [x0], #16
+	SUBS $64, R20, R20
 	BGE loop149
 next150:
 	RET
@@ -2578,8 +2680,8 @@ TEXT ·adamWNEON(SB), NOSPLIT, $0-132
 	MOVWU decay+128(FP), R26
 	WORD $0x4E040F57 // dup v23.4s, w26
 	SUBS $4, R20, R20
-	BLT next160
-loop159:
+	BLT next168
+loop167:
 	WORD $0x3CC10460 // ldr q0, [x3], #16
 	WORD $0x3CC104A1 // ldr q1, [x5], #16
 	WORD $0x3CC104C2 // ldr q2, [x6], #16
@@ -2601,12 +2703,12 @@ loop159:
 	WORD $0x4EA1D463 // fsub v3.4s, v3.4s, v1.4s
 	WORD $0x3C810403 // str q3, [x0], #16
 	SUBS $4, R20, R20
-	BGE loop159
-next160:
+	BGE loop167
+next168:
 	ADD $4, R20, R20
 	SUBS $1, R20, R20
-	BLT next162
-loop161:
+	BLT next170
+loop169:
 	FMOVS.P 4(R3), F0
 	FMOVS.P 4(R5), F1
 	FMOVS.P 4(R6), F2
@@ -2628,8 +2730,8 @@ loop161:
 	WORD $0x4EA1D463 // fsub v3.4s, v3.4s, v1.4s
 	FMOVS.P F3, 4(R0)
 	SUBS $1, R20, R20
-	BGE loop161
-next162:
+	BGE loop169
+next170:
 	RET
 
 // func sgdNEON(p, v, g []float32, gradScale, momentum, lr, decay float32)
@@ -2648,42 +2750,42 @@ TEXT ·sgdNEON(SB), NOSPLIT, $0-88
 	MOVWU decay+84(FP), R26
 	WORD $0x4E040F5C // dup v28.4s, w26
 	SUBS $4, R20, R20
-	BLT next164
-loop163:
+	BLT next172
+loop171:
 	WORD $0x3CC10440 // ldr q0, [x2], #16
 	WORD $0x3CC10461 // ldr q1, [x3], #16
 	WORD $0x6E3FDC00 // fmul v0.4s, v0.4s, v31.4s
 	WORD $0x4E3CCC20 // fmla v0.4s, v1.4s, v28.4s
-	CBZ R1, bare165
+	CBZ R1, bare173
 	MOVD R1, R21
 	WORD $0x3CC106A2 // ldr q2, [x21], #16
 	WORD $0x4E3ECC40 // fmla v0.4s, v2.4s, v30.4s
 	WORD $0x3C810420 // str q0, [x1], #16
-bare165:
+bare173:
 	WORD $0x4EBDCC01 // fmls v1.4s, v0.4s, v29.4s
 	WORD $0x3C810401 // str q1, [x0], #16
 	SUBS $4, R20, R20
-	BGE loop163
-next164:
+	BGE loop171
+next172:
 	ADD $4, R20, R20
 	SUBS $1, R20, R20
-	BLT next167
-loop166:
+	BLT next175
+loop174:
 	FMOVS.P 4(R2), F0
 	FMOVS.P 4(R3), F1
 	WORD $0x6E3FDC00 // fmul v0.4s, v0.4s, v31.4s
 	WORD $0x4E3CCC20 // fmla v0.4s, v1.4s, v28.4s
-	CBZ R1, bare168
+	CBZ R1, bare176
 	MOVD R1, R21
 	FMOVS.P 4(R21), F2
 	WORD $0x4E3ECC40 // fmla v0.4s, v2.4s, v30.4s
 	FMOVS.P F0, 4(R1)
-bare168:
+bare176:
 	WORD $0x4EBDCC01 // fmls v1.4s, v0.4s, v29.4s
 	FMOVS.P F1, 4(R0)
 	SUBS $1, R20, R20
-	BGE loop166
-next167:
+	BGE loop174
+next175:
 	RET
 
 // func toBF16NEON(y []uint16, x []float32)
@@ -2697,8 +2799,8 @@ TEXT ·toBF16NEON(SB), NOSPLIT, $0-48
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
 	SUBS $4, R20, R20
-	BLT next170
-loop169:
+	BLT next178
+loop177:
 	WORD $0x3CC10420 // ldr q0, [x1], #16
 	WORD $0x6F300401 // ushr v1.4s, v0.4s, #16
 	WORD $0x4E3F1C21 // and v1.16b, v1.16b, v31.16b
@@ -2710,8 +2812,8 @@ loop169:
 	WORD $0x0F108421 // shrn v1.4h, v1.4s, #16
 	FMOVD.P F1, 8(R0)
 	SUBS $4, R20, R20
-	BGE loop169
-next170:
+	BGE loop177
+next178:
 	RET
 
 // func fromBF16NEON(y []float32, x []uint16)
@@ -2720,12 +2822,12 @@ TEXT ·fromBF16NEON(SB), NOSPLIT, $0-48
 	MOVD x_base+24(FP), R1
 	MOVD y_len+8(FP), R20
 	SUBS $4, R20, R20
-	BLT next172
-loop171:
+	BLT next180
+loop179:
 	FMOVD.P 8(R1), F0
 	WORD $0x2E613800 // shll v0.4s, v0.4h, #16
 	WORD $0x3C810400 // str q0, [x0], #16
 	SUBS $4, R20, R20
-	BGE loop171
-next172:
+	BGE loop179
+next180:
 	RET

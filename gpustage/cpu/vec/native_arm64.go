@@ -26,20 +26,20 @@ var neon = Kernels{
 	toBF16: toBF16NEON, fromBF16: fromBF16NEON,
 }
 
-// dropoutNEON makes the last elements, less than four of Philox's counters, 32 in a place of their own.
+// dropoutNEON makes the last elements, less than four of Philox's counters, 64 in a place of their own.
 func dropoutNEON(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32) {
-	whole := len(y) &^ 31
-	dropout32NEON(y[:whole], x, residual, group, keyLo, keyHi, pos, head, place, threshold, scale)
+	whole := len(y) &^ 63
+	dropout64NEON(y[:whole], x, residual, group, keyLo, keyHi, pos, head, place, threshold, scale)
 	if whole == len(y) {
 		return
 	}
-	var last, more [32]float32
+	var last, more [64]float32
 	copy(last[:], x[whole:])
 	var r []float32
 	if residual != nil {
 		copy(more[:], residual[whole:])
 		r = more[:]
 	}
-	dropout32NEON(last[:], last[:], r, group+uint32(whole/8), keyLo, keyHi, pos, head, place, threshold, scale)
+	dropout64NEON(last[:], last[:], r, group+uint32(whole/16), keyLo, keyHi, pos, head, place, threshold, scale)
 	copy(y[whole:], last[:])
 }

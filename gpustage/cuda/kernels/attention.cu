@@ -249,6 +249,11 @@ DEVICE Score score(const Attention &a, float product, int i, int j, int h) {
 	return c;
 }
 
+// keep8 is the half of keep16 that has keys 8*group to 8*group+7.
+DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
+	return keep16(key, group / 2, pos, head, site, threshold) >> 16 * (group % 2) & 0xff;
+}
+
 // factor is the dropout's for query i and key j.
 DEVICE float factor(const Attention &a, int b, int i, int j, int h) {
 	if (!a.keys) return 1.f;

@@ -214,16 +214,36 @@ DEVICE void philox(u64 key, u32 c0, u32 c1, u32 c2, u32 c3, u32 out[4]) {
 	out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-// keep8 is a bit for each of the elements 8*group to 8*group+7 of a vector: 1 where it stays. See gpustage.Dropout.Bits. threshold is below 65,536.
-DEVICE u32 keep8(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
-	u32 w[4], bits = 0;
+// not_less compares four bytes: the uppermost bit of each says whether a's is at least b's. Where these bits of a and b are equal it is by the other
+// seven, of which rest has the difference. Of C++ the compiler makes three instructions of the last one.
+DEVICE u32 not_less(u32 a, u32 b) {
+	const u32 UPPER = 0x80808080;
+	u32 rest = (a | UPPER) - (b & ~UPPER);
+#ifdef HOST_CUDA
+	return a & ~b | ~(a ^ b) & rest;
+#else
+	u32 y;
+	asm("lop3.b32 %0, %1, %2, %3, 0xb2;" : "=r"(y) : "r"(a), "r"(b), "r"(rest));
+	return y;
+#endif
+}
+
+// keep_quads is a bit for each of the elements 16*group to 16*group+15 of a vector: 1 where it stays. Those of quad i are the upper four bits of byte i; the
+// lower ones are not for use. See gpustage.Dropout.Element: a number is at least the threshold where its own byte is at least what the shared one leaves of
+// the threshold, rounded up to whole bytes. threshold is at most 0xff00.
+DEVICE u32 keep_quads(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
+	u32 w[4];
 	philox(key, group, pos, head, site, w);
+	u32 least = __byte_perm(threshold + 0xff - ((w[0] ^ w[1]) >> 24), 0, 0x1111), bits = not_less(w[0], least);
 #pragma unroll
-	for (int i = 0; i < 4; i++) {
-		bits |= (w[i] << 16 >= threshold << 16) << (2 * i);
-		bits |= (w[i] >= threshold << 16) << (2 * i + 1);
-	}
+	for (int i = 1; i < 4; i++) bits = bits >> 1 & 0x7f7f7f7f | not_less(w[i], least) & 0x80808080;
 	return bits;
+}
+
+// keep16 is keep_quads with the bits of elements 0 to 7 in byte 0, and the others' in byte 2, in their order; what is in other bytes is not for use.
+DEVICE u32 keep16(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
+	u32 quads = keep_quads(key, group, pos, head, site, threshold);
+	return quads >> 4 & 0x0f0f0f0f | quads >> 8 & 0xf0f0f0f0;
 }
 
 // drop_bits multiplies what stays of a quad, as its last four bits say.
@@ -234,22 +254,17 @@ DEVICE void drop_bits(Quad &q, u32 bits, float scale) {
 
 // drop_quad multiplies a quad of a token's features from col by what dropout makes of them.
 DEVICE void drop_quad(Quad &q, u32 col, u64 key, u32 pos, u32 site, u32 threshold, float scale) {
-	drop_bits(q, keep8(key, col / 8, pos, 0, site, threshold) >> (col % 8), scale);
+	drop_bits(q, keep_quads(key, col / 16, pos, 0, site, threshold) >> (2 * (col % 16) + 4), scale);
 }
 
-// keep_rows is four bits of each of N rows, of a lane's quad from col on: row i's from bit 4 * i on. Lane i has row i's key and place. Eight columns
-// are two neighboring lanes': each makes the bits of every other row for both.
-template <int N> DEVICE u32 keep_rows(u64 key, u32 col, u32 pos, u32 site, u32 threshold) {
-	u32 kept = 0;
-	int odd = lane_id() % 2;
-#pragma unroll
-	for (int i = 0; i < N; i += 2) {
-		int from = i + odd;
-		u32 mine = keep8(__shfl_sync(EVERY, key, from), col / 8, __shfl_sync(EVERY, pos, from), 0, site, threshold);
-		u32 theirs = __shfl_xor_sync(EVERY, mine, 1);
-		kept |= ((odd ? theirs : mine) >> col % 8 & 15) << 4 * i | ((odd ? mine : theirs) >> col % 8 & 15) << 4 * (i + 1);
-	}
-	return kept;
+// keep_rows is four bits of each of four rows, of a lane's quad from col on: row i's are the upper ones of byte i. Lane i has the key and the place of row
+// i % 4. Sixteen columns are four neighboring lanes': each makes the bits of its row for all, and they exchange bytes.
+DEVICE u32 keep_rows(u64 key, u32 col, u32 pos, u32 site, u32 threshold) {
+	int own = lane_id() % 4;
+	u32 all = keep_quads(key, col / 16, pos, 0, site, threshold), theirs = __shfl_xor_sync(EVERY, all, 1);
+	all = __byte_perm(all, theirs, own % 2 ? 0x3715 : 0x6240);
+	theirs = __shfl_xor_sync(EVERY, all, 2);
+	return __byte_perm(all, theirs, own < 2 ? 0x5410 : 0x3276);
 }
 
 // ---- activations

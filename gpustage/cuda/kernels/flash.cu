@@ -134,7 +134,7 @@ template <int D> DEVICE void flash_dbias(const Attention &a, float *parts) {
 			float lse[2], delta[2];
 			row_numbers<1>(a, lse, delta, lo, h, i, n);
 			Range see = keys_of(a, q0, q0 + 63, n);
-			for (int k0 = see.from / 8 * 8; k0 < see.to; k0 += C) {
+			for (int k0 = see.from / 16 * 16; k0 < see.to; k0 += C) {
 				__syncthreads(); // the tile before is done with
 				partners<Way, N>(a, shared, k, a.sk, v, a.sv, k0, n);
 				wait_copies();

@@ -201,22 +201,23 @@ DEVICE bool outside(const Range &r, int first, int count) { return first < r.fro
 
 // A lane's 4*N elements of a warp's 16 queries and 8*N keys have a bit each that says what dropout keeps, in a word. Its bytes are of
 //
-//	query i, tiles 0 to 3 | query i+8, tiles 0 to 3 | query i, tiles 4 to 7 | query i+8, tiles 4 to 7
+//	query i, even tiles | query i+8, even tiles | query i, odd tiles | query i+8, odd tiles
 //
-// with two bits of each tile. Eight keys of a query are one call of philox (keep8). draw makes it for one tile of four in each of four lanes: a byte is
-// of the eight keys of one tile then. share exchanges two bits of each byte among the four, lane t getting the t-th ones of each. kept_bit is the bit of
-// element e of tile j.
-DEVICE constexpr u32 kept_bit(int j, int e) { return 1u << (8 * (j / 4 * 2 + e / 2) + j % 4 * 2 + e % 2); }
+// with two bits of each tile. Sixteen keys of a query are one call of philox (keep16). draw makes it for two tiles and both queries in each of four lanes,
+// or of four tiles for one query in each, of which two exchange what they have, so that two other lanes have the same: a byte is of the eight keys
+// of one tile then. share exchanges two bits of each byte among the four, lane t getting the t-th ones of each. kept_bit is the bit of element e of tile j.
+DEVICE constexpr u32 kept_bit(int j, int e) { return 1u << (8 * (j % 2 * 2 + e / 2) + j / 2 * 2 + e % 2); }
 const u32 ALL_KEPT = 0xffffffff;
 template <int N> DEVICE u32 draw(const Attention &a, u64 key, int h, int i, int j) {
 	static_assert(N == 4 || N == 8, "a bit each");
-	u32 all = 0;
-#pragma unroll
-	for (int first = 0; first < N; first += 4) {
-		u32 group = j / 8 + first + lane_id() % 4;
-		all |= (keep8(key, group, i, h, a.site, a.threshold) | keep8(key, group, i + 8, h, a.site, a.threshold) << 8) << 4 * first;
+	int t = lane_id() % 4;
+	u32 group = j / 16 + t % (N / 2), one, other;
+	if (N == 8) {
+		one = keep16(key, group, i, h, a.site, a.threshold), other = keep16(key, group, i + 8, h, a.site, a.threshold);
+		return __byte_perm(one, other, 0x6240);
 	}
-	return all;
+	one = keep16(key, group, i + t / 2 * 8, h, a.site, a.threshold), other = __shfl_xor_sync(EVERY, one, 2);
+	return __byte_perm(one, other, t < 2 ? 0x6240 : 0x2604);
 }
 DEVICE u32 share(u32 all) {
 	int t = lane_id() % 4;
@@ -227,15 +228,13 @@ DEVICE u32 share(u32 all) {
 }
 
 // The way back draws by query, and leaves for what comes by key what it has drawn, a bit for each pair: of each head and sequence, whose words drawn_of
-// finds, 32 keys of all n queries after 32 keys of all. leave_drawn writes those of queries i and i+8 and of 8*N keys from j, a multiple of 32. Four lanes
-// have a byte each of four words; lane t gets the t-th word and writes it.
+// finds, 32 keys of all n queries after 32 keys of all. leave_drawn writes those of queries i and i+8 and of 8*N keys from j, a multiple of 32. Two lanes
+// have two bytes each of two words; each gets one of them and writes it.
 DEVICE u32 *drawn_of(const Attention &a, int h, int lo) { return (u32 *)a.kept + ((size_t)h * a.tokens + lo) * a.skept; }
 template <int N> DEVICE void leave_drawn(u32 all, u32 *drawn, int i, int j, int n) {
 	int t = lane_id() % 4, row = i + t % 2 * 8;
-	u32 theirs = __shfl_xor_sync(EVERY, all, 2);
-	all = __byte_perm(all, theirs, t < 2 ? 0x5410 : 0x3276);
-	theirs = __shfl_xor_sync(EVERY, all, 1);
-	all = __byte_perm(all, theirs, t % 2 ? 0x3715 : 0x6240);
+	u32 theirs = __shfl_xor_sync(EVERY, all, 1);
+	all = __byte_perm(all, theirs, t % 2 ? 0x3175 : 0x6420);
 	if (t / 2 * 4 < N && row < n) drawn[(size_t)(j / 32 + t / 2) * n + row] = all;
 }
 
@@ -396,7 +395,7 @@ template <class Way, bool BIAS> DEVICE void flash_forward(const Attention &a) {
 	int w0 = q0 + warp_id() * 16 * R;
 	const u16 *k = head_of(a.k, a.sk, lo, h / a.group * D), *v = head_of(a.v, a.sv, lo, h / a.group * D);
 	Range see = keys_of(a, q0, q0 + rows - 1, n);
-	int k0 = see.from / 8 * 8;
+	int k0 = see.from / 16 * 16;
 	partners<Way, N>(a, shared, k, a.sk, v, a.sv, k0, n);
 	const u16 *ownQ = head_of(a.q, a.sq, lo, h * D);
 	u32 q[R][D / 16][4];

@@ -273,7 +273,7 @@ KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz,
 				e[i] += w, e[N + i] += w * u;
 			}
 		}
-		if (keys) kept = keep_rows<N>(key, col, here, site, threshold);
+		if (keys) kept = keep_rows(key, col, here, site, threshold);
 		float one = all_sums(e);
 		if (lane_id() % 4 == 0) across[turn][warp_id()][lane_id() / 4] = one;
 		__syncthreads();
@@ -294,7 +294,7 @@ KERNEL __launch_bounds__(768) norm_backward(float *dx, int sdx, void *z, int sz,
 			for (int k = 0; k < 4; k++) d[i].v[k] = r[i] * (d[i].v[k] - ofE - p[i].v[k] * ofEN);
 			store_quad(AT(dx, sdx), d[i], 4, true);
 			if (!z) continue;
-			if (keys) drop_bits(d[i], kept >> 4 * i, keep);
+			if (keys) drop_bits(d[i], kept >> (8 * i + 4), keep);
 			for (int k = 0; k < 4; k++) drop.v[k] += d[i].v[k];
 			store_half(z, PLACE(sz), d[i], 4, true, half & 2);
 		}

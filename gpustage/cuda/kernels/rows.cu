@@ -260,13 +260,13 @@ KERNEL __launch_bounds__(1024) epilogue_norm_wide(float *y, int sy, u16 *operand
 		if (keys) key = keys[text];
 	};
 	auto take = [&](Quad p[N]) {
-		u32 kept = keys ? keep_rows<N>(key, col, place, site, threshold) : 0;
+		u32 kept = keys ? keep_rows(key, col, place, site, threshold) : 0;
 		wait_copies();
 #pragma unroll
 		for (int i = 0; i < N; i++) {
 			p[i] = load_quad(coming + i * quads + own, 4, true);
 			add(p[i], b);
-			if (keys) drop_bits(p[i], kept >> 4 * i, keep);
+			if (keys) drop_bits(p[i], kept >> (8 * i + 4), keep);
 			add(p[i], load_quad(coming + (N + i) * quads + own, 4, true));
 		}
 	};
@@ -338,7 +338,7 @@ KERNEL __launch_bounds__(1024) embed_wide(float *y, int sy, u16 *operand, int so
 	Quad g = load_quad(gamma + col, n, true), shift = load_quad(beta + col, beta ? n : 0, true);
 	u64 key = 0; // lane i has row i % N, here and below
 	int word = 0, at = 0, kind = 0, text = 0, place = 0;
-	u32 kept = 0; // four bits of each row
+	u32 kept = 0; // see keep_rows
 	auto look = [&](int first) {
 		int row = min(first + lane_id() % N, hi - 1);
 		word = ids[row];
@@ -362,7 +362,7 @@ KERNEL __launch_bounds__(1024) embed_wide(float *y, int sy, u16 *operand, int so
 		if (keys) key = keys[text];
 	};
 	auto take = [&](Quad p[N]) {
-		if (keys) kept = keep_rows<N>(key, col, place, site, threshold);
+		if (keys) kept = keep_rows(key, col, place, site, threshold);
 		wait_copies();
 #pragma unroll
 		for (int i = 0; i < N; i++) {
@@ -376,7 +376,7 @@ KERNEL __launch_bounds__(1024) embed_wide(float *y, int sy, u16 *operand, int so
 	auto came = [&](int row, const Quad &p) { store_quad(AT(sum, ssum), p, 4, true); };
 	auto finish = [&](int row, int i, Quad &p, float m, float r) {
 		normalized(p, m, r, g, beta, shift);
-		if (keys) drop_bits(p, kept >> 4 * i, keep);
+		if (keys) drop_bits(p, kept >> (8 * i + 4), keep);
 		store_quad(AT(y, sy), p, 4, true);
 		copy_quad(operand, PLACE(so), p, 4, true);
 	};

@@ -58,7 +58,7 @@ template <class Way> DEVICE void short_forward(const Attention &a) {
 //
 // With a block for each head 12,232 tokens of 192 sequences and 12 heads of 64 features took 112 us on an H200, where 42 would issue all instructions
 // and 36 move all bytes; by query and then by key they took 243. A warp waited for its rows five times, one after the other, and had 480 instructions
-// for 16 queries and 32 keys. Now it waits once, and has drawn what dropout keeps by then, by some 96 instructions for so many; 240 are left. Neither this
+// for 16 queries and 32 keys. Now it waits once, and has drawn what dropout keeps by then, by some 67 instructions for so many; 240 are left. Neither this
 // nor pairs of heads have been timed.
 
 const int SCORES = 64; // keys
@@ -159,7 +159,7 @@ template <class Way> DEVICE void short_backward_head(const Attention &a, u16 *qs
 	if (mine) chunk_products<Way>(delta, os, ctx, w0);
 	for (int k0 = 0; k0 < n; k0 += SCORES) {
 		u32 kept = k0 ? second : first;
-		for (int j = k0; mine && j < min(n, k0 + SCORES); j += 8 * N, kept >>= 4 * N) {
+		for (int j = k0; mine && j < min(n, k0 + SCORES); j += 8 * N, kept >>= N) {
 			float p[1][N][4] = {}, ds[1][N][4] = {}, bends[N][4];
 			left_tile<Way>(own, qs, w0);
 			Way::template times_rows<N>(p, own, ks + j * Way::PITCH);

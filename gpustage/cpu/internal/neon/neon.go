@@ -42,9 +42,10 @@ var three = map[string]uint32{
 // bitwise are those on 16 bytes.
 var bitwise = map[string]uint32{
 	"and": 0x4E201C00, "bic": 0x4E601C00, "orr": 0x4EA01C00, "eor": 0x6E201C00,
-	"bsl": 0x6E601C00, // d = d ? n : m
-	"bit": 0x6EA01C00, // d = m ? n : d
-	"bif": 0x6EE01C00, // d = m ? d : n
+	"bsl":  0x6E601C00, // d = d ? n : m
+	"bit":  0x6EA01C00, // d = m ? n : d
+	"bif":  0x6EE01C00, // d = m ? d : n
+	"zip1": 0x4E003800, "zip2": 0x4E007800,
 }
 
 // wide are those on two lanes of 64 bits.
@@ -416,6 +417,16 @@ func (f *File) Lengthen(d, n V, upper bool) {
 	} else {
 		f.word(0x2F10A400|uint32(n)<<5|uint32(d), "uxtl v%d.4s, v%d.4h", d, n)
 	}
+}
+
+// Table has of the bytes of n those that the bytes of index number.
+func (f *File) Table(d, n, index V) {
+	f.word(0x4E000000|uint32(index)<<16|uint32(n)<<5|uint32(d), "tbl v%d.16b, {v%d.16b}, v%d.16b", d, n, index)
+}
+
+// DupByte is a byte of n, 16 times.
+func (f *File) DupByte(d, n V, i int) {
+	f.word(0x4E000400|uint32(2*i+1)<<16|uint32(n)<<5|uint32(d), "dup v%d.16b, v%d.b[%d]", d, n, i)
 }
 
 // Product is n*m of the lower two lanes, or of the upper two, in 64 bits each.

@@ -16,11 +16,11 @@ const sets = 2
 // halves of such lanes; the high halves may hold anything, because VPMULUDQ does not look at them, and the low half of a
 // product is the product as it is: a round is two multiplications, two shifts and two three-way exclusive ors.
 //
-// The counters are ordered so that merging the words by pairs and interleaving the pairs gives the 16-bit numbers in the
-// order of the elements. They go to the stack, from where a loop like any other picks them up.
+// The counters are ordered so that merging the words by pairs and interleaving the pairs gives them in the order of the elements, 16 bytes each.
+// With the byte that these share they become numbers of 16 bits, which go to the stack, from where a loop like any other picks them up.
 func (m *machine) dropout() {
 	m.function("dropout", "(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)",
-		"is y = residual + x*f, of y's length, where f is 0 or scale: see gpustage.Dropout. x[0] is element 8*group;",
+		"is y = residual + x*f, of y's length, where f is 0 or scale: see gpustage.Dropout. x[0] is element 16*group;",
 		"residual may be nil.")
 	left, number, bare := R8, RBX, R9
 	slice("y", RDI)
@@ -30,7 +30,7 @@ func (m *machine) dropout() {
 	slice("residual", RDX)
 	MOVQ(RDX, bare)
 	groups := m.lanes / 2 // in a set
-	chunk := sets * groups * 8
+	chunk := sets * groups * 16
 	numbers := AllocLocal(2 * chunk)
 	LEAQ(numbers, number)
 
@@ -87,7 +87,7 @@ func (m *machine) dropout() {
 // evenLanes selects lanes 0, 2, 4 and so on.
 var evenLanes = K3
 
-// philox writes the 16-bit numbers of the next sets of counters, in the order of the elements, and moves group on.
+// philox writes the numbers of the next sets of counters, in the order of the elements, and moves group on.
 func (m *machine) philox(group VecPhysical, numbers GPPhysical) {
 	r := m.regs
 	k0, k1 := r[0], r[1]
@@ -134,9 +134,38 @@ func (m *machine) philox(group VecPhysical, numbers GPPhysical) {
 		}
 		VPUNPCKLQDQ(w[3], w[1], w[0])
 		VPUNPCKHQDQ(w[3], w[1], w[2])
-		VMOVUPS(w[0], Mem{Base: numbers, Disp: 8 * m.lanes * s})
-		VMOVUPS(w[2], Mem{Base: numbers, Disp: 8*m.lanes*s + 4*m.lanes})
+		for half, own := range []VecPhysical{w[0], w[2]} {
+			shared := w[1]
+			VPSRLQ(Imm(32), own, shared)
+			if m.wide {
+				VPXORD(own, shared, shared)
+			} else {
+				VPXOR(own, shared, shared)
+			}
+			// Of each four words the first bytes, the second and so on; and the upper byte that is shared, 16 times.
+			VPSHUFB(m.vector("turned", func(i int) uint32 { return 0x0C080400 + 0x01010101*uint32(i%4) }), own, own)
+			VPSHUFB(m.vector("upper", func(int) uint32 { return 0x03030303 }), shared, shared)
+			// Bytes are interleaved within 128 bits: first the lower halves of these, then the upper ones.
+			m.spread(own, k0)
+			m.spread(shared, k0)
+			at := 16*m.lanes*s + 8*m.lanes*half
+			VPUNPCKLBW(own, shared, w[3])
+			VMOVUPS(w[3], Mem{Base: numbers, Disp: at})
+			VPUNPCKHBW(own, shared, w[3])
+			VMOVUPS(w[3], Mem{Base: numbers, Disp: at + 4*m.lanes})
+		}
 	}
+}
+
+// spread puts the first half of r's quadwords where they are the lower ones of each 128 bits, and the others where they are the upper ones.
+func (m *machine) spread(r, order VecPhysical) {
+	if !m.wide {
+		VPERMQ(Imm(0b11_01_10_00), r, r)
+		return
+	}
+	half := m.lanes / 4 // of the quadwords
+	VMOVUPS(m.vector("spread", func(i int) uint32 { return uint32((i/2%2*half + i/4) * (1 - i%2)) }), order)
+	VPERMQ(r, order, r)
 }
 
 // xor3 is r ^= a ^ b.

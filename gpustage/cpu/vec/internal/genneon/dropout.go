@@ -2,10 +2,10 @@ package main
 
 import "contraflow/gpustage/cpu/vec/internal/coef"
 
-// dropout computes Philox4x32-7 on four counters at a time, a word of each in a register's lanes: 32 elements.
+// dropout computes Philox4x32-7 on four counters at a time, a word of each in a register's lanes: 64 elements.
 func (g gen) dropout() {
-	g.Func("dropout32NEON", "(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)",
-		"is y = residual + x*f, of y's length, a multiple of 32, where f is 0 or scale: see gpustage.Dropout. x[0] is element 8*group;\nresidual may be nil.", func() {
+	g.Func("dropout64NEON", "(y, x, residual []float32, group, keyLo, keyHi, pos, head, place, threshold uint32, scale float32)",
+		"is y = residual + x*f, of y's length, a multiple of 64, where f is 0 or scale: see gpustage.Dropout. x[0] is element 16*group;\nresidual may be nil.", func() {
 			const y, x, residual = 0, 1, 2
 			g.from("y", "x", "residual")
 			group, pos, head, place := g.Everywhere("group"), g.Everywhere("pos"), g.Everywhere("head"), g.Everywhere("place")
@@ -15,10 +15,14 @@ func (g gen) dropout() {
 				g.ConstBits(i)
 			}
 			g.Op("add", group, group, lane)
+			turned, _ := g.ConstBits(0x0C080400) // the bytes of four words, first those that are each word's first
+			for _, four := range []uint32{0x0D090501, 0x0E0A0602, 0x0F0B0703} {
+				g.ConstBits(four)
+			}
 
-			m0, m1, w0, w1, four := g.HeldBits(coef.PhiloxM0), g.HeldBits(coef.PhiloxM1), g.HeldBits(coef.PhiloxW0), g.HeldBits(coef.PhiloxW1), g.HeldBits(4)
+			m0, m1, w0, w1 := g.HeldBits(coef.PhiloxM0), g.HeldBits(coef.PhiloxM1), g.HeldBits(coef.PhiloxW0), g.HeldBits(coef.PhiloxW1)
 			const k0, k1, hi, t, u = 4, 5, 6, 7, 8
-			g.While(count, 32, func() {
+			g.While(count, 64, func() {
 				w := [4]vreg{0, 1, 2, 3}
 				for i, v := range []vreg{group, pos, head, place} {
 					g.Mov(w[i], v)
@@ -44,12 +48,21 @@ func (g gen) dropout() {
 					g.Bits("eor", w[1], w[1], k0)
 					w = [4]vreg{w[1], w[2], w[3], w[0]}
 				}
-				g.Op("add", group, group, four)
-				// A register for each counter: words 0 to 3, whose halves are in the order of the elements.
+				g.SetBits(t, 4)
+				g.Op("add", group, group, t)
+				const shared, own, low, high = 7, 12, 8, 9
+				g.Bits("eor", shared, w[0], w[1]) // its upper bytes are below all numbers of a counter
+				// A register for each counter: words 0 to 3.
 				g.Transpose([4]vreg{0, 1, 2, 3}, w, [4]vreg{8, 9, 10, 11})
-				for i := range vreg(8) {
+				for i := range vreg(16) {
 					const f, v = 4, 5
-					g.Lengthen(f, i/2, i%2 == 1)
+					if i%4 == 0 {
+						g.Table(own, i/4, turned)
+						g.DupByte(f, shared, int(i)+3)
+						g.Bits("zip1", low, f, own)
+						g.Bits("zip2", high, f, own)
+					}
+					g.Lengthen(f, low+i%4/2, i%2 == 1)
 					g.Op("cmhs", f, f, threshold)
 					g.Bits("and", f, f, scale)
 					g.Load(v, x)
