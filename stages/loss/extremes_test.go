@@ -158,3 +158,20 @@ func TestManyPairs(t *testing.T) {
 		}
 	}
 }
+
+// |cos + sin| has no slope where it is 0, as PyTorch's abs has none: sparse embeddings without a feature in common are there. The pair is the one that shall be
+// nearer than the other.
+func TestAngleOfNothing(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	for name, x := range map[string][]float64{
+		"disjoint": {0, 3, 0, 0, 2, 0, 1, 0, 0.5, 0, 0, 0, 1, 0, 4, 0},
+		"cancels":  {1, 1, 1, 1, 2, 1, 1, 0.5, 1, -1, 1, -1, 1, -1, 3, 1},
+	} {
+		b := &Batch{Rows: 2, Embeddings: tensor(t, s, gpustage.F64, 4, 4, x), Gradient: tensor(t, s, gpustage.F64, 4, 4, nil), Texts: uniqueTexts(4), Labels: []float64{1, 0}}
+		if _, got := compute(t, s, CoSENT{Metric: Angle, Scale: 3}, b); worst(got[:4], make([]float64, 4)) != 0 || worst(got[8:12], make([]float64, 4)) != 0 || !(worst(got[4:8], make([]float64, 4)) > 0.01) {
+			t.Errorf("%s: the gradient is %v", name, got)
+		}
+		s.Fill(b.Gradient, 0)
+		checkGradient(t, s, CoSENT{Metric: Angle, Scale: 3}, b, 1e-5) // the loss is bent there
+	}
+}
