@@ -39,10 +39,10 @@ func TestDropoutRate(t *testing.T) {
 			}
 		}
 		sigma := math.Sqrt(p * (1 - p) / float64(n))
-		if rate := float64(dropped) / float64(n); math.Abs(rate-p) > 4*sigma {
+		if rate := float64(dropped) / float64(n); !(math.Abs(rate-p) <= 4*sigma) {
 			t.Errorf("p = %v: %v of elements dropped, more than 4 sigma (%v) off", p, rate, sigma)
 		}
-		if got := d.KeepScale() * (1 - float64(d.Threshold())/65536); math.Abs(got-1) > 1e-15 {
+		if got := d.KeepScale() * (1 - float64(d.Threshold())/65536); !(math.Abs(got-1) <= 1e-15) {
 			t.Errorf("p = %v: the expectation of the mask is %v", p, got)
 		}
 	}

@@ -193,7 +193,7 @@ func TestGoldenPairwise(t *testing.T) {
 				if d := math.Abs(value-c.Value) / max(1, math.Abs(c.Value)); !(d <= v.limit) {
 					t.Errorf("%s %s %+v, %d rows, %v, %s: loss %v, want %v", c.Name, c.Loss, c.Options, c.B, v.dtype, how, value, c.Value)
 				}
-				if d := worst(grad, want) / size; !(d <= v.limit) && size > 1e-12 {
+				if d := worst(grad, want) / size; !(d <= v.limit) && !(size <= 1e-12) {
 					t.Errorf("%s %s %+v, %d rows, %v, %s: gradient error %.3g", c.Name, c.Loss, c.Options, c.B, v.dtype, how, d)
 				}
 			}
@@ -276,13 +276,13 @@ func TestCrossEntropy(t *testing.T) {
 		want += value
 		for k, p := range places {
 			for f := range e {
-				if got, want := grad[p*e+f]*float64(b.Rows), of[k*e+f]; math.Abs(got-want) > 1e-12 {
+				if got, want := grad[p*e+f]*float64(b.Rows), of[k*e+f]; !(math.Abs(got-want) <= 1e-12) {
 					t.Errorf("row %d, text %d: gradient %v, want %v", i, k, got, want)
 				}
 			}
 		}
 	}
-	if want /= float64(b.Rows); math.Abs(sum-want) > 1e-12 {
+	if want /= float64(b.Rows); !(math.Abs(sum-want) <= 1e-12) {
 		t.Errorf("loss %v, want %v", sum, want)
 	}
 }
