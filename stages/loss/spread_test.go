@@ -213,7 +213,7 @@ func TestMegaBatchMarginStrips(t *testing.T) {
 		x[i] = rng.NormFloat64()
 	}
 	l := MegaBatchMargin{PositiveMargin: 0.9, NegativeMargin: 0.95}
-	if n := l.stripRows(rows); n < 2 || n >= rows {
+	if n := stripRows(rows); n < 2 || n >= rows {
 		t.Fatalf("a strip has %d rows", n)
 	}
 	want := megaBatch(l, b)
