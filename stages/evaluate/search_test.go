@@ -98,3 +98,11 @@ func TestSearch(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
+
+// Products are float64's: in float32 these squares are off, and their sum is 0.
+func TestProduct(t *testing.T) {
+	x := []float32{1 + 0x1p-20, 1, 1}
+	if got, want := Product(x, []float32{1 + 0x1p-20, -1, -0x1p-19}), 0x1p-40; got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

@@ -410,7 +410,7 @@ func (l CoSENT) Check() error {
 	if err := checkMetric(l.Metric, Cosine, Dot, Angle); err != nil {
 		return fmt.Errorf("similarity %w", err)
 	}
-	return checkNotNegative("scale", l.Scale)
+	return checkPositive("scale", l.Scale)
 }
 
 func (l CoSENT) metric() Metric { return cmp.Or(l.Metric, Cosine) }
