@@ -246,7 +246,7 @@ func TestNanoBEIRReranker(t *testing.T) {
 			}
 		}
 	}
-	if len(means) != 7 || slices.ContainsFunc(slices.Collect(maps.Values(means)), func(left float64) bool { return math.Abs(left) > 1e-12 }) {
+	if len(means) != 7 || slices.ContainsFunc(slices.Collect(maps.Values(means)), func(left float64) bool { return !(math.Abs(left) <= 1e-12) }) {
 		t.Errorf("means are off by %v", means)
 	}
 	x := j.opened(t, append(slices.Clone(sets), "save.dir="+filepath.Join(j.dir, "all"), "eval.nanobeir={dataset: org/name, tasks: [nq, msmarco], found: true}"))
