@@ -61,7 +61,7 @@ func TestDropoutRate(t *testing.T) {
 			check(fmt.Sprintf("element %d", j), dropped[j][j], n, p, 0)
 		}
 		check("elements", all, 16*n, p, 0)
-		if got := d.KeepScale() * (1 - float64(d.Threshold())/65536); math.Abs(got-1) > 1e-15 {
+		if got := d.KeepScale() * (1 - float64(d.Threshold())/65536); !(math.Abs(got-1) <= 1e-15) {
 			t.Errorf("p = %v: the expectation of the mask is %v", p, got)
 		}
 	}

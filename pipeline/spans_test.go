@@ -46,7 +46,7 @@ func TestSummary(t *testing.T) {
 		}
 	}
 	// 35 ms in 2 steps on 2 devices are 8.75 ms a step; it takes 50 ms, and 45 without communication.
-	if got, want := s.hiddenAgainst(45*time.Millisecond, s.commPerStep()), 1-5/8.75; got < want-1e-9 || got > want+1e-9 {
+	if got, want := s.hiddenAgainst(45*time.Millisecond, s.commPerStep()), 1-5/8.75; !(math.Abs(got-want) <= 1e-9) {
 		t.Errorf("hidden %v against a step of 45 ms, want %v", got, want)
 	}
 	if text := s.String(); !strings.Contains(text, "42.9 % of it hidden") || !strings.Contains(text, "100 MB/s") {
@@ -101,7 +101,7 @@ func TestSummaryOfSerial(t *testing.T) {
 	over := *s
 	over.StepTime, over.Communication.Hidden = 40500*time.Microsecond, 10*time.Millisecond
 	over.Stages = append(slices.Clone(s.Stages), StageSummary{Stage: "gather", Device: "gpu:0", Lane: Comm.String(), Collectives: 1, Bytes: 1e6})
-	if got, err := over.HiddenAgainstSerial(s); err != nil || math.Abs(got-0.6) > 1e-9 {
+	if got, err := over.HiddenAgainstSerial(s); err != nil || !(math.Abs(got-0.6) <= 1e-9) {
 		t.Errorf("%v hidden, %v", got, err)
 	}
 	alone, other, none := TraceSummary{Steps: 2, StepTime: time.Second}, *s, TraceSummary{Communication: s.Communication}
@@ -304,7 +304,7 @@ func TestTotals(t *testing.T) {
 			}
 			last = d
 		}
-		if got, want := e.Mean, area/float64(end); math.Abs(got-want) > 1e-9 || math.Abs(e.Full-float64(full)/float64(end)) > 1e-9 {
+		if got, want := e.Mean, area/float64(end); !(math.Abs(got-want) <= 1e-9) || !(math.Abs(e.Full-float64(full)/float64(end)) <= 1e-9) {
 			t.Errorf("%s holds %g on average and is full for %g of the time, want %g, %g", e.Edge, got, e.Full, want, float64(full)/float64(end))
 		}
 	}

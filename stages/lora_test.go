@@ -234,7 +234,7 @@ func TestLoRAMetamorphic(t *testing.T) {
 	}
 	c := base
 	c.loraDropout = 0
-	if _, e := gradientError(want.model.Layout, c.run(t).grad, want.grad); e < 0.01 {
+	if _, e := gradientError(want.model.Layout, c.run(t).grad, want.grad); !(e >= 0.01) {
 		t.Error("LoRA's dropout changes nothing: this test would not see its masks")
 	}
 }
@@ -290,7 +290,7 @@ func TestLoRATrains(t *testing.T) {
 			want = 0.5
 		}
 		// The gradient of a later step depends on how far the ones before went: a few hundredths.
-		if got := moves(grouped, p) / moves(one, p); math.Abs(got-want) > 0.05*want {
+		if got := moves(grouped, p) / moves(one, p); !(math.Abs(got-want) <= 0.05*want) {
 			t.Errorf("%s moves %v times as far, want %v", p.Name, got, want)
 		}
 	}

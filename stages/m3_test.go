@@ -66,7 +66,7 @@ func TestM3Special(t *testing.T) {
 		r.special = append(r.special, id)
 	}
 	for _, r.ranks = range []int{0, 2} {
-		if got := r.run(t).steps[0].Loss; math.Abs(got-math.Log(5)) > 1e-6 {
+		if got := r.run(t).steps[0].Loss; !(math.Abs(got-math.Log(5)) <= 1e-6) {
 			t.Errorf("%d ranks: loss %v, want log 5", r.ranks, got)
 		}
 	}

@@ -98,7 +98,7 @@ func TestReplicasWeight(t *testing.T) {
 			c.loss, c.ranks = l, ranks
 			got := c.run(t)
 			for i, s := range got.steps {
-				if w := want.steps[i]; math.Abs(s.Loss-w.Loss) > 1e-6*w.Loss || math.Abs(s.GradNorm-w.GradNorm) > 1e-5*w.GradNorm {
+				if w := want.steps[i]; !(math.Abs(s.Loss-w.Loss) <= 1e-6*w.Loss) || !(math.Abs(s.GradNorm-w.GradNorm) <= 1e-5*w.GradNorm) {
 					t.Errorf("%s, %d ranks, step %d: loss %v and gradient's norm %v, want %v and %v", name, ranks, i, s.Loss, s.GradNorm, w.Loss, w.GradNorm)
 				}
 			}
@@ -149,7 +149,7 @@ func TestReplicasTrain(t *testing.T) {
 			for i := p.Off; i < p.Off+p.Len(); i++ {
 				diff, top = max(diff, math.Abs(a[i]-b[i])), max(top, math.Abs(a[i]))
 			}
-			if diff > 1e-5*max(top, 1e-4) {
+			if !(diff <= 1e-5*max(top, 1e-4)) {
 				t.Errorf("mesh %v: %s is off by %.3g after 5 steps", mesh, p.Name, diff/top)
 			}
 		}

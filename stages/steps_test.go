@@ -483,7 +483,7 @@ func TestGoldenSteps(t *testing.T) {
 					if norm := g.F64(t, "grad_norm_f64")[i]; !(math.Abs(s.GradNorm-norm) <= 3*limit*norm) {
 						t.Errorf("step %d: gradient norm %v, want %v", i, s.GradNorm, norm)
 					}
-					if lr := g.F64(t, "lr_f64")[i]; math.Abs(s.LR-lr) > 1e-15 {
+					if lr := g.F64(t, "lr_f64")[i]; !(math.Abs(s.LR-lr) <= 1e-15) {
 						t.Errorf("step %d: learning rate %v, want %v", i, s.LR, lr)
 					}
 				}
@@ -504,7 +504,7 @@ func TestGoldenSteps(t *testing.T) {
 						off += (vs[i] - want[i]) * (vs[i] - want[i])
 					}
 					if keyBias(p.Name) { // Adam turned the peer's rounding noise into steps; ours has none
-						if off > moved*1.0001 {
+						if !(off <= moved*1.0001) {
 							t.Errorf("%s moved away from the peer's", p.Name)
 						}
 						continue

@@ -93,7 +93,7 @@ func TestDistillDocuments(t *testing.T) {
 			t.Fatalf("%d scores, %d of pairs", len(got), len(want))
 		}
 		for i := range got {
-			if d := got[i] - want[i]; d > 1e-5 || d < -1e-5 { // the pairs may stand in other passes: a few epsilons of float32
+			if d := got[i] - want[i]; !(math.Abs(float64(d)) <= 1e-5) { // the pairs may stand in other passes: a few epsilons of float32
 				t.Errorf("%v: document %d: %v, rerank %v", more, i, got[i], want[i])
 			}
 		}
@@ -141,7 +141,7 @@ func TestDistillDot(t *testing.T) {
 	for flag, want := range map[string]float64{"--dot=false": ab / size, "--dot": ab} {
 		succeed(t, "distill", "--model", model, "--input", in, "--output", out, "--query-prompt", "", "--document-prompt", "", flag)
 		got := floats(t, dataset.Source{Paths: []string{out}, Query: "query", Positive: "positive", Scores: []string{"scores"}})
-		if bound := 1e-5 * size; len(got) != 1 || math.Abs(float64(got[0])-want) > bound { // some epsilons of float32 of the largest product that there can be
+		if bound := 1e-5 * size; len(got) != 1 || !(math.Abs(float64(got[0])-want) <= bound) { // some epsilons of float32 of the largest product that there can be
 			t.Errorf("%s: %v, want %v", flag, got, want)
 		}
 	}

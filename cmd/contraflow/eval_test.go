@@ -62,7 +62,7 @@ func TestEvalTasks(t *testing.T) {
 			if strings.HasPrefix(measure, "queries") {
 				mean *= 2
 			}
-			if both["a"][what][measure] != v || both["b"][what][measure] != b[what][measure] || math.Abs(both["mean"][what][measure]-mean) > 1e-12 {
+			if both["a"][what][measure] != v || both["b"][what][measure] != b[what][measure] || !(math.Abs(both["mean"][what][measure]-mean) <= 1e-12) {
 				t.Errorf("%s, %s: %v; alone %v and %v", what, measure, both, a, b)
 			}
 		}
@@ -120,7 +120,7 @@ func TestEvalTasks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, m := range res.Measures {
-		if math.Abs(res.Means[i]-b["model"][m.String()]) > 1e-12 {
+		if !(math.Abs(res.Means[i]-b["model"][m.String()]) <= 1e-12) {
 			t.Errorf("%v of the file is %v, printed was %v", m, res.Means[i], b["model"][m.String()])
 		}
 	}
@@ -218,7 +218,7 @@ func TestEvalSTS(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got evaluate.STS
-		if err := json.Unmarshal([]byte(succeed(t, args...).stdout), &got); err != nil || got.Spearman != want.Spearman || math.Abs(got.Pearson-want.Pearson) > 1e-5 || got.Pairs != len(texts) {
+		if err := json.Unmarshal([]byte(succeed(t, args...).stdout), &got); err != nil || got.Spearman != want.Spearman || !(math.Abs(got.Pearson-want.Pearson) <= 1e-5) || got.Pairs != len(texts) {
 			t.Errorf("%+v (%v), want %+v", got, err, want)
 		}
 	}
@@ -341,7 +341,7 @@ func TestQueryLength(t *testing.T) {
 		}
 		return m["ndcg@10"]
 	}
-	if got := measured("--query-max-length", "4"); trained == 0 || math.Abs(got-trained) > 1e-12 {
+	if got := measured("--query-max-length", "4"); trained == 0 || !(math.Abs(got-trained) <= 1e-12) {
 		t.Errorf("%v with the queries' length, training has %v", got, trained)
 	}
 	if got := measured(); got == trained {

@@ -68,7 +68,7 @@ func TestImportNegativesApart(t *testing.T) {
 			t.Fatal(err)
 		}
 		var step struct{ Loss float64 }
-		if err := json.NewDecoder(bytes.NewReader(text)).Decode(&step); err != nil || math.Abs(step.Loss-math.Log(c.want)) > 0.01 {
+		if err := json.NewDecoder(bytes.NewReader(text)).Decode(&step); err != nil || !(math.Abs(step.Loss-math.Log(c.want)) <= 0.01) {
 			t.Errorf("loss %v (%v), want log(%v) = %v of\n%s", step.Loss, err, c.want, math.Log(c.want), r.stdout)
 		}
 	}

@@ -44,12 +44,12 @@ func TestLoRA(t *testing.T) {
 		return most
 	}
 	base, got := embed(goldens.Path(t, "bert/minilm-tiny")), embed(model)
-	if largest(got, base) < 1e-2 {
+	if !(largest(got, base) >= 1e-2) {
 		t.Error("training changed nothing")
 	}
 	merged := filepath.Join(dir, "merged")
 	succeed(t, "merge", "--adapter", model, "--out", merged)
-	if e := largest(embed(merged), got); e > 1e-6 {
+	if e := largest(embed(merged), got); !(e <= 1e-6) {
 		t.Errorf("merged, embeddings differ by %v", e)
 	}
 	if _, err := os.Stat(filepath.Join(merged, "adapter_config.json")); err == nil {
@@ -71,7 +71,7 @@ func TestLoRA(t *testing.T) {
 	want, _ := lines[len(lines)-1]["value"].(float64)
 	var scores map[string]float64
 	ev := succeed(t, "eval", "--model", model, "--queries", filepath.Join(dir, "queries.parquet"), "--corpus", filepath.Join(dir, "corpus.parquet"), "--qrels", filepath.Join(dir, "qrels.tsv"), "--json")
-	if err := json.Unmarshal([]byte(ev.stdout), &scores); err != nil || math.Abs(scores["ndcg@10"]-want) > 1e-9 || want == 0 {
+	if err := json.Unmarshal([]byte(ev.stdout), &scores); err != nil || !(math.Abs(scores["ndcg@10"]-want) <= 1e-9) || want == 0 {
 		t.Errorf("%v, %s, %v", want, ev.stdout, err)
 	}
 	for i, mesh := range [][]string{{"mesh.replicate=2", "mesh.shard=1"}, {"mesh.replicate=1", "mesh.shard=2", "mesh.parameters=streamed", "mesh.gradients=early"}} {
@@ -81,7 +81,7 @@ func TestLoRA(t *testing.T) {
 			args = append(args, "--set", m)
 		}
 		succeed(t, args...)
-		if e := largest(embed(filepath.Join(out, "model")), got); e > 1e-3 {
+		if e := largest(embed(filepath.Join(out, "model")), got); !(e <= 1e-3) {
 			t.Errorf("%v: embeddings differ by %v from one rank's", mesh, e)
 		}
 	}

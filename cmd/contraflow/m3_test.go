@@ -56,7 +56,7 @@ save: {dir: %q}
 			t.Fatal(err)
 		}
 		ndcg, _ := res["ndcg@10"].(float64)
-		if same && math.Abs(ndcg-want) > 1e-9 {
+		if same && !(math.Abs(ndcg-want) <= 1e-9) {
 			t.Errorf("nDCG@10 was %v in training, now %v", want, ndcg)
 		}
 		seen[r.stdout] = true
@@ -159,7 +159,7 @@ save: {dir: %q}
 		t.Fatal(err)
 	}
 	ndcg, _ := measured["ndcg@10"].(float64)
-	if want, _ := lines[len(lines)-1]["value"].(float64); want == 0 || math.Abs(ndcg-want) > 1e-9 {
+	if want, _ := lines[len(lines)-1]["value"].(float64); want == 0 || !(math.Abs(ndcg-want) <= 1e-9) {
 		t.Errorf("nDCG@10 with LoRA was %v in training, now %s", want, r.stdout)
 	}
 	weights := func(dir, name string) []byte {

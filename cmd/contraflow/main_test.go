@@ -302,7 +302,7 @@ func TestTrainEmbedEval(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, w := range want {
-				if got := math.Float32frombits(endian.LittleEndian.Uint32(npy[128+4*(row*32+i):])); math.Abs(float64(got-w)) > 1e-6 {
+				if got := math.Float32frombits(endian.LittleEndian.Uint32(npy[128+4*(row*32+i):])); !(math.Abs(float64(got-w)) <= 1e-6) {
 					t.Fatalf("row %d of emb.npy has %v in place %d, its text %v", row, got, i, w)
 				}
 			}

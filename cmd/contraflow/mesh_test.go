@@ -40,7 +40,7 @@ func TestMesh(t *testing.T) {
 				evaluation = line
 			}
 		}
-		if v, ok := evaluation["value"].(float64); !ok || math.Abs(v-measured) > 0.05 {
+		if v, ok := evaluation["value"].(float64); !ok || !(math.Abs(v-measured) <= 0.05) {
 			t.Errorf("%v: the model measures %v, alone %v", sets, evaluation["value"], measured)
 		}
 		if n, _ := last["comm_bytes"].(float64); n < 1e5 { // gradients are 130 kB

@@ -416,7 +416,7 @@ func checkDistilled(t *testing.T, path, model string, reranks bool) {
 		}
 		lengths[len(want)] = true
 		for i, w := range want {
-			if math.Abs(float64(e.Scores[i]-w)) > 1e-5 {
+			if !(math.Abs(float64(e.Scores[i]-w)) <= 1e-5) {
 				t.Errorf("%s, row %d, document %d: score %v, want %v", model, e.Row, i, e.Scores[i], w)
 			}
 		}

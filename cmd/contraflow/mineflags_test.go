@@ -83,7 +83,7 @@ func TestMineSigmoid(t *testing.T) {
 	}
 	for i := range raw {
 		for k, s := range raw[i] {
-			if want := 1 / (1 + math.Exp(-float64(s))); math.Abs(float64(scores[i][k])-want) > 1e-5 {
+			if want := 1 / (1 + math.Exp(-float64(s))); !(math.Abs(float64(scores[i][k])-want) <= 1e-5) {
 				t.Errorf("row %d, document %d: %v, want %v of %v", i, k, scores[i][k], want, s)
 			}
 		}

@@ -30,7 +30,7 @@ func TestMix(t *testing.T) {
 	a, b, m := parameters(t, model), parameters(t, base), parameters(t, at("mixed"))
 	for name, vs := range m {
 		for i, v := range vs {
-			if want := float32(0.7*float64(a[name][i]) + 0.3*float64(b[name][i])); math.Abs(float64(v-want)) > 0x1p-23*math.Abs(float64(want)) {
+			if want := float32(0.7*float64(a[name][i]) + 0.3*float64(b[name][i])); !(math.Abs(float64(v-want)) <= 0x1p-23*math.Abs(float64(want))) {
 				t.Fatalf("%s[%d] is %v, want %v", name, i, v, want)
 			}
 		}
@@ -64,7 +64,7 @@ func TestMix(t *testing.T) {
 			}
 		}
 	}
-	if moved < 1e-5 {
+	if !(moved >= 1e-5) {
 		t.Errorf("between its checkpoints the run moved by %v", moved)
 	}
 

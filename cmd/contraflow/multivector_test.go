@@ -44,7 +44,7 @@ save: {dir: %q}
 		if err := json.Unmarshal([]byte(succeed(t, append(task, more...)...).stdout), &res); err != nil {
 			t.Fatal(err)
 		}
-		if ndcg, _ := res["ndcg@10"].(float64); want == 0 || math.Abs(ndcg-want) > 1e-9 {
+		if ndcg, _ := res["ndcg@10"].(float64); want == 0 || !(math.Abs(ndcg-want) <= 1e-9) {
 			t.Errorf("%v: nDCG@10 was %v in training, now %v", more, want, ndcg)
 		}
 	}
@@ -114,7 +114,7 @@ save: {dir: %q}
 		if err := json.Unmarshal([]byte(succeed(t, args...).stdout), &res); err != nil {
 			t.Fatal(err)
 		}
-		if want, err := strconv.ParseFloat(c[3], 64); err == nil && math.Abs(res[c[2]]-want) > 1e-5 {
+		if want, err := strconv.ParseFloat(c[3], 64); err == nil && !(math.Abs(res[c[2]]-want) <= 1e-5) {
 			t.Errorf("%v: %v, want %v", c, res, want)
 		}
 		if _, ok := res[c[2]]; !ok {

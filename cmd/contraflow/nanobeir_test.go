@@ -152,7 +152,7 @@ func TestRerankNanoBEIR(t *testing.T) {
 			}
 		}
 		for measure, v := range left {
-			if math.Abs(v) > 1e-12 {
+			if !(math.Abs(v) <= 1e-12) {
 				t.Errorf("the mean of %s is off by %v", measure, v)
 			}
 		}

@@ -58,7 +58,7 @@ func TestReranker(t *testing.T) {
 		want, _ := lines[len(lines)-1]["value"].(float64)
 		var scores map[string]map[string]float64
 		r := succeed(t, append([]string{"rerank", "--model", at(run + "/model"), "--top", "20", "--json"}, task...)...)
-		if err := json.Unmarshal([]byte(r.stdout), &scores); err != nil || want == 0 || math.Abs(scores["reranker"]["ndcg@10"]-want) > 1e-9 {
+		if err := json.Unmarshal([]byte(r.stdout), &scores); err != nil || want == 0 || !(math.Abs(scores["reranker"]["ndcg@10"]-want) <= 1e-9) {
 			t.Errorf("%s: nDCG@10 was %v in training, now %s, %v", run, want, r.stdout, err)
 		}
 		base, _ := lines[len(lines)-1]["base"].(float64) // what BM25 had before

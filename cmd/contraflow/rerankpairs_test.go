@@ -70,7 +70,7 @@ func TestRerankPairs(t *testing.T) {
 		t.Fatal(err, figures)
 	}
 	for name, w := range map[string]float64{"ndcg@10": ranked.Means[0], "mrr@10": ranked.Means[1], "map": ranked.Means[2], "base_mrr@10": 1. / 3, "base_map": 1. / 3, "base_ndcg@10": 0.5, "queries": 6} {
-		if g := figures[name]; math.Abs(g-w) > 1e-5 {
+		if g := figures[name]; !(math.Abs(g-w) <= 1e-5) {
 			t.Errorf("--candidates: %s is %v, want %v", name, g, w)
 		}
 	}
@@ -82,7 +82,7 @@ func TestRerankPairs(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, w := range want {
-			if g, ok := got[name]; !ok || math.Abs(g-w) > 1e-5 {
+			if g, ok := got[name]; !ok || !(math.Abs(g-w) <= 1e-5) {
 				t.Errorf("%s: %s is %v, want %v", flag, name, g, w)
 			}
 		}

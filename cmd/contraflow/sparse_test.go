@@ -42,7 +42,7 @@ save: {dir: %q}
 	if err := json.Unmarshal([]byte(r.stdout), &res); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := res["ndcg@10"].(float64); want == 0 || math.Abs(got-want) > 1e-9 {
+	if got, _ := res["ndcg@10"].(float64); want == 0 || !(math.Abs(got-want) <= 1e-9) {
 		t.Errorf("nDCG@10 was %v in training, now %v", want, got)
 	}
 

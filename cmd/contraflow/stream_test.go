@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,7 +39,7 @@ func TestEmbedStreams(t *testing.T) {
 					t.Fatalf("row %d: %s, want %s", i, lines[i], of[i/2])
 				}
 				for k := range got {
-					if d := got[k] - want[i][k]; d > 1e-5 || d < -1e-5 { // the texts may stand in other passes: some epsilons of float32
+					if d := got[k] - want[i][k]; !(math.Abs(d) <= 1e-5) { // the texts may stand in other passes: some epsilons of float32
 						t.Errorf("row %d: %s, want %s", i, lines[i], of[i/2])
 						break
 					}

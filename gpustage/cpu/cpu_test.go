@@ -105,7 +105,7 @@ func TestAttention64(t *testing.T) {
 			t.Errorf("positions %v: they differ", positions)
 		}
 		for i, w := range wantSums { // summed over sequences, which ref does not round on the way
-			if math.Abs(gotSums[i]-w) > 1e-14 {
+			if !(math.Abs(gotSums[i]-w) <= 1e-14) {
 				t.Errorf("positions %v: gradient %d of what sequences share is %v, want %v", positions, i, gotSums[i], w)
 			}
 		}

@@ -310,7 +310,7 @@ func TestAttentionBackwardNormalizes(t *testing.T) {
 		f32(lse)[i] += 0.01
 	}
 	for i, g := range gradients() {
-		if math.Abs(float64(g-want[i])) > 1e-5*(1+math.Abs(float64(want[i]))) {
+		if !(math.Abs(float64(g-want[i])) <= 1e-5*(1+math.Abs(float64(want[i])))) {
 			t.Fatalf("gradient %d is %v, was %v", i, g, want[i])
 		}
 	}

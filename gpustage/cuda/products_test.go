@@ -203,7 +203,7 @@ func TestProducts(t *testing.T) {
 		seen[fmt.Sprint(p.Half, p.Epilogue, p.Bias != 0, p.Beta != 0)]++
 		near := func(what string, got, want float64) {
 			t.Helper()
-			if p.TF32 && math.Abs(got-want) > 1e-5*float64(k)*(1+math.Abs(want)) {
+			if p.TF32 && !(math.Abs(got-want) <= 1e-5*float64(k)*(1+math.Abs(want))) {
 				rounded++
 			}
 			if !(math.Abs(got-want) <= limit*(1+math.Abs(want))) {

@@ -448,7 +448,7 @@ func (l *largeTest) table(tokens, words, cols int) {
 					v := float64(number(5, t*cols+i%cols))
 					want, most = want+v, most+math.Abs(v)
 				}
-				if math.Abs(float64(got)-want) > 4*Epsilon*most {
+				if !(math.Abs(float64(got)-want) <= 4*Epsilon*most) {
 					if bad++; bad <= 3 {
 						l.t.Errorf("row %d, column %d is %v, want %v", i/cols, i%cols, got, want)
 					}

@@ -46,7 +46,7 @@ func checkGradient(t *testing.T, f fixture, inputs, outputs []gpustage.Tensor, f
 			x[i] = was - h
 			down := loss()
 			x[i] = was
-			if want := (up - down) / (2 * h); math.Abs(g[i]-want) > 1e-7*(1+math.Abs(want)) {
+			if want := (up - down) / (2 * h); !(math.Abs(g[i]-want) <= 1e-7*(1+math.Abs(want))) {
 				t.Errorf("input %d, element %d: gradient %v, difference quotient %v", k, i, g[i], want)
 			}
 		}

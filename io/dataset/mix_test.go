@@ -171,7 +171,7 @@ func checkRows(t *testing.T, name string, m *Mixer, all []Batch) {
 			n[b.Source]++
 		}
 		for i := range w {
-			if want := float64(len(all)) * w[i] / sum; math.Abs(n[i]-want) > 3 {
+			if want := float64(len(all)) * w[i] / sum; !(math.Abs(n[i]-want) <= 3) {
 				t.Errorf("%s: dataset %d has %v batches, want about %v", name, i, n[i], want)
 			}
 		}

@@ -168,7 +168,7 @@ func TestOthersUniform(t *testing.T) {
 			t.Errorf("%d of %d are drawn: %v", len(counts), kinds, slices.Sorted(maps.Keys(counts)))
 		}
 		for what, k := range counts {
-			if d := math.Abs(float64(k) - draws*p); d > 5*math.Sqrt(draws*p*(1-p)) {
+			if d := math.Abs(float64(k) - draws*p); !(d <= 5*math.Sqrt(draws*p*(1-p))) {
 				t.Errorf("%s: %d times of %d, want %.0f", what, k, draws, draws*p)
 			}
 		}

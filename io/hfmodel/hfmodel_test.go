@@ -139,7 +139,7 @@ func TestGolden(t *testing.T) {
 				for _, a := range v {
 					sum += float64(a)
 				}
-				if !slices.Equal(x.Shape, wt.Shape) || math.Abs(sum-wt.Sum) > 1e-9 {
+				if !slices.Equal(x.Shape, wt.Shape) || !(math.Abs(sum-wt.Sum) <= 1e-9) {
 					t.Errorf("%s: shape %v sum %v, want %v %v", name, x.Shape, sum, wt.Shape, wt.Sum)
 				}
 			}

@@ -85,7 +85,7 @@ func TestSeedMoves(t *testing.T) {
 		}
 	}
 	for what, got := range map[string]int{"the split": dev, "the copies": copies} {
-		if math.Abs(float64(got)-n/2) > 5*math.Sqrt(n)/2 { // five standard deviations
+		if !(math.Abs(float64(got)-n/2) <= 5*math.Sqrt(n)/2) { // five standard deviations
 			t.Errorf("of %d rows two seeds differ in %s of %d, want about half", n, what, got)
 		}
 	}

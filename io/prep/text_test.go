@@ -71,7 +71,7 @@ func TestScriptShare(t *testing.T) {
 		text, script string
 		want         float64
 	}{{"abc", "Latin", 1}, {"абв", "Latin", 0}, {"ab, 12 вг!", "Latin", 0.5}, {"123", "Latin", 1}, {"", "Han", 1}, {"漢字 and かな", "Han", 2. / 7}} {
-		if got := ScriptShare(c.text, unicode.Scripts[c.script]); math.Abs(got-c.want) > 1e-12 {
+		if got := ScriptShare(c.text, unicode.Scripts[c.script]); !(math.Abs(got-c.want) <= 1e-12) {
 			t.Errorf("%q in %s: %v, want %v", c.text, c.script, got, c.want)
 		}
 	}
@@ -139,7 +139,7 @@ func TestJaccard(t *testing.T) {
 			continue
 		}
 		got := Jaccard(NewSketch(x, Shingles(nil, x, n)), NewSketch(y, Shingles(nil, y, n)))
-		if want := naiveJaccard(x, y, n); math.Abs(got-want) > 1e-12 {
+		if want := naiveJaccard(x, y, n); !(math.Abs(got-want) <= 1e-12) {
 			t.Fatalf("text %d, shingles of %d words: %v, want %v", i, n, got, want)
 		}
 	}
@@ -152,7 +152,7 @@ func TestJaccard(t *testing.T) {
 		}
 		x, y := strings.Join(a, " "), strings.Join(b, " ")
 		got, want := Jaccard(NewSketch(x, Shingles(nil, x, 3)), NewSketch(y, Shingles(nil, y, 3))), naiveJaccard(x, y, 3)
-		if math.Abs(got-want) > 5*math.Sqrt(want*(1-want)/sketchSize) {
+		if !(math.Abs(got-want) <= 5*math.Sqrt(want*(1-want)/sketchSize)) {
 			t.Errorf("estimate %v, want %v", got, want)
 		}
 	}
@@ -214,7 +214,7 @@ func TestNearRecall(t *testing.T) {
 	}
 	recall, precision := float64(found)/float64(found+missed), float64(right)/float64(right+wrong)
 	t.Logf("%d bands of %d rows: recall %.4f of %d, precision %.4f of %d", near.Bands, near.Rows, recall, found+missed, precision, right+wrong)
-	if found+missed < 300 || recall < 0.95 || precision < 0.95 {
+	if found+missed < 300 || !(recall >= 0.95) || !(precision >= 0.95) {
 		t.Errorf("recall %.4f of %d, precision %.4f of %d: want 0.95 of at least 300", recall, found+missed, precision, right+wrong)
 	}
 }
@@ -250,7 +250,7 @@ func TestBands(t *testing.T) {
 		}
 		want := 1 - math.Pow(1-math.Pow(j, 6), 20)
 		got := float64(met) / pairs
-		if sd := math.Sqrt(want*(1-want)/pairs) + 1.0/pairs; math.Abs(got-want) > 4*sd {
+		if sd := math.Sqrt(want*(1-want)/pairs) + 1.0/pairs; !(math.Abs(got-want) <= 4*sd) {
 			t.Errorf("Jaccard %v: %.4f meet, want %.4f", j, got, want)
 		}
 	}
@@ -347,7 +347,7 @@ func TestJaccardOfPartialSketch(t *testing.T) {
 	x, y := NewSketch("a", a), NewSketch("b", b)
 	want := float64(len(a)) / float64(len(b))
 	for _, got := range []float64{Jaccard(x, y), Jaccard(y, x)} {
-		if math.Abs(got-want) > 1.0/sketchSize { // shingles are missing in even steps: the sample is as good as it gets
+		if !(math.Abs(got-want) <= 1.0/sketchSize) { // shingles are missing in even steps: the sample is as good as it gets
 			t.Errorf("sets of %d and %d: %v, want %v", len(a), len(b), got, want)
 		}
 	}

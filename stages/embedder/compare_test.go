@@ -221,7 +221,7 @@ func TestPairsByParts(t *testing.T) {
 			}
 			seen, odd := map[string]float64{}, false
 			for i := range a {
-				if w := c.want(q, d, at(a[i]), at(b[i])); math.Abs(got[i]-w) > 1e-5*(1+math.Abs(w)) {
+				if w := c.want(q, d, at(a[i]), at(b[i])); !(math.Abs(got[i]-w) <= 1e-5*(1+math.Abs(w))) {
 					t.Errorf("%s, blocks of %v: %q and %q have the score %v, want %v", name, blocks, a[i], b[i], got[i], w)
 				} else if w == -1e9 {
 					odd = true

@@ -2,6 +2,7 @@ package embedder
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,7 +77,7 @@ func TestCut(t *testing.T) {
 		}
 		for q, hits := range run {
 			for _, hit := range hits {
-				if want := cosine(vecs[q], vecs[hit.Doc]); float64(hit.Score) > want+1e-6 || float64(hit.Score) < want-1e-6 {
+				if want := cosine(vecs[q], vecs[hit.Doc]); !(math.Abs(float64(hit.Score)-want) <= 1e-6) {
 					t.Errorf("%d dimensions: texts %d and %d are ranked by %v, their cosine is %v", c.want, q, hit.Doc, hit.Score, want)
 				}
 			}

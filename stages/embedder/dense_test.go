@@ -136,7 +136,7 @@ func TestDense(t *testing.T) {
 		for j := range to {
 			dot += want[i*to+j] * want[(i+1)*to+j]
 		}
-		if math.Abs(c-dot) > 1e-5 {
+		if !(math.Abs(c-dot) <= 1e-5) {
 			t.Errorf("similarity %v, want %v", c, dot)
 		}
 	}

@@ -81,7 +81,7 @@ func TestPassesAndPrecision(t *testing.T) {
 			dot, a, b = dot+float64(v)*w, a+float64(v)*float64(v), b+w*w
 			differ = differ || math.Abs(float64(v)-w) > 1e-5
 		}
-		if cos := dot / math.Sqrt(a*b); cos < 0.9995 || !differ {
+		if cos := dot / math.Sqrt(a*b); !(cos >= 0.9995) || !differ {
 			t.Errorf("text %d in bf16: cosine %v, different: %t", i, cos, differ)
 		}
 	}

@@ -60,7 +60,7 @@ func TestMergeGolden(t *testing.T) {
 			}
 			got := gpustage.Slice[float32](p.Embeddings())
 			for i, want := range g.F64(t, "embedding") {
-				if math.Abs(float64(got[i])-want) > 2e-6 {
+				if !(math.Abs(float64(got[i])-want) <= 2e-6) {
 					t.Fatalf("%s: element %d is %v, want %v", name, i, got[i], want)
 				}
 			}
@@ -145,7 +145,7 @@ func testMergedPooler(t *testing.T, base, adapter, merged string) {
 	}
 	want := read(hfmodel.OpenOn(base, adapter))
 	for i, got := range read(hfmodel.Open(merged)) {
-		if math.Abs(got-want[i]) > 1e-6 {
+		if !(math.Abs(got-want[i]) <= 1e-6) {
 			t.Fatalf("%s: the merged pooler's element %d is %v, want %v", adapter, i, got, want[i])
 		}
 	}

@@ -76,7 +76,7 @@ func TestMine(t *testing.T) {
 		}
 		for i := range got {
 			for k := range got[i].Negatives {
-				if d := got[i].Negatives[k].Score - want[i].Negatives[k].Score; d > 1e-5 || d < -1e-5 {
+				if d := got[i].Negatives[k].Score - want[i].Negatives[k].Score; !(math.Abs(float64(d)) <= 1e-5) {
 					t.Errorf("prompts %q, pair %d: negatives %v, want %v", with, i, got[i].Negatives, want[i].Negatives)
 				}
 			}
@@ -106,7 +106,7 @@ func TestMineUnnormalized(t *testing.T) {
 	}
 	for _, r := range rows {
 		for _, h := range append(r.Negatives, evaluate.Hit{Doc: int32(r.Positive), Score: r.Score}) {
-			if want := cosineOf(r.Query, int(h.Doc)); math.Abs(float64(h.Score)-want) > 1e-5 {
+			if want := cosineOf(r.Query, int(h.Doc)); !(math.Abs(float64(h.Score)-want) <= 1e-5) {
 				t.Errorf("query %d and document %d score %v, want their cosine %v", r.Query, h.Doc, h.Score, want)
 			}
 		}
@@ -151,7 +151,7 @@ func TestSimilarityOfFolder(t *testing.T) {
 			if !dot {
 				sum /= math.Sqrt(qq * dd)
 			}
-			if math.Abs(got-sum) > 1e-5*max(1, math.Abs(sum)) {
+			if !(math.Abs(got-sum) <= 1e-5*max(1, math.Abs(sum))) {
 				t.Errorf("%s: query %d and document %d are %v by %s, want %v", name, q, d, got, how, sum)
 			}
 		}

@@ -9,31 +9,8 @@ import (
 	"contraflow/stages/mine"
 )
 
-// activeFeatures are a text's, in the order of their ids.
-type activeFeatures struct {
-	ids     []int32
-	weights []float32
-}
-
-// product is that of two embeddings.
-func (a activeFeatures) product(b activeFeatures) float32 {
-	sum := 0.0
-	for i, j := 0, 0; i < len(a.ids) && j < len(b.ids); {
-		switch {
-		case a.ids[i] < b.ids[j]:
-			i++
-		case a.ids[i] > b.ids[j]:
-			j++
-		default:
-			sum += float64(a.weights[i]) * float64(b.weights[j])
-			i, j = i+1, j+1
-		}
-	}
-	return float32(sum)
-}
-
 // dense writes embeddings with all features, one after the other, into room for as many or more, and returns them.
-func dense(texts []activeFeatures, size int, room []float32) []float32 {
+func dense(texts []active, size int, room []float32) []float32 {
 	out := room[:len(texts)*size]
 	clear(out)
 	for i, t := range texts {
@@ -48,12 +25,12 @@ func dense(texts []activeFeatures, size int, room []float32) []float32 {
 // whose products are computed as those of dense embeddings are.
 func (e *Embedder) mineSparse(ctx context.Context, p mine.Pairs, m Mining) (rows []mine.Row, short int, err error) {
 	size, block := e.Size(), max(1, sparseBlock/e.Size())
-	queries, corpus, err := bothSides(p, m, func(role Role, prompt string, texts []string) (all []activeFeatures, err error) {
+	queries, corpus, err := bothSides(p, m, func(role Role, prompt string, texts []string) (all []active, err error) {
 		room := make([]float32, min(block, len(texts))*size)
 		err = e.minedInto(ctx, role, m, prompt, texts, block, func(_, n int) []float32 { return room[:n*size] }, func(vecs []float32) {
 			for vec := range slices.Chunk(vecs, size) {
 				ids, weights := Active(vec)
-				all = append(all, activeFeatures{ids, weights})
+				all = append(all, active{ids, weights})
 			}
 		})
 		return all, err
@@ -88,5 +65,5 @@ func (e *Embedder) mineSparse(ctx context.Context, p mine.Pairs, m Mining) (rows
 		}
 		run = append(run, top.Run()...)
 	}
-	return p.Choose(ctx, m.Options, run, func(query, doc int) float32 { return queries[query].product(corpus[doc]) })
+	return p.Choose(ctx, m.Options, run, func(query, doc int) float32 { return float32(queries[query].product(corpus[doc])) })
 }

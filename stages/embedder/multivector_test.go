@@ -184,10 +184,10 @@ func TestUnseenParts(t *testing.T) {
 			}
 			return most
 		}
-		if n := len(unseen.TokenVectors(i)) / unseen.VectorSize; n < 12 || off(unseen) > 1e-5 {
+		if n := len(unseen.TokenVectors(i)) / unseen.VectorSize; n < 12 || !(off(unseen) <= 1e-5) {
 			t.Errorf("%q: %d vectors, and those of its tokens are off by %.3g", text, n, off(unseen))
 		}
-		if len(own) < 12*without.VectorSize && off(seen) < 1e-3 {
+		if len(own) < 12*without.VectorSize && !(off(seen) >= 1e-3) {
 			t.Errorf("%q: where the others attend to what fills it up, its vectors are as without, but for %.3g", text, off(seen))
 		}
 	}

@@ -117,7 +117,7 @@ func TestPartSearch(t *testing.T) {
 				t.Fatal(err)
 			}
 			for n, p := range pairs {
-				if w := want[p[0]][first+p[1]]; math.Abs(float64(scores[n])-w) > 1e-5*(1+math.Abs(w)) {
+				if w := want[p[0]][first+p[1]]; !(math.Abs(float64(scores[n])-w) <= 1e-5*(1+math.Abs(w))) {
 					t.Errorf("%v: pair %v has the score %v, want %v", weights, p, scores[n], w)
 				}
 			}
@@ -134,7 +134,7 @@ func TestPartSearch(t *testing.T) {
 			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(want[i][b], want[i][a]) })
 			slices.SortFunc(hits, func(a, b evaluate.Hit) int { return cmp.Compare(b.Score, a.Score) })
 			for n, h := range hits {
-				if w := want[i][order[n]]; len(hits) != k || math.Abs(float64(h.Score)-w) > 1e-5*(1+math.Abs(w)) || math.Abs(want[i][h.Doc]-w) > 1e-5*(1+math.Abs(w)) {
+				if w := want[i][order[n]]; len(hits) != k || !(math.Abs(float64(h.Score)-w) <= 1e-5*(1+math.Abs(w))) || !(math.Abs(want[i][h.Doc]-w) <= 1e-5*(1+math.Abs(w))) {
 					t.Errorf("%v: query %d, place %d: document %d with %v, want %d with %v", weights, i, n, h.Doc, h.Score, order[n], w)
 				}
 			}
@@ -207,7 +207,7 @@ func TestRankInBlocks(t *testing.T) {
 		seen := map[int32]bool{}
 		for n, h := range hits {
 			seen[h.Doc] = true
-			if w := want[h.Doc]; math.Abs(float64(h.Score-w)) > 1e-5*max(1, math.Abs(float64(w))) || n > 0 && h.Score > hits[n-1].Score {
+			if w := want[h.Doc]; !(math.Abs(float64(h.Score-w)) <= 1e-5*max(1, math.Abs(float64(w)))) || n > 0 && !(h.Score <= hits[n-1].Score) {
 				t.Errorf("query %d, place %d: document %d with %v, want %v", i, n, h.Doc, h.Score, w)
 			}
 		}
@@ -273,7 +273,7 @@ func TestPartSearchVectorless(t *testing.T) {
 				t.Fatal(err)
 			}
 			for n, p := range pairs {
-				if w := want[p[0]][first+p[1]]; math.Abs(float64(scores[n])-w) > 1e-5*(1+math.Abs(w)) {
+				if w := want[p[0]][first+p[1]]; !(math.Abs(float64(scores[n])-w) <= 1e-5*(1+math.Abs(w))) {
 					t.Errorf("%v: pair %v has the score %v, want %v", none, p, scores[n], w)
 				}
 			}
@@ -284,7 +284,7 @@ func TestPartSearchVectorless(t *testing.T) {
 				t.Errorf("%v: query %d has %d documents, want %d", none, i, len(hits), docs)
 			}
 			for _, h := range hits {
-				if w := want[i][h.Doc]; math.Abs(float64(h.Score)-w) > 1e-5*(1+math.Abs(w)) {
+				if w := want[i][h.Doc]; !(math.Abs(float64(h.Score)-w) <= 1e-5*(1+math.Abs(w))) {
 					t.Errorf("%v: query %d scores document %d %v, want %v", none, i, h.Doc, h.Score, w)
 				}
 			}

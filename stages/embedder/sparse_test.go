@@ -164,7 +164,7 @@ func TestSparseSearch(t *testing.T) {
 			want := slices.Clone(scores)
 			slices.Sort(want)
 			for k, h := range hits {
-				if v := want[len(want)-1-k]; math.Abs(float64(h.Score)-v) > 1e-5*v || math.Abs(scores[h.Doc]-v) > 1e-5*v {
+				if v := want[len(want)-1-k]; !(math.Abs(float64(h.Score)-v) <= 1e-5*v) || !(math.Abs(scores[h.Doc]-v) <= 1e-5*v) {
 					t.Errorf("blocks of %d: query %d has document %d with %v in place %d, want %v", sparseBlock, q, h.Doc, h.Score, k, v)
 				}
 			}
@@ -175,7 +175,7 @@ func TestSparseSearch(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range sims {
-		if want := product(vecs[i], vecs[i+2]); math.Abs(s-want) > 1e-5*want {
+		if want := product(vecs[i], vecs[i+2]); !(math.Abs(s-want) <= 1e-5*want) {
 			t.Errorf("pair %d: %v, want %v", i, s, want)
 		}
 	}
@@ -356,7 +356,7 @@ func testMineSparse(t *testing.T, dir string) {
 			for _, r := range got {
 				q := vecs[prompts[0]+p.Queries[r.Query]]
 				own := product(q, vecs[prompts[1]+p.Corpus[r.Positive]])
-				if math.Abs(own-float64(r.Score)) > 1e-5*own {
+				if !(math.Abs(own-float64(r.Score)) <= 1e-5*own) {
 					t.Errorf("a positive scores %v, want %v", r.Score, own)
 				}
 				var want []float64
@@ -371,7 +371,7 @@ func testMineSparse(t *testing.T, dir string) {
 					t.Fatalf("%d negatives, want %v", len(r.Negatives), want)
 				}
 				for i, h := range r.Negatives {
-					if s := product(q, vecs[prompts[1]+p.Corpus[h.Doc]]); math.Abs(s-want[i]) > 1e-5*want[i] || math.Abs(float64(h.Score)-s) > 1e-5*s {
+					if s := product(q, vecs[prompts[1]+p.Corpus[h.Doc]]); !(math.Abs(s-want[i]) <= 1e-5*want[i]) || !(math.Abs(float64(h.Score)-s) <= 1e-5*s) {
 						t.Errorf("blocks of %d: negative %d scores %v by its embedding %v, want %v", block, i, h.Score, s, want[i])
 					}
 				}

@@ -49,7 +49,7 @@ func TestQueryLength(t *testing.T) {
 		}
 		for i, of := range [][2]int{{0, 0}, {0, 1}, {1, 1}} {
 			want := cosine(q[of[0]], d[of[1]])
-			if math.Abs(float64(scores[i])-want) > tolerance {
+			if !(math.Abs(float64(scores[i])-want) <= tolerance) {
 				t.Errorf("pair %v: %v, want %v", of, scores[i], want)
 			}
 			if math.Abs(cosine(uncut[of[0]], d[of[1]])-want) < 100*tolerance {
@@ -61,12 +61,12 @@ func TestQueryLength(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, r := range relevant {
-			if math.Abs(r-float64(scores[i])) > tolerance {
+			if !(math.Abs(r-float64(scores[i])) <= tolerance) {
 				t.Errorf("pair %d: relevance %v, by the teacher %v", i, r, scores[i])
 			}
 		}
 		same, err := both.Similarity(t.Context(), prompts[0], queries[:1], queries[1:]) // both are cut as queries are
-		if want := cosine(q[0], q[1]); err != nil || math.Abs(same[0]-want) > tolerance || math.Abs(cosine(uncut[0], uncut[1])-want) < 100*tolerance {
+		if want := cosine(q[0], q[1]); err != nil || !(math.Abs(same[0]-want) <= tolerance) || math.Abs(cosine(uncut[0], uncut[1])-want) < 100*tolerance {
 			t.Errorf("similarity %v, want %v: %v", same, want, err)
 		}
 		rows, _, err := both.Mine(t.Context(), mine.Pair(queries, documents, nil), embedder.Mining{Options: mine.Options{Negatives: 1}, Prompts: &prompts})
@@ -74,10 +74,10 @@ func TestQueryLength(t *testing.T) {
 			t.Fatalf("%d rows, %v", len(rows), err)
 		}
 		for i, r := range rows {
-			if want := cosine(q[i], d[i]); math.Abs(float64(r.Score)-want) > tolerance {
+			if want := cosine(q[i], d[i]); !(math.Abs(float64(r.Score)-want) <= tolerance) {
 				t.Errorf("mined pair %d: %v, want %v", i, r.Score, want)
 			}
-			if want := cosine(q[i], d[1-i]); math.Abs(float64(r.Negatives[0].Score)-want) > tolerance {
+			if want := cosine(q[i], d[1-i]); !(math.Abs(float64(r.Negatives[0].Score)-want) <= tolerance) {
 				t.Errorf("negative of pair %d: %v, want %v", i, r.Negatives[0].Score, want)
 			}
 		}
@@ -116,7 +116,7 @@ func TestTeacherDot(t *testing.T) {
 				t.Fatalf("embeddings of length %v: products and cosines are alike", size)
 			}
 			// Some epsilons of float32 of the largest product that there can be: texts may stand in other passes.
-			if bound := 1e-5 * max(1, size); math.Abs(float64(scores[i])-want) > bound {
+			if bound := 1e-5 * max(1, size); !(math.Abs(float64(scores[i])-want) <= bound) {
 				t.Errorf("dot %v, pair %v: %v, want %v", dot, of, scores[i], want)
 			}
 		}

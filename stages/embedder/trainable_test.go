@@ -201,7 +201,7 @@ func TestTrainableLoRA(t *testing.T) {
 		t.Helper()
 		for i := range want {
 			for k, v := range want[i] {
-				if math.Abs(float64(got[i][k]-v)) > 2e-6 {
+				if !(math.Abs(float64(got[i][k]-v)) <= 2e-6) {
 					t.Fatalf("%s: number %d of text %d is %v, want %v", what, k, i, got[i][k], v)
 				}
 			}

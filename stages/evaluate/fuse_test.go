@@ -14,7 +14,7 @@ func TestFuse(t *testing.T) {
 	got := Fuse(ids.TieOrder(), 3, Run{{{0, 9}, {2, 5}, {1, 1}}, {{3, 1}}, nil}, Run{{{3, 0.2}, {2, 0.1}}})
 	z := 4 / math.Sqrt(32./3)
 	for i, want := range []Hit{{0, float32(z - 1)}, {3, float32(1 - z)}, {2, -1}} { // the fourth would be 1, with -z - 1
-		if h := got[0][i]; len(got[0]) != 3 || h.Doc != want.Doc || math.Abs(float64(h.Score-want.Score)) > 1e-6 {
+		if h := got[0][i]; len(got[0]) != 3 || h.Doc != want.Doc || !(math.Abs(float64(h.Score-want.Score)) <= 1e-6) {
 			t.Errorf("place %d: %v, want %v", i, h, want)
 		}
 	}
@@ -25,7 +25,7 @@ func TestFuse(t *testing.T) {
 	got = Fuse(ids.TieOrder(), 4, Run{{{0, 2}, {1, 0}, {2, 4}}}, Run{{{3, 4}, {0, 0}, {2, 2}}})
 	z = math.Sqrt(1.5) // of 2 and 4 among 0, 2, 4: 0 and z
 	for i, want := range []Hit{{2, float32(z)}, {3, 0}, {0, float32(-z)}, {1, float32(-2 * z)}} {
-		if h := got[0][i]; h.Doc != want.Doc || math.Abs(float64(h.Score-want.Score)) > 1e-6 {
+		if h := got[0][i]; h.Doc != want.Doc || !(math.Abs(float64(h.Score-want.Score)) <= 1e-6) {
 			t.Errorf("unsorted, place %d: %v, want %v", i, h, want)
 		}
 	}

@@ -84,11 +84,11 @@ func TestAgreesWithTrecEval(t *testing.T) {
 	for i, m := range measures {
 		for j, query := range r.Queries {
 			want, ok := g.Values[qrels.Queries.Name(query)][m.String()]
-			if got := r.Values[i][j]; !ok || math.Abs(got-want) > tolerance {
+			if got := r.Values[i][j]; !ok || !(math.Abs(got-want) <= tolerance) {
 				t.Errorf("%s of query %s: got %.17g, want %.17g", m, qrels.Queries.Name(query), got, want)
 			}
 		}
-		if got := r.Means[i]; math.Abs(got-g.Means[m.String()]) > tolerance {
+		if got := r.Means[i]; !(math.Abs(got-g.Means[m.String()]) <= tolerance) {
 			t.Errorf("mean %s: got %.17g, want %.17g", m, got, g.Means[m.String()])
 		}
 	}
@@ -123,7 +123,7 @@ func TestTopKCutsWhereTrecEvalDoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, name := range []Measure{NDCG(k), MRR(k), Recall(k)} {
-			if got, want := r.Means[i], g.Means[name.String()]; math.Abs(got-want) > 1e-14 {
+			if got, want := r.Means[i], g.Means[name.String()]; !(math.Abs(got-want) <= 1e-14) {
 				t.Errorf("k = %d: mean %s: got %.17g, want %.17g", k, name, got, want)
 			}
 		}
@@ -149,7 +149,7 @@ func TestCorrelationAgreesWithScipy(t *testing.T) {
 		if c.Name == "large_offset" {
 			tolerance = 1e-9
 		}
-		if math.Abs(s.Pearson-c.Pearson) > tolerance || math.Abs(s.Spearman-c.Spearman) > 1e-13 {
+		if !(math.Abs(s.Pearson-c.Pearson) <= tolerance) || !(math.Abs(s.Spearman-c.Spearman) <= 1e-13) {
 			t.Errorf("%s: got %+v, want pearson %.17g and spearman %.17g", c.Name, s, c.Pearson, c.Spearman)
 		}
 	}
@@ -190,7 +190,7 @@ func TestBM25AgreesWithBM25S(t *testing.T) {
 			for rank, h := range hits {
 				// Weights are rounded to float32 and so is each of up to 8 additions.
 				want := c.Scores[q][int(h.Doc)]
-				if math.Abs(float64(h.Score)-want) > 5e-7*want {
+				if !(math.Abs(float64(h.Score)-want) <= 5e-7*want) {
 					t.Errorf("k1 %g, b %g, query %d, document %d: got %.9g, want %.9g", c.K1, c.B, q, h.Doc, h.Score, want)
 				}
 				if rank > 0 && !better(hits[rank-1], h, nil) {

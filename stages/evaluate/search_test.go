@@ -37,7 +37,7 @@ func TestNormalize(t *testing.T) {
 	x := []float32{0, 0, 3, 4, -3e-13, 4e-13, 3e30, 4e30}
 	Normalize(x, 2)
 	for i, want := range []float64{0, 0, 0.6, 0.8, -0.3, 0.4, 0.6, 0.8} {
-		if math.Abs(float64(x[i])-want) > 1e-7 || math.IsNaN(float64(x[i])) {
+		if !(math.Abs(float64(x[i])-want) <= 1e-7) {
 			t.Errorf("place %d: %v, want %v", i, x[i], want)
 		}
 	}
@@ -83,7 +83,7 @@ func TestSearch(t *testing.T) {
 				t.Fatalf("%v: query %d has %d hits", size, q, len(run[q]))
 			}
 			for i, h := range run[q] {
-				if math.Abs(float64(h.Score)+all[i]) > 1e-6 || math.Abs(float64(h.Score-product(queries, corpus, dim, q, int(h.Doc)))) > 1e-6 {
+				if !(math.Abs(float64(h.Score)+all[i]) <= 1e-6) || !(math.Abs(float64(h.Score-product(queries, corpus, dim, q, int(h.Doc)))) <= 1e-6) {
 					t.Fatalf("%v: query %d, hit %d: %v, want %v", size, q, i, h, -all[i])
 				}
 			}
@@ -96,5 +96,13 @@ func TestSearch(t *testing.T) {
 	cancel()
 	if _, err := Search(ctx, s, random(2), random(2), dim, 1, nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// Products are float64's: in float32 these squares are off, and their sum is 0.
+func TestProduct(t *testing.T) {
+	x := []float32{1 + 0x1p-20, 1, 1}
+	if got, want := Product(x, []float32{1 + 0x1p-20, -1, -0x1p-19}), 0x1p-40; got != want {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

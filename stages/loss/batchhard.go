@@ -24,6 +24,7 @@ import (
 // coefficient for each of them, which products turn into the gradient. Euclidean distances are made of products, |x|^2 - 2 x.y + |y|^2,
 // which for near texts is a difference of nearly equal numbers: those few are computed anew from the differences of their embeddings.
 type BatchTriplet struct {
+	meanOverRows
 	Mode   BatchMode // Hard if empty
 	Metric Metric    // Euclidean if empty; Cosine (the distance is 1 - cosine)
 	Margin float64   // 5 if 0
@@ -38,10 +39,6 @@ const (
 	SemiHard   BatchMode = "semi_hard"
 	All        BatchMode = "all"
 )
-
-func (BatchTriplet) SplitsRows() {}
-
-func (BatchTriplet) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l BatchTriplet) Check() error {
@@ -59,8 +56,8 @@ func (l BatchTriplet) Check() error {
 // by some eps of the lengths, so in f32 a distance at this border is good to 1e-5.
 const near = 0.01
 
-// stripRows is how many anchors are taken at once: 1 Mi distances at once, 4 MiB in f32 and as much again on the host.
-func (BatchTriplet) stripRows(rows int) int { return max(1, min(rows, (1<<20)/max(1, rows))) }
+// stripRows is how many anchors are compared with a batch's rows at once: 1 Mi numbers, 4 MiB in f32 and twice as much on the host.
+func stripRows(rows int) int { return max(1, min(rows, (1<<20)/max(1, rows))) }
 
 func (l BatchTriplet) metric() Metric { return cmp.Or(l.Metric, Euclidean) }
 
@@ -151,7 +148,7 @@ func (t *triplets) walk(lo, hi int, of func(i int, d, c []float64) float64, sums
 	mark := t.a.Mark()
 	defer t.a.Release(mark)
 	n, euclidean := t.b.Rows, t.l.metric() == Euclidean
-	step := t.l.stripRows(n)
+	step := stripRows(n)
 	for from := lo; from < hi; from += step {
 		to := min(hi, from+step)
 		anchors := t.v.x.Span(from, to)
@@ -358,5 +355,5 @@ func (t *triplets) all(i int, d, c []float64, sum *float64) (count int) {
 
 // Memory is a strip of distances and a chunk of near ones.
 func (l BatchTriplet) Memory(z Size) int {
-	return viewMemory(z, l.metric() == Cosine) + (l.stripRows(z.Rows)*z.Rows+z.Rows)*z.DType.Size() + 4*64 + pairsMemory(z)
+	return viewMemory(z, l.metric() == Cosine) + (stripRows(z.Rows)*z.Rows+z.Rows)*z.DType.Size() + 4*64 + pairsMemory(z)
 }

@@ -127,10 +127,7 @@ func (l Flops) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, 
 	if b.N() == b.Rows && !l.Together && l.Document > 0 {
 		return r, errors.New("flops: the batch has single texts, and no documents: with document_only (in Go Flops.Together) they are documents")
 	}
-	all := 0.0 // the batch's weight, by which its sum is divided
-	for i := range b.Rows {
-		all += b.Weight(i)
-	}
+	all := b.weigh(0, b.Rows) // by which the batch's sum is divided
 	f := l.factor(b.Step)
 	sparsity := &Sparsity{}
 	have := &sparsity.Batches

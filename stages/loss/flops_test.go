@@ -129,7 +129,7 @@ func TestFlopsSplits(t *testing.T) {
 				got[i] += v
 			}
 		}
-		if d := worst(got, want); d > 1e-12 || math.Abs(parts.Sum-whole.Sum) > 1e-12 || math.Abs(parts.Weight-whole.Weight) > 1e-12 {
+		if d := worst(got, want); !(d <= 1e-12) || !(math.Abs(parts.Sum-whole.Sum) <= 1e-12) || !(math.Abs(parts.Weight-whole.Weight) <= 1e-12) {
 			t.Errorf("%+v: of parts %+v, of all %+v, gradients differ by %.3g", l, parts, whole, d)
 		}
 		b.Only = nil
@@ -141,7 +141,7 @@ func TestFlopsSplits(t *testing.T) {
 func TestFlopsWarmup(t *testing.T) {
 	for step, want := range map[int][2]float64{0: {0, 0}, 1: {1. / 9, 1. / 3}, 2: {4. / 9, 2. / 3}, 3: {1, 1}, 9: {1, 1}} {
 		for i, linear := range []bool{false, true} {
-			if got := (Flops{Warmup: 3, Linear: linear}).factor(step); math.Abs(got-want[i]) > 1e-15 {
+			if got := (Flops{Warmup: 3, Linear: linear}).factor(step); !(math.Abs(got-want[i]) <= 1e-15) {
 				t.Errorf("step %d, linear %v: %v, want %v", step, linear, got, want[i])
 			}
 		}
@@ -157,7 +157,7 @@ func TestFlopsWarmup(t *testing.T) {
 		t.Errorf("the first step of a warm-up: %+v %+v (%v), without %+v", r, r.Sparsity, err, plain)
 	}
 	b.Step = 1
-	if r, _ := l.Compute(s, newArena(t, s, 1<<20), b); math.Abs(r.Sparsity.Added-(3*r.Sparsity.QueryFlops+4*r.Sparsity.DocumentFlops)/4) > 1e-12 {
+	if r, _ := l.Compute(s, newArena(t, s, 1<<20), b); !(math.Abs(r.Sparsity.Added-(3*r.Sparsity.QueryFlops+4*r.Sparsity.DocumentFlops)/4) <= 1e-12) {
 		t.Errorf("half-way: %+v", r.Sparsity)
 	}
 }
@@ -247,7 +247,7 @@ func TestFlopsSum(t *testing.T) {
 	} {
 		with, without := compute(x.with), compute(x.without)
 		want := *one
-		if want.Added = with.Sum/with.Weight - without.Sum/without.Weight; math.Abs(with.Sparsity.Added-want.Added) > 1e-12*math.Abs(with.Sum/with.Weight) || want.Added < 0.1 {
+		if want.Added = with.Sum/with.Weight - without.Sum/without.Weight; !(math.Abs(with.Sparsity.Added-want.Added) <= 1e-12*math.Abs(with.Sum/with.Weight)) || !(want.Added >= 0.1) {
 			t.Errorf("%s: %v added, want %v", name, with.Sparsity.Added, want.Added)
 		}
 		if want.Added = with.Sparsity.Added; *with.Sparsity != want {

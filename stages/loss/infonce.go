@@ -35,6 +35,7 @@ var Directions = []Direction{QueryToDoc, QueryToQuery, DocToQuery, DocToDoc, Pos
 // All documents of the batch are candidates: positives and every column of negatives. A query is no candidate of itself, nor are
 // a row's own documents of its positive.
 type InfoNCE struct {
+	meanOverRows
 	Scale        float64     // 20 if 0; 1/temperature
 	Directions   []Direction // QueryToDoc if empty; must contain QueryToDoc
 	PerDirection bool
@@ -115,8 +116,8 @@ const (
 
 // Check finds settings that make no sense.
 func (l InfoNCE) Check() error {
-	if l.Scale < 0 || !finite(l.Scale) {
-		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
+	if err := checkPositive("scale", l.Scale); err != nil {
+		return err
 	}
 	if !slices.Contains(HardnessModes, l.Hardness) && l.Hardness != NoHardness {
 		return fmt.Errorf("hardness mode %q is unknown: want %s", l.Hardness, joinNames(HardnessModes))
@@ -134,11 +135,7 @@ func (l InfoNCE) Check() error {
 	}
 	seen := map[Direction]bool{}
 	for _, d := range l.Directions {
-		known := false
-		for _, k := range Directions {
-			known = known || d == k
-		}
-		if !known {
+		if !slices.Contains(Directions, d) {
 			return fmt.Errorf("direction %q is unknown: want %s", d, joinNames(Directions))
 		}
 		if seen[d] {
@@ -155,12 +152,7 @@ func (l InfoNCE) Check() error {
 	return nil
 }
 
-func (l InfoNCE) scale() float64 {
-	if l.Scale == 0 {
-		return 20
-	}
-	return l.Scale
-}
+func (l InfoNCE) scale() float64 { return cmp.Or(l.Scale, 20) }
 
 func (l InfoNCE) directions() []Direction {
 	if len(l.Directions) == 0 {
@@ -223,12 +215,6 @@ type tile struct {
 	anchors, candidates   gpustage.Tensor
 	dAnchors, dCandidates gpustage.Tensor
 }
-
-// SplitsRows tells that InfoNCE is a RowSplitter.
-func (InfoNCE) SplitsRows() {}
-
-// MeansRows tells that it is a mean over rows.
-func (InfoNCE) MeansRows() bool { return true }
 
 // Compute goes through blocks of rows; see the package comment.
 //

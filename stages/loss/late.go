@@ -16,18 +16,13 @@ import (
 // Tokens without a vector do not count on either side, as masked ones do not there. It takes the tiles of M3's multi_vector part, of which it
 // is the loss of sums.
 type LateInteraction struct {
+	meanOverRows
 	Scale          float64 // 1 if 0; 1/temperature
 	Metric         Metric  // MaxSim if empty; MeanMaxSim
 	MaskDuplicates bool    // see InfoNCE
 
 	Block, TileCols int // see M3
 }
-
-// SplitsRows tells that LateInteraction is a RowSplitter.
-func (LateInteraction) SplitsRows() {}
-
-// MeansRows tells that it is a mean over rows.
-func (LateInteraction) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l LateInteraction) Check() error {

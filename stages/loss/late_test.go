@@ -150,7 +150,7 @@ func TestMultiVectorRows(t *testing.T) {
 				got[k] += v
 			}
 		}
-		if math.Abs(sum.Sum-all.Sum) > 1e-12*math.Abs(all.Sum) || math.Abs(sum.Weight-all.Weight) > 1e-12 || worst(got, want) > 1e-12 {
+		if !(math.Abs(sum.Sum-all.Sum) <= 1e-12*math.Abs(all.Sum)) || !(math.Abs(sum.Weight-all.Weight) <= 1e-12) || !(worst(got, want) <= 1e-12) {
 			t.Errorf("%T %+v: some rows and the others come to %v, all to %v, gradients apart %.3g", l, l, sum, all, worst(got, want))
 		}
 	}
@@ -195,7 +195,7 @@ func TestMultiVectorDuplicates(t *testing.T) {
 			}
 			want += math.Log(sum) - score(q, 3+q)
 		}
-		if math.Abs(r.Sum-want) > 1e-12*want {
+		if !(math.Abs(r.Sum-want) <= 1e-12*want) {
 			t.Errorf("masked %v: %v, want %v", masked, r.Sum, want)
 		}
 	}

@@ -134,7 +134,7 @@ func TestLayersAreSums(t *testing.T) {
 				}
 			}
 		}
-		if math.Abs(sum-r.Sum) > 1e-14*math.Abs(sum) {
+		if !(math.Abs(sum-r.Sum) <= 1e-14*math.Abs(sum)) {
 			t.Errorf("%s: %v, layers alone %v", name, r.Sum, sum)
 		}
 	}

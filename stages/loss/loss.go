@@ -123,6 +123,15 @@ type RowMean interface {
 	MeansRows() bool
 }
 
+// meanOverRows is in every loss that is a RowMean.
+type meanOverRows struct{}
+
+// SplitsRows tells that the loss is a [RowSplitter].
+func (meanOverRows) SplitsRows() {}
+
+// MeansRows tells that it is a mean over rows.
+func (meanOverRows) MeansRows() bool { return true }
+
 func meansRows(l Loss) bool {
 	m, ok := l.(RowMean)
 	return ok && m.MeansRows()
@@ -173,6 +182,14 @@ func (b *Batch) Weight(i int) float64 {
 		return 1
 	}
 	return b.Weights[i]
+}
+
+// weigh is the weight of rows lo to hi-1.
+func (b *Batch) weigh(lo, hi int) (sum float64) {
+	for i := lo; i < hi; i++ {
+		sum += b.Weight(i)
+	}
+	return sum
 }
 
 func (b *Batch) check() error {
@@ -409,12 +426,8 @@ func (f Host) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, e
 			copy(own, row)
 		}
 	}
-	s.CopyIn(copied, gpustage.Bytes(grad))
-	add := copied
-	if b.Gradient.DType != gpustage.F32 {
-		add = a.Scratch(s, b.Gradient.DType, n, e)
-		s.Copy(add, copied)
-	}
+	add := a.Scratch(s, b.Gradient.DType, n, e)
+	gpustage.Upload(s, add, grad)
 	s.Add(b.Gradient, b.Gradient, add)
 	return r, s.Sync()
 }

@@ -225,7 +225,7 @@ func TestAccumulates(t *testing.T) {
 		}
 		once, _ := download(s, b.Gradient)
 		for i := range once {
-			if math.Abs(twice[i]-2*once[i]) > 1e-12*(1+math.Abs(twice[i])) {
+			if !(math.Abs(twice[i]-2*once[i]) <= 1e-12*(1+math.Abs(twice[i]))) {
 				t.Errorf("%T: element %d: %v after two, %v after one", l, i, twice[i], once[i])
 			}
 		}

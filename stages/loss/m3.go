@@ -86,8 +86,8 @@ func (M3) SplitsRows() {}
 
 // Check finds settings that make no sense.
 func (l M3) Check() error {
-	if l.Scale < 0 || !finite(l.Scale) {
-		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
+	if err := checkPositive("scale", l.Scale); err != nil {
+		return err
 	}
 	for i, p := range l.Parts {
 		if !slices.Contains(M3Parts, p) {
@@ -121,19 +121,9 @@ func (l M3) parts() []string {
 
 func (l M3) has(part string) bool { return slices.Contains(l.parts(), part) }
 
-func (l M3) scale() float64 {
-	if l.Scale == 0 {
-		return 50
-	}
-	return l.Scale
-}
+func (l M3) scale() float64 { return cmp.Or(l.Scale, 50) }
 
-func (l M3) block() int {
-	if l.Block == 0 {
-		return defaultBlock
-	}
-	return l.Block
-}
+func (l M3) block() int { return cmp.Or(l.Block, defaultBlock) }
 
 func (l M3) tileCols(gpu bool) int {
 	_, cols := maxSimTile(gpu)

@@ -253,7 +253,7 @@ func TestM3Duplicates(t *testing.T) {
 		for k := range want {
 			want[k] /= r.Weight
 		}
-		if d := worst(grad[DensePart], want); math.Abs(value-r.Sum/r.Weight) > 1e-12 || !(d <= 1e-12) {
+		if d := worst(grad[DensePart], want); !(math.Abs(value-r.Sum/r.Weight) <= 1e-12) || !(d <= 1e-12) {
 			t.Errorf("masked %v: loss %v, InfoNCE's %v; the gradient is off by %.3g", masked, value, r.Sum/r.Weight, d)
 		}
 		values[i] = value

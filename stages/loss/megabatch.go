@@ -17,17 +17,12 @@ import (
 // Cosines are computed a strip of queries at a time, against all positives, and looked through on the host; the nearest ones' are
 // computed anew, as pairs.
 type MegaBatchMargin struct {
+	meanOverRows
 	PositiveMargin, NegativeMargin float64 // sentence-transformers' are 0.8 and 0.3
 	// MaskDuplicates leaves out positives that are no negatives, told by text identity: those whose text is the row's query or positive, and those of
 	// rows with the same query.
 	MaskDuplicates bool
 }
-
-// SplitsRows tells that it is a RowSplitter.
-func (MegaBatchMargin) SplitsRows() {}
-
-// MeansRows tells that it is a mean over rows.
-func (MegaBatchMargin) MeansRows() bool { return true }
 
 // Check finds margins that are no numbers.
 func (l MegaBatchMargin) Check() error {
@@ -41,9 +36,6 @@ func (l MegaBatchMargin) Check() error {
 	}
 	return nil
 }
-
-// stripRows is how many queries are compared at once: 1 Mi cosines, 4 MiB in f32 and twice as much on the host.
-func (MegaBatchMargin) stripRows(rows int) int { return max(1, min(rows, (1<<20)/max(1, rows))) }
 
 // Compute finds the negatives, and is then one of pairs.
 func (l MegaBatchMargin) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
@@ -102,7 +94,7 @@ func (l MegaBatchMargin) hardest(s gpustage.Stream, a *gpustage.Arena, b *Batch,
 	mark := a.Mark()
 	defer a.Release(mark)
 	n := b.Rows
-	positives, step := v.x.Span(n, 2*n), l.stripRows(n)
+	positives, step := v.x.Span(n, 2*n), stripRows(n)
 	out := make([]int, 0, hi-lo)
 	for from := lo; from < hi; from += step {
 		to := min(hi, from+step)
@@ -138,5 +130,5 @@ func (l MegaBatchMargin) masked(b *Batch, i, j int) bool {
 
 // Memory is a strip of cosines, and pairs after it.
 func (l MegaBatchMargin) Memory(z Size) int {
-	return viewMemory(z, true) + max(l.stripRows(z.Rows)*z.Rows*z.DType.Size()+64, pairsMemory(z))
+	return viewMemory(z, true) + max(stripRows(z.Rows)*z.Rows*z.DType.Size()+64, pairsMemory(z))
 }

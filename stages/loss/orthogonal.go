@@ -26,16 +26,11 @@ import (
 // No matrix of all similarities is needed. With X = [n, d] and its sum over texts S, the sum of s is |S|^2 - sum |x_i|^2, and that of s^2 is |K|^2 - sum |x_i|^4, where
 // K is X^T X of the features, or X X^T of the texts if these are fewer: of 16,384 texts of 768 features 2.25 MiB, and never more than X.
 type GlobalOrthogonal struct {
+	meanOverRows
 	Metric             Metric  // Cosine if empty; Dot
 	Mean, SecondMoment float64 // weights, one of which is above 0; sentence-transformers' are 1, EmbeddingGemma's 0 and 1
 	AddColumns         bool    // EmbeddingGemma's way
 }
-
-// SplitsRows tells that it is a RowSplitter.
-func (GlobalOrthogonal) SplitsRows() {}
-
-// MeansRows tells that it is a mean over rows, each of which has the batch's loss.
-func (GlobalOrthogonal) MeansRows() bool { return true }
 
 func (l GlobalOrthogonal) metric() Metric { return cmp.Or(l.Metric, Cosine) }
 
@@ -84,15 +79,8 @@ func (l GlobalOrthogonal) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch
 	mark := a.Mark()
 	defer a.Release(mark)
 	v := viewOf(s, a, b, l.metric() == Cosine)
-	var r Result
-	all := 0.0 // the batch's weight, by which its sum is divided
-	for i := range b.Rows {
-		all += b.Weight(i)
-	}
-	lo, hi := b.Own()
-	for i := lo; i < hi; i++ {
-		r.Weight += b.Weight(i)
-	}
+	all := b.weigh(0, b.Rows) // by which the batch's sum is divided
+	r := Result{Weight: b.weigh(b.Own())}
 	columns, share := b.columns(), 1.0
 	if !l.AddColumns {
 		share /= float64(len(columns))

@@ -204,12 +204,10 @@ func (p *pairs) backward() {
 	n := 0
 	for i, c := range p.coef {
 		switch {
-		case p.metric == Euclidean && p.values[i] > 0:
+		case (p.metric == Euclidean || p.metric == Angle) && p.values[i] == 0: // its least value: no direction is better than the opposite one
+			c = 0
+		case p.metric == Euclidean:
 			c /= p.values[i]
-		case p.metric == Euclidean: // equal embeddings: no direction is better than another
-			c = 0
-		case p.metric == Angle && p.raw[i] == 0: // |v| has no slope there, and PyTorch's is 0
-			c = 0
 		case p.metric == Angle && p.raw[i] < 0:
 			c = -c
 		}

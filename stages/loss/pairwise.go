@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"sort"
 
 	"contraflow/gpustage"
 )
@@ -13,11 +12,7 @@ import (
 // sentence-transformers' losses; where rows have several negatives, or different numbers of them, a row's loss is the mean over them.
 
 // CosineSimilarity is the squared difference of a pair's cosine and its label.
-type CosineSimilarity struct{}
-
-func (CosineSimilarity) SplitsRows() {}
-
-func (CosineSimilarity) MeansRows() bool { return true }
+type CosineSimilarity struct{ meanOverRows }
 
 // CheckLabel finds a label that no cosine can have. Compute takes it nevertheless, as the peer does; dataset.Source.CheckLabel refuses it.
 func (CosineSimilarity) CheckLabel(y float64) error {
@@ -52,14 +47,11 @@ func (CosineSimilarity) Memory(z Size) int { return rowsMemory(z, Cosine) }
 //
 //	sum over positives d^2 + sum over negatives max(0, Margin-d)^2
 type Contrastive struct {
+	meanOverRows
 	Metric Metric  // Cosine (the distance is 1 - cosine) if empty; Euclidean, Manhattan
 	Margin float64 // 0.5 if 0
 	Online bool
 }
-
-func (Contrastive) SplitsRows() {}
-
-func (Contrastive) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l Contrastive) Check() error {
@@ -175,13 +167,10 @@ func (l Contrastive) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 // Triplet wants each negative farther from the query than the positive is, by a margin (FaceNet, arXiv 1503.03832):
 // l = max(0, d(q, p) - d(q, n) + Margin).
 type Triplet struct {
+	meanOverRows
 	Metric Metric  // Euclidean if empty; Cosine (the distance is 1 - cosine), Manhattan
 	Margin float64 // 5 if 0
 }
-
-func (Triplet) SplitsRows() {}
-
-func (Triplet) MeansRows() bool { return true }
 
 // CheckNegatives refuses a row without negatives, of which there is no mean. Compute takes it, with a loss of 0; dataset.Source.CheckNegatives refuses it.
 func (Triplet) CheckNegatives(n int) error { return checkNegatives("triplet", n) }
@@ -229,12 +218,9 @@ func (l Triplet) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 // MarginMSE wants the difference between the scores of positive and negative to be a teacher's (Hofstätter et al., arXiv
 // 2010.02666): l = (s(q, p) - s(q, n) - margin)^2, with the margin from the teacher's scores, or given as the row's label.
 type MarginMSE struct {
+	meanOverRows
 	Metric Metric // Dot if empty; Cosine, MaxSim, MeanMaxSim
 }
-
-func (MarginMSE) SplitsRows() {}
-
-func (MarginMSE) MeansRows() bool { return true }
 
 // CheckNegatives is Triplet's.
 func (MarginMSE) CheckNegatives(n int) error { return checkNegatives("margin_mse", n) }
@@ -284,21 +270,18 @@ func (l MarginMSE) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 //
 // FlagEmbedding takes it of datasets whose files' names end in no_in_batch_neg, such as those of classes, where another row's documents may be right as well.
 type CrossEntropy struct {
+	meanOverRows
 	Scale  float64 // 20 if 0; 1/temperature
 	Metric Metric  // Cosine if empty; Dot
 }
-
-func (CrossEntropy) SplitsRows() {}
-
-func (CrossEntropy) MeansRows() bool { return true }
 
 // CheckNegatives is DistillKL's.
 func (CrossEntropy) CheckNegatives(n int) error { return checkNegatives("cross_entropy", n) }
 
 // Check finds settings that make no sense.
 func (l CrossEntropy) Check() error {
-	if l.Scale < 0 || !finite(l.Scale) {
-		return fmt.Errorf("scale is %v, want a positive number", l.Scale)
+	if err := checkPositive("scale", l.Scale); err != nil {
+		return err
 	}
 	if err := checkMetric(l.Metric, Cosine, Dot); err != nil {
 		return fmt.Errorf("similarity %w", err)
@@ -343,15 +326,12 @@ func (l CrossEntropy) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 // as sentence-transformers' DistillKLDivLoss. FlagEmbedding's kl_div is its gradient for temperature 1 of the teacher, without the factor.
 // The group is the row's, so replicas change nothing about its weight.
 type DistillKL struct {
+	meanOverRows
 	Metric             Metric  // Dot if empty; Cosine, MaxSim, MeanMaxSim
 	Temperature        float64 // of both; 1 if 0
 	StudentTemperature float64 // Temperature if 0
 	TeacherTemperature float64 // Temperature if 0
 }
-
-func (DistillKL) SplitsRows() {}
-
-func (DistillKL) MeansRows() bool { return true }
 
 // CheckNegatives refuses a row without negatives: a distribution over one document is the teacher's whatever its score is. As for Triplet, Compute takes it.
 func (DistillKL) CheckNegatives(n int) error { return checkNegatives("distill_kl", n) }
@@ -362,8 +342,8 @@ func (l DistillKL) Check() error {
 		return fmt.Errorf("similarity %w", err)
 	}
 	for _, t := range []float64{l.Temperature, l.StudentTemperature, l.TeacherTemperature} {
-		if t < 0 || !finite(t) {
-			return fmt.Errorf("temperature is %v, want a positive number", t)
+		if err := checkPositive("temperature", t); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -420,20 +400,17 @@ func logSoftmax(x []float64) {
 // The sum has B^2 terms but takes B log B steps: rows are sorted by label, and a running log-sum-exp of those with smaller labels and one of those with larger ones
 // give every row's terms.
 type CoSENT struct {
+	meanOverRows
 	Scale  float64 // 20 if 0
 	Metric Metric  // Cosine if empty; Dot, Angle
 }
-
-func (CoSENT) SplitsRows() {}
-
-func (CoSENT) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l CoSENT) Check() error {
 	if err := checkMetric(l.Metric, Cosine, Dot, Angle); err != nil {
 		return fmt.Errorf("similarity %w", err)
 	}
-	return checkNotNegative("scale", l.Scale)
+	return checkPositive("scale", l.Scale)
 }
 
 func (l CoSENT) metric() Metric { return cmp.Or(l.Metric, Cosine) }
@@ -484,11 +461,7 @@ func (l CoSENT) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 // cosent returns the loss of scores with labels and writes its derivatives.
 func cosent(scores, labels, ds []float64) float64 {
 	n := len(scores)
-	order := make([]int, n)
-	for i := range order {
-		order[i] = i
-	}
-	sort.SliceStable(order, func(i, j int) bool { return labels[order[i]] < labels[order[j]] })
+	order := ordered(n, func(i, j int) bool { return labels[i] < labels[j] })
 	lower, higher := make([]float64, n), make([]float64, n) // of each: log-sum-exp of s of smaller labels, of -s of larger ones
 	run := func(from, to, step int, sign float64, out []float64) {
 		sum := math.Inf(-1)
@@ -530,6 +503,14 @@ func (l CoSENT) Memory(z Size) int { return rowsMemory(z, l.metric()) }
 func checkNotNegative(what string, v float64) error {
 	if v < 0 || !finite(v) {
 		return fmt.Errorf("%s is %v, want 0 or more", what, v)
+	}
+	return nil
+}
+
+// checkPositive takes 0 for a setting that is left out.
+func checkPositive(what string, v float64) error {
+	if v < 0 || !finite(v) {
+		return fmt.Errorf("%s is %v, want a positive number", what, v)
 	}
 	return nil
 }

@@ -193,7 +193,7 @@ func TestGoldenPairwise(t *testing.T) {
 				if d := math.Abs(value-c.Value) / max(1, math.Abs(c.Value)); !(d <= v.limit) {
 					t.Errorf("%s %s %+v, %d rows, %v, %s: loss %v, want %v", c.Name, c.Loss, c.Options, c.B, v.dtype, how, value, c.Value)
 				}
-				if d := worst(grad, want) / size; !(d <= v.limit) && size > 1e-12 {
+				if d := worst(grad, want) / size; !(d <= v.limit) && !(size <= 1e-12) {
 					t.Errorf("%s %s %+v, %d rows, %v, %s: gradient error %.3g", c.Name, c.Loss, c.Options, c.B, v.dtype, how, d)
 				}
 			}
@@ -276,13 +276,13 @@ func TestCrossEntropy(t *testing.T) {
 		want += value
 		for k, p := range places {
 			for f := range e {
-				if got, want := grad[p*e+f]*float64(b.Rows), of[k*e+f]; math.Abs(got-want) > 1e-12 {
+				if got, want := grad[p*e+f]*float64(b.Rows), of[k*e+f]; !(math.Abs(got-want) <= 1e-12) {
 					t.Errorf("row %d, text %d: gradient %v, want %v", i, k, got, want)
 				}
 			}
 		}
 	}
-	if want /= float64(b.Rows); math.Abs(sum-want) > 1e-12 {
+	if want /= float64(b.Rows); !(math.Abs(sum-want) <= 1e-12) {
 		t.Errorf("loss %v, want %v", sum, want)
 	}
 }
@@ -400,11 +400,12 @@ func TestPairwiseErrors(t *testing.T) {
 		{Contrastive{Online: true}, func(b *Batch) { labelled(1, 0, 1, 0, 0)(b); b.Weights = []float64{1, 1, 1, 0, 1} }, "row 3 has weight 0, but the loss is of the batch as a whole"},
 		{BatchTriplet{Mode: SemiHard}, single, "row 1 has weight 2, but the loss is of the batch as a whole"},
 		{BatchTriplet{Mode: All}, single, "row 1 has weight 2, but the loss is of the batch as a whole"},
-		{CoSENT{Scale: math.NaN()}, nil, "scale is NaN"},
+		{CoSENT{Scale: math.NaN()}, nil, "scale is NaN, want a positive number"},
 		{CrossEntropy{Scale: -1}, nil, "scale is -1"},
 		{CrossEntropy{Metric: Euclidean}, nil, "similarity "},
 		{DistillKL{}, func(b *Batch) { b.Scores = nil }, "needs a teacher's scores: data.train[].scores"},
 		{DistillKL{TeacherTemperature: -1}, nil, "temperature is -1"},
+		{DistillKL{StudentTemperature: math.Inf(1)}, nil, "temperature is +Inf"},
 		{MarginMSE{}, func(b *Batch) { b.Scores, b.Labels = nil, nil }, "needs a teacher's scores"},
 		{MarginMSE{}, func(b *Batch) { b.Scores = b.Scores[1:] }, "12 documents have 11 scores"},
 		{MarginMSE{}, func(b *Batch) { b.Scores[3] = math.NaN() }, "score 3 is NaN"},

@@ -116,7 +116,7 @@ func (g Groups) CheckLayers(scores int) error {
 
 // Check finds settings that make no sense.
 func (g Groups) Check() error {
-	switch {
+	switch scale := checkPositive("scale", g.Scale); {
 	case !slices.Contains(GroupLosses, g.Name):
 		return fmt.Errorf("there is no loss %q for rerankers: want %s", g.Name, joinNames(GroupLosses))
 	case g.Scheme != "" && !slices.Contains(Schemes, g.Scheme):
@@ -127,8 +127,8 @@ func (g Groups) Check() error {
 		return fmt.Errorf("%s: activation is of %s", g.Name, joinNames(Activating))
 	case g.Activation == Sigmoid && g.SelfDistill:
 		return fmt.Errorf("%s: activation and self_distill don't go together: the last layer teaches what its scores are", g.Name)
-	case !(g.Scale >= 0) || math.IsInf(g.Scale, 0):
-		return fmt.Errorf("%s: scale is %v, want a positive number", g.Name, g.Scale)
+	case scale != nil:
+		return fmt.Errorf("%s: %w", g.Name, scale)
 	case g.K < 0 || !(g.Sigma >= 0) || !(g.Alpha >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
 		return fmt.Errorf("%s: k, sigma, alpha, mu and pos_weight can't be negative", g.Name)
 	case g.SelfDistill && !slices.Contains(SelfDistilling, g.Name):
@@ -148,8 +148,8 @@ func (Groups) SplitsRows() {}
 // MeansRows tells that it is a mean over groups, and not over documents or pairs of them.
 func (g Groups) MeansRows() bool { return !g.Pairs() && g.Name != GroupADRMSE }
 
-// Memory is the copy of the scores that Compute makes, and of their gradient.
-func (Groups) Memory(z Size) int { return 2*(z.Sequences*z.Dim*gpustage.F64.Size()+64) + 128 }
+// Memory is what the scores' gradient is added from.
+func (Groups) Memory(z Size) int { return z.Sequences*z.Dim*z.DType.Size() + 64 }
 
 // CheckLabel finds a label that the objective has no meaning for.
 func (g Groups) CheckLabel(y float64) error {
@@ -201,23 +201,17 @@ func (g Groups) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result,
 	}
 	mark := a.Mark()
 	defer a.Release(mark)
-	wide := a.Scratch(s, gpustage.F64, n, layers)
-	s.Copy(wide, b.Embeddings)
-	scores, grads := make([]float64, n*layers), make([]float64, n*layers)
-	s.CopyOut(gpustage.Bytes(scores), wide)
-	if err := s.Sync(); err != nil {
+	scores, err := download(s, b.Embeddings)
+	if err != nil {
 		return Result{}, err
 	}
+	grads := make([]float64, len(scores))
 	r, err := g.ofBatch(b, scores, grads)
 	if err != nil {
 		return Result{}, err
 	}
-	s.CopyIn(wide, gpustage.Bytes(grads))
-	add := wide
-	if b.Gradient.DType != gpustage.F64 {
-		add = a.Scratch(s, b.Gradient.DType, n, layers)
-		s.Copy(add, wide)
-	}
+	add := a.Scratch(s, b.Gradient.DType, n, layers)
+	gpustage.Upload(s, add, grads)
 	s.Add(b.Gradient, b.Gradient, add)
 	return r, s.Sync()
 }
@@ -380,13 +374,7 @@ func ofFirst(s, d []float64) float64 {
 
 func (g Groups) listMLE(s, l, d []float64) (sum float64) {
 	n := len(s)
-	order := make([]int, n)
-	for i := range order {
-		order[i] = i
-	}
-	if g.ByLabel {
-		sort.SliceStable(order, func(a, b int) bool { return l[order[a]] > l[order[b]] })
-	}
+	order := ordered(n, func(i, j int) bool { return g.ByLabel && l[i] > l[j] })
 	weights := make([]float64, n)
 	for i := range weights {
 		weights[i] = 1
@@ -448,11 +436,7 @@ func (g Groups) ranks(s, l, d []float64) (sum float64) {
 // pairwise is RankNet and the lambda loss, which Eq. 18 of its paper cuts at K.
 func (g Groups) pairwise(s, l, d []float64) (sum, pairs float64) {
 	n := len(s)
-	order := make([]int, n) // by score
-	for i := range order {
-		order[i] = i
-	}
-	sort.SliceStable(order, func(a, b int) bool { return s[order[a]] > s[order[b]] })
+	order := ordered(n, func(i, j int) bool { return s[i] > s[j] })
 	k := n
 	if g.K > 0 {
 		k = min(n, g.K)
@@ -510,6 +494,16 @@ func (g Groups) pairwise(s, l, d []float64) (sum, pairs float64) {
 		}
 	}
 	return sum, pairs
+}
+
+// ordered are 0 to n-1, sorted; of equal ones the smaller comes first.
+func ordered(n int, before func(i, j int) bool) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	sort.SliceStable(order, func(a, b int) bool { return before(order[a], order[b]) })
+	return order
 }
 
 func logSumExp(x []float64) float64 {

@@ -148,11 +148,11 @@ func TestGroupsRows(t *testing.T) {
 		}
 		one, d1, _ := run(Groups{Name: name}, func(b *Batch) { b.Only = &Rows{1, 2} })
 		two, d2, _ := run(Groups{Name: name}, func(b *Batch) { b.Only, b.Weights = &Rows{0, 2}, []float64{0, 2} })
-		if math.Abs(two.Sum-2*one.Sum) > 1e-15 || two.Weight != 2*one.Weight {
+		if !(math.Abs(two.Sum-2*one.Sum) <= 1e-15) || two.Weight != 2*one.Weight {
 			t.Errorf("%s: %v for row 1, %v with weight 2 of it and 0 of the other", name, one, two)
 		}
 		for i := range d1 {
-			if math.Abs(d2[i]-2*d1[i]) > 1e-15 {
+			if !(math.Abs(d2[i]-2*d1[i]) <= 1e-15) {
 				t.Errorf("%s: gradients %v and %v", name, d1, d2)
 			}
 		}

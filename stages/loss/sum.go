@@ -40,17 +40,16 @@ func Sum(terms ...Term) (Loss, error) {
 	if slices.ContainsFunc(terms, func(t Term) bool { return !meansRows(t.Loss) }) {
 		return sum(terms), nil
 	}
-	return splitSum{terms}, nil
+	return splitSum{sum: terms}, nil
 }
 
 type sum []Term
 
 // splitSum is one of means over rows.
-type splitSum struct{ sum }
-
-func (splitSum) SplitsRows() {}
-
-func (splitSum) MeansRows() bool { return true }
+type splitSum struct {
+	meanOverRows
+	sum
+}
 
 // Check finds settings of the terms that make no sense.
 func (l sum) Check() error {
@@ -82,13 +81,9 @@ func (l sum) compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, er
 	case len(b.Parts) > 0:
 		return Result{}, errors.New("a sum of losses has no gradients for parts of tokens: train with loss m3, or with a model of embeddings alone")
 	}
-	var total Result
-	lo, hi := b.Own()
-	for i := lo; i < hi; i++ {
-		total.Weight += b.Weight(i)
-	}
+	total := Result{Weight: b.weigh(b.Own())}
 	mark := a.Mark()
-	defer func() { a.Release(mark) }()
+	defer a.Release(mark)
 	part := *b
 	part.Gradient = a.Scratch(s, b.Gradient.DType, b.N(), b.Gradient.Cols)
 	for i, t := range l {

@@ -44,7 +44,7 @@ func TestSum(t *testing.T) {
 			want += term.Factor * mean
 		}
 		l := summed(t, append(terms, Term{summed(t, Term{nothing, 7}), 5})...)
-		if got, _ := compute(t, s, l, b); math.Abs(got-want) > 1e-12*want {
+		if got, _ := compute(t, s, l, b); !(math.Abs(got-want) <= 1e-12*want) {
 			t.Errorf("%v, want %v", got, want)
 		}
 		s.Fill(b.Gradient, 0)
@@ -70,7 +70,7 @@ func TestSumOfOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, _ := download(s, b.Gradient); worst(got, want) > 1e-13 {
+	if got, _ := download(s, b.Gradient); !(worst(got, want) <= 1e-13) {
 		t.Errorf("gradients differ by %v", worst(got, want))
 	}
 }
@@ -206,7 +206,7 @@ func TestSumOfGroups(t *testing.T) {
 	want, gradient := compute(t, s, Groups{Name: GroupDistill}, b)
 	s.Fill(b.Gradient, 0)
 	got, same := compute(t, s, summed(t, Term{Groups{Name: GroupCrossEntropy}, 1}, Term{Groups{Name: GroupKL}, 1}), b)
-	if math.Abs(got-want) > 1e-12*want || worst(same, gradient) > 1e-14 || worst(gradient, make([]float64, len(gradient))) < 0.01 {
+	if !(math.Abs(got-want) <= 1e-12*want) || !(worst(same, gradient) <= 1e-14) || !(worst(gradient, make([]float64, len(gradient))) >= 0.01) {
 		t.Errorf("%v, want %v; gradients differ by %v", got, want, worst(same, gradient))
 	}
 }

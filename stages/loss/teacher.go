@@ -16,12 +16,9 @@ import (
 //
 // Embeddings are taken as they are.
 type TeacherEmbedding struct {
+	meanOverRows
 	Metric Metric // "": the mean squared error
 }
-
-func (TeacherEmbedding) SplitsRows() {}
-
-func (TeacherEmbedding) MeansRows() bool { return true }
 
 // Check finds settings that make no sense.
 func (l TeacherEmbedding) Check() error {

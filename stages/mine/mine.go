@@ -202,11 +202,7 @@ func (p Pairs) Depth(o Options) int {
 
 // Score is the product of two embeddings.
 func Score(queries, corpus []float32, dim, query, doc int) float32 {
-	sum := 0.0
-	for i, v := range queries[query*dim : (query+1)*dim] {
-		sum += float64(v) * float64(corpus[doc*dim+i])
-	}
-	return float32(sum)
+	return float32(evaluate.Product(queries[query*dim:(query+1)*dim], corpus[doc*dim:(doc+1)*dim]))
 }
 
 // Row is a pair with its negatives.

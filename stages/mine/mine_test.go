@@ -97,7 +97,7 @@ func TestGolden(t *testing.T) {
 				t.Errorf("case %d, row %d: %s %s %v, want %v", i, k, p.Queries[r.Query], p.Corpus[r.Positive], got, want)
 			}
 			for j, s := range want.Scores {
-				if math.Abs(s-scores[j]) > 1e-6 {
+				if !(math.Abs(s-scores[j]) <= 1e-6) {
 					t.Errorf("case %d, row %d: scores %v, want %v", i, k, scores, want.Scores)
 				}
 			}

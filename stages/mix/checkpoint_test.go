@@ -105,7 +105,7 @@ func TestSLERPConstants(t *testing.T) {
 		{1.1e-8, 1, 0, []float64{math.Sin(0.3 * math.Pi / 2), math.Sin(0.7 * math.Pi / 2)}},
 	} {
 		for i, got := range mix.Slerp(c.a, c.b, c.dot, w) {
-			if math.Abs(got-c.want[i]) > 1e-11 { // acos loses three digits near 1
+			if !(math.Abs(got-c.want[i]) <= 1e-11) { // acos loses three digits near 1
 				t.Errorf("lengths %v and %v, product %v: factor %d is %v, want %v", c.a, c.b, c.dot, i, got, c.want[i])
 			}
 		}

@@ -342,7 +342,7 @@ func TestGolden(t *testing.T) {
 	truth := g.F64(t, "embeddings")
 	for i, vec := range vecs {
 		for k, v := range vec {
-			if e := math.Abs(float64(v) - truth[i*len(vec)+k]); e > 32*f32Eps {
+			if e := math.Abs(float64(v) - truth[i*len(vec)+k]); !(e <= 32*f32Eps) {
 				t.Fatalf("embedding %d[%d] is %v, want %v", i, k, v, truth[i*len(vec)+k])
 			}
 		}
@@ -443,7 +443,7 @@ func TestLarge(t *testing.T) {
 	got := floats(t, stored(t, mixed(t, mix.Options{Method: mix.SLERP}, mix.Model{Path: a, Weight: 2. / 3}, mix.Model{Path: b, Weight: 1. / 3}))["embedding.weight"])
 	for i, v := range got {
 		want := map[int]float64{1: 2 * math.Sqrt(3) / 2, len(got) - 1: 4 * 0.5}[i]
-		if math.Abs(float64(v)-want) > f32Eps*want {
+		if !(math.Abs(float64(v)-want) <= f32Eps*want) {
 			t.Fatalf("element %d is %v, want %v", i, v, want)
 		}
 	}

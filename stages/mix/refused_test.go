@@ -346,7 +346,7 @@ func TestByLoss(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, w := range c.want {
-			if math.Abs(got[i]-w) > 0x1p-46*w {
+			if !(math.Abs(got[i]-w) <= 0x1p-46*w) {
 				t.Errorf("%v, want %v", got, c.want)
 			}
 		}

@@ -79,7 +79,7 @@ func TestDistill(t *testing.T) {
 		zero := true
 		for j, v := range row {
 			zero = zero && v == 0
-			if j < 9 && math.Abs(v-tables[9][id][j]) > 1e-6 {
+			if j < 9 && !(math.Abs(v-tables[9][id][j]) <= 1e-6) {
 				t.Errorf("token %d, component %d: %v, of nine %v", id, j, v, tables[9][id][j])
 			}
 		}
@@ -110,14 +110,14 @@ func TestDistill(t *testing.T) {
 	}
 	for j := range mean {
 		for k := range mean {
-			if c := math.Abs(square[j][k]); j != k && c > 1e-5*square[0][0] {
+			if c := math.Abs(square[j][k]); j != k && !(c <= 1e-5*square[0][0]) {
 				t.Errorf("components %d and %d have a covariance of %v, of %v at most", j, k, c, square[0][0])
 			}
 		}
-		if math.Abs(mean[j]) > 1e-5*math.Sqrt(square[0][0]) {
+		if !(math.Abs(mean[j]) <= 1e-5*math.Sqrt(square[0][0])) {
 			t.Errorf("component %d has a mean of %v", j, mean[j])
 		}
-		if j > 0 && square[j][j] > square[j-1][j-1]*(1+1e-5) {
+		if j > 0 && !(square[j][j] <= square[j-1][j-1]*(1+1e-5)) {
 			t.Errorf("component %d varies by %v, the one before by %v", j, square[j][j], square[j-1][j-1])
 		}
 	}
@@ -143,7 +143,7 @@ func TestDistill(t *testing.T) {
 				sum += (x[i][k] - x[0][k]) * v / math.Sqrt(length) // whatever their mean is
 				all += math.Abs(v) / math.Sqrt(length)
 			}
-			if off := math.Abs(sum - (row[j] - ordinary[0][j])); largest < 0 || off > 1e-4*around*all {
+			if off := math.Abs(sum - (row[j] - ordinary[0][j])); largest < 0 || !(off <= 1e-4*around*all) {
 				t.Fatalf("component %d of token %d: off by %v, in a direction whose largest element is %v", j, ids[i], off, largest)
 			}
 		}

@@ -37,10 +37,10 @@ func TestGoldenClip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if math.Abs(norm-c.Norm) > 1e-12*c.Norm {
+		if !(math.Abs(norm-c.Norm) <= 1e-12*c.Norm) {
 			t.Errorf("%s: norm %v, want %v", c.Name, norm, c.Norm)
 		}
-		if got := Clip(norm, c.MaxNorm); math.Abs(got-c.Coefficient) > 1e-12 {
+		if got := Clip(norm, c.MaxNorm); !(math.Abs(got-c.Coefficient) <= 1e-12) {
 			t.Errorf("%s: coefficient %v, want %v", c.Name, got, c.Coefficient)
 		}
 	}
@@ -77,7 +77,7 @@ func TestSegments(t *testing.T) {
 	}
 	p := vec(1)
 	SGD{}.Update(s, p, vec(3), nil, segs, 0.1, 0.5, 1)
-	if got := gpustage.Slice[float64](p)[0]; math.Abs(got-0.85) > 1e-15 {
+	if got := gpustage.Slice[float64](p)[0]; !(math.Abs(got-0.85) <= 1e-15) {
 		t.Errorf("scaled gradient: %v", got)
 	}
 }
@@ -101,7 +101,7 @@ func TestSegmentRates(t *testing.T) {
 	AdamW{WeightDecay: 0.5}.Update(s, thrice, vec(2), []gpustage.Tensor{vec(0), vec(0)}, one, 0.3, 1, 1)
 	got, a, b := gpustage.Slice[float64](p), gpustage.Slice[float64](whole)[0], gpustage.Slice[float64](thrice)[0]
 	for i, want := range []float64{a, a, b, b} {
-		if math.Abs(got[i]-want) > 1e-15 {
+		if !(math.Abs(got[i]-want) <= 1e-15) {
 			t.Errorf("element %d is %v, want %v", i, got[i], want)
 		}
 	}

@@ -393,7 +393,7 @@ func TestRateWithoutEvaluation(t *testing.T) {
 		if err := j.step(stages.StepResult{Pairs: 100, Tokens: 200}, c.ev, &stages.Encoder{Model: &transformer.Model{Device: ref.New()}}); err != nil {
 			t.Fatal(err)
 		}
-		if math.Abs(got.PairsPerS/c.want-1) > 0.1 || math.Abs(got.TokensPerS/c.want/2-1) > 0.1 {
+		if !(math.Abs(got.PairsPerS/c.want-1) <= 0.1) || !(math.Abs(got.TokensPerS/c.want/2-1) <= 0.1) {
 			t.Errorf("100 pairs in 10 s, with the evaluation %+v in them: %v pairs/s, %v tokens/s, want %v pairs/s", c.ev, got.PairsPerS, got.TokensPerS, c.want)
 		}
 	}
@@ -489,7 +489,7 @@ func TestEvalAtStart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if f := o.summary.First; f == nil || f.Step != 0 || math.Abs(f.Value-want.Spearman) > 1e-9 {
+			if f := o.summary.First; f == nil || f.Step != 0 || !(math.Abs(f.Value-want.Spearman) <= 1e-9) {
 				t.Fatalf("measured %+v before the first step, want %v", f, want.Spearman)
 			} else if e := o.summary.Evaluating; f.took <= 0 || e < f.took.Seconds() || e >= o.summary.Seconds {
 				t.Errorf("%v s of %v went into evaluations, of which the first took %v", e, o.summary.Seconds, f.took)

@@ -94,7 +94,7 @@ func TestDatasetLossesTrain(t *testing.T) {
 		t.Fatalf("%d steps alone, %d together", len(alone[0]), len(both))
 	}
 	for step, got := range both {
-		if want := alone[step%2][step/2]; math.Abs(got-want) > 1e-6*want {
+		if want := alone[step%2][step/2]; !(math.Abs(got-want) <= 1e-6*want) {
 			t.Errorf("step %d has loss %v, alone %v", step, got, want)
 		}
 	}
@@ -106,7 +106,7 @@ func TestDatasetLossesTrain(t *testing.T) {
 		for step, line := range j.lines(t, out) {
 			got, _ := line["losses"].(map[string]any)
 			for k := range alone {
-				if v, _ := got[fmt.Sprint(k)].(float64); math.Abs(v-alone[k][step]) > 1e-6*alone[k][step] {
+				if v, _ := got[fmt.Sprint(k)].(float64); !(math.Abs(v-alone[k][step]) <= 1e-6*alone[k][step]) {
 					t.Errorf("%s, step %d: losses %v, alone %v and %v", mesh, step, got, alone[0][step], alone[1][step])
 				}
 			}
@@ -124,7 +124,7 @@ func TestDatasetLossesTrain(t *testing.T) {
 	}
 	got, _ := lines[0]["losses"].(map[string]any)
 	for k := range alone {
-		if v, _ := got[fmt.Sprint(k)].(float64); math.Abs(v-alone[k][0]) > 1e-6*alone[k][0] {
+		if v, _ := got[fmt.Sprint(k)].(float64); !(math.Abs(v-alone[k][0]) <= 1e-6*alone[k][0]) {
 			t.Errorf("losses %v, alone %v and %v", got, alone[0][0], alone[1][0])
 		}
 	}

@@ -73,7 +73,7 @@ func TestDocuments(t *testing.T) {
 		t.Fatalf("losses %v of two ranks, %v of one", got, want)
 	}
 	for i := range want { // but for the order of sums
-		if math.Abs(got[i]-want[i]) > 64*0x1p-23*want[i] {
+		if !(math.Abs(got[i]-want[i]) <= 64*0x1p-23*want[i]) {
 			t.Errorf("losses %v of two ranks, %v of one", got, want)
 		}
 	}

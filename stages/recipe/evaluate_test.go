@@ -114,12 +114,12 @@ func TestSeveralTasks(t *testing.T) {
 		for i, e := range got {
 			mean := 0.0
 			for k, name := range c.names {
-				if v := e.Tasks[k]; v.Name != name || v.Metric != alone[name][i].Metric || math.Abs(v.Value-alone[name][i].Value) > 1e-6 || len(v.Eval) < 20 {
+				if v := e.Tasks[k]; v.Name != name || v.Metric != alone[name][i].Metric || !(math.Abs(v.Value-alone[name][i].Value) <= 1e-6) || len(v.Eval) < 20 {
 					t.Errorf("%s, step %d, %s: %+v, alone %+v", c.out, e.Step, name, v, alone[name][i])
 				}
 				mean += e.Tasks[k].Value / float64(len(c.names))
 			}
-			if e.Step != i || e.Metric != c.metric || math.Abs(e.Value-mean) > 1e-12 || e.Eval != nil || len(e.Tasks) != len(c.names) {
+			if e.Step != i || e.Metric != c.metric || !(math.Abs(e.Value-mean) <= 1e-12) || e.Eval != nil || len(e.Tasks) != len(c.names) {
 				t.Errorf("%s: %+v, want a mean of %v", c.out, e, mean)
 			}
 			if i > 0 && e.Value > best {
@@ -188,7 +188,7 @@ func TestNoFigureOfOne(t *testing.T) {
 		}
 		got := j.evaluations(t, mesh)
 		for _, e := range got {
-			if len(e.Tasks) != 3 || e.Tasks[2].Value != 0 || math.Abs(e.Value-(e.Tasks[0].Value+e.Tasks[1].Value)/3) > 1e-12 || e.Tasks[0].Value == 0 {
+			if len(e.Tasks) != 3 || e.Tasks[2].Value != 0 || !(math.Abs(e.Value-(e.Tasks[0].Value+e.Tasks[1].Value)/3) <= 1e-12) || e.Tasks[0].Value == 0 {
 				t.Errorf("%s: %+v", mesh, e)
 			}
 		}

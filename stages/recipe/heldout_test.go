@@ -143,7 +143,7 @@ func TestHeldOutLoss(t *testing.T) {
 		}
 		last := naive(filepath.Join(j.dir, out, "model"))
 		// Cosines are some eps off, 6e-8 each, and the loss multiplies them by 20.
-		if relative(got[0], first) > 2e-6 || relative(got[3], last) > 2e-6 || relative(first, last) < 0.01 {
+		if !(relative(got[0], first) <= 2e-6) || !(relative(got[3], last) <= 2e-6) || !(relative(first, last) >= 0.01) {
 			t.Errorf("%s: %v, want %v before the first step and %v at the end", mesh, got, first, last)
 		}
 		for _, m := range j.lines(t, out) {
@@ -345,7 +345,7 @@ func TestHeldOutBest(t *testing.T) {
 			if !ok || m["metric"] != c.metric || c.metric == "loss" && value != loss {
 				t.Fatalf("%s: %v", c.out, m)
 			}
-			if each, ok := m["losses"].(map[string]any); ok != (len(c.sets[0]) > 150) || ok && relative((each["dev"].(float64)+each["more"].(float64))/2, loss) > 1e-12 {
+			if each, ok := m["losses"].(map[string]any); ok != (len(c.sets[0]) > 150) || ok && !(relative((each["dev"].(float64)+each["more"].(float64))/2, loss) <= 1e-12) {
 				t.Errorf("%s: losses %v, their mean %v", c.out, each, loss)
 			}
 			if tasks, ok := m["tasks"].([]any); ok != (c.out == "decides") || ok && tasks[0].(map[string]any)["metric"] != "spearman" {

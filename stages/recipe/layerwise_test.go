@@ -147,7 +147,7 @@ func TestLayerWise(t *testing.T) {
 			}
 			for layer := range got {
 				for k, v := range got[layer] {
-					if math.Abs(float64(v-scores[layer][k])) > 1e-3*(1+math.Abs(float64(v))) { // Adam divides by what is nearly nothing
+					if !(math.Abs(float64(v-scores[layer][k])) <= 1e-3*(1+math.Abs(float64(v)))) { // Adam divides by what is nearly nothing
 						t.Errorf("%s, %s: layer %d below the last: score %v, want %v", tuning, more, layer, v, scores[layer][k])
 					}
 				}

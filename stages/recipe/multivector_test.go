@@ -175,7 +175,7 @@ func TestMultiVectorRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := res.Mean(measure); math.Abs(got-last.Value) > 1e-9 {
+	if got, _ := res.Mean(measure); !(math.Abs(got-last.Value) <= 1e-9) {
 		t.Errorf("the saved model has %s %v, and had %v when it was trained", last.Metric, got, last.Value)
 	}
 	checkRanking(t, e, task, data)
@@ -318,7 +318,7 @@ func checkRanking(t *testing.T, e *embedder.Embedder, task *embedder.Task, data 
 				}
 				want += best
 			}
-			if math.Abs(float64(h.Score)-want) > 1e-5*max(1, math.Abs(want)) {
+			if !(math.Abs(float64(h.Score)-want) <= 1e-5*max(1, math.Abs(want))) {
 				t.Errorf("query %d scores document %d %v, want %v", i, h.Doc, h.Score, want)
 			}
 		}
@@ -339,7 +339,7 @@ func TestMultiVectorHeldOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		evaluations := j.evaluations(t, "run")
-		if got, want := evaluations[0].Value, o.losses[0]; evaluations[0].Step != 0 || math.Abs(got-want) > 1e-6*want {
+		if got, want := evaluations[0].Value, o.losses[0]; evaluations[0].Step != 0 || !(math.Abs(got-want) <= 1e-6*want) {
 			t.Errorf("%v: the loss on rows that train is %v before the first step, whose is %v", more, got, want)
 		}
 		if err := os.RemoveAll(filepath.Join(j.dir, "run")); err != nil {

@@ -111,11 +111,11 @@ func TestNanoBEIR(t *testing.T) {
 			}
 		}
 		for name, left := range means {
-			if math.Abs(left) > 1e-12 {
+			if !(math.Abs(left) <= 1e-12) {
 				t.Errorf("step %d: the mean of %s is off by %v", i, name, left)
 			}
 		}
-		if b.Metric != "mean" || math.Abs(b.Value-(e.Value+alone[i].Value)/2) > 1e-12 || len(b.Tasks) != 4 || b.Tasks[2].Name != "name" || b.Tasks[2].Value != e.Value || string(b.Tasks[2].Eval) != string(e.Eval) || b.Eval != nil {
+		if b.Metric != "mean" || !(math.Abs(b.Value-(e.Value+alone[i].Value)/2) <= 1e-12) || len(b.Tasks) != 4 || b.Tasks[2].Name != "name" || b.Tasks[2].Value != e.Value || string(b.Tasks[2].Eval) != string(e.Eval) || b.Eval != nil {
 			t.Errorf("step %d, beside sts: %+v, NanoBEIR alone %+v, sts %+v", i, b, e, alone[i])
 		}
 		if i > 0 {
@@ -246,7 +246,7 @@ func TestNanoBEIRReranker(t *testing.T) {
 			}
 		}
 	}
-	if len(means) != 7 || slices.ContainsFunc(slices.Collect(maps.Values(means)), func(left float64) bool { return math.Abs(left) > 1e-12 }) {
+	if len(means) != 7 || slices.ContainsFunc(slices.Collect(maps.Values(means)), func(left float64) bool { return !(math.Abs(left) <= 1e-12) }) {
 		t.Errorf("means are off by %v", means)
 	}
 	x := j.opened(t, append(slices.Clone(sets), "save.dir="+filepath.Join(j.dir, "all"), "eval.nanobeir={dataset: org/name, tasks: [nq, msmarco], found: true}"))

@@ -300,7 +300,7 @@ func TestRatesAt(t *testing.T) {
 			t.Fatal(err)
 		}
 		rates := x.RatesAt(1000)
-		if got := rates.Backward / rates.Forward; math.Abs(got-want) > 0.02 || math.Abs(rates.TokensPerS()-1000) > 1e-6 {
+		if got := rates.Backward / rates.Forward; !(math.Abs(got-want) <= 0.02) || !(math.Abs(rates.TokensPerS()-1000) <= 1e-6) {
 			t.Errorf("%s: backward takes %.3f times as long as forward, want %v; %v tokens/s", set, got, want, rates.TokensPerS())
 		}
 		// A product of so many multiplications and additions takes as long wherever it is.

@@ -159,7 +159,7 @@ func TestLayerDecay(t *testing.T) {
 			for i, v := range now {
 				was := float64(before[tensor][i])
 				moved, expect := float64(v)-was, want*(float64(without[tensor][i])-was)
-				if eps := 1e-6 * (1 + math.Abs(was)); math.Abs(moved-expect) > eps+1e-4*math.Abs(expect) {
+				if eps := 1e-6 * (1 + math.Abs(was)); !(math.Abs(moved-expect) <= eps+1e-4*math.Abs(expect)) {
 					t.Fatalf("%s: %s[%d] moved by %v, want %v", name, tensor, i, moved, expect)
 				}
 			}

@@ -170,16 +170,16 @@ func TestScoredTasks(t *testing.T) {
 				name, metric string
 				value        float64
 			}{{"labelled", "spearman", sts.Spearman}, {"labels", "ap", classes.AP}, {"triplets", "accuracy", plain.Accuracy}, {"by far", "accuracy", margin.Accuracy}, {"candidates", "mrr@3", ranked.Means[0]}} {
-				if v := got.Tasks[i]; v.Name != want.name || v.Metric != want.metric || math.Abs(v.Value-want.value) > 1e-12 {
+				if v := got.Tasks[i]; v.Name != want.name || v.Metric != want.metric || !(math.Abs(v.Value-want.value) <= 1e-12) {
 					t.Errorf("%s: %+v, want %+v", out, v, want)
 				}
 			}
 			var told evaluate.PairClassification
-			if err := json.Unmarshal(got.Tasks[1].Eval, &told); err != nil || told.Pairs != 16 || math.Abs(told.F1Threshold-classes.F1Threshold) > 1e-5 {
+			if err := json.Unmarshal(got.Tasks[1].Eval, &told); err != nil || told.Pairs != 16 || !(math.Abs(told.F1Threshold-classes.F1Threshold) <= 1e-5) {
 				t.Errorf("%s: %s, want %+v", out, got.Tasks[1].Eval, classes)
 			}
 			var figures map[string]float64
-			if err := json.Unmarshal(got.Tasks[4].Eval, &figures); err != nil || figures["queries"] != 10 || len(figures) != 5 || math.Abs(figures["ndcg@10"]-ranked.Means[1]) > 1e-12 {
+			if err := json.Unmarshal(got.Tasks[4].Eval, &figures); err != nil || figures["queries"] != 10 || len(figures) != 5 || !(math.Abs(figures["ndcg@10"]-ranked.Means[1]) <= 1e-12) {
 				t.Errorf("%s: %s, want %v", out, got.Tasks[4].Eval, ranked)
 			}
 			if plain.Accuracy == margin.Accuracy || plain.Accuracy == 0 || classes.AP == 1 {
@@ -391,7 +391,7 @@ func TestParaphrases(t *testing.T) {
 		}
 		got := j.evaluations(t, out)[0]
 		for i, name := range []string{"same", "short"} {
-			if found, want := got.Tasks[i], got.Tasks[2+i]; found.Name != name || found.Metric != "ap" || got.Metric != "mean ap" || math.Abs(found.Value-want.Value) > 1e-6 || found.Value == 0 {
+			if found, want := got.Tasks[i], got.Tasks[2+i]; found.Name != name || found.Metric != "ap" || got.Metric != "mean ap" || !(math.Abs(found.Value-want.Value) <= 1e-6) || found.Value == 0 {
 				t.Errorf("%s: %+v, want the figure of %+v", out, found, want)
 			}
 		}
@@ -496,7 +496,7 @@ func TestDimensions(t *testing.T) {
 			mrr += 1 / rank / float64(len(a))
 		}
 		want, err := evaluate.EvaluateSTS(sims, p.Scores)
-		if err != nil || len(got) != 4 || math.Abs(got[k].Value-mrr) > 1e-6 || math.Abs(got[2+k].Value-want.Spearman) > 1e-6 {
+		if err != nil || len(got) != 4 || !(math.Abs(got[k].Value-mrr) <= 1e-6) || !(math.Abs(got[2+k].Value-want.Spearman) <= 1e-6) {
 			t.Errorf("%d dimensions: %+v, want %v and %+v (%v)", size, got, mrr, want, err)
 		}
 		if name := []string{"sts-4", "sts"}[k]; got[2+k].Name != name {

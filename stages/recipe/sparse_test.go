@@ -3,6 +3,7 @@ package recipe
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,7 +153,7 @@ func TestTrainSparse(t *testing.T) {
 		if m.QueryActive == nil || m.DocumentActive == nil || m.QueryFlops == nil || m.DocumentFlops == nil || m.Regularizer == nil {
 			t.Fatalf("step %d has not all figures: %+v", m.Step, m)
 		}
-		if *m.QueryActive < 1 || *m.DocumentActive < 1 || *m.QueryFlops <= 0 || *m.DocumentFlops <= 0 || (i > 0) != (*m.Regularizer > 0) || *m.Regularizer > m.Loss {
+		if !(*m.QueryActive >= 1) || !(*m.DocumentActive >= 1) || !(*m.QueryFlops > 0) || !(*m.DocumentFlops > 0) || (i > 0) != (*m.Regularizer > 0) || !(*m.Regularizer <= m.Loss) {
 			t.Errorf("step %d: %+v", m.Step, m)
 		}
 	}
@@ -161,7 +162,7 @@ func TestTrainSparse(t *testing.T) {
 	}
 	for i, m := range read("ranks") {
 		for _, x := range [][2]float64{{m.Loss, whole[i].Loss}, {*m.DocumentFlops, *whole[i].DocumentFlops}, {*m.Regularizer, *whole[i].Regularizer}} {
-			if d := x[0] - x[1]; d > 1e-4*x[1] || d < -1e-4*x[1] {
+			if d := x[0] - x[1]; !(math.Abs(d) <= 1e-4*x[1]) {
 				t.Errorf("on two ranks step %d has %v, alone %v", m.Step, x[0], x[1])
 			}
 		}

@@ -93,7 +93,7 @@ func TestTimeline(t *testing.T) {
 		fmt.Sscan(m[2], &x)
 		fmt.Sscan(m[4], &w)
 		at, ok := want[m[5]]
-		if !ok || math.Abs(x-px(at[0])) > 0.1 || math.Abs(x+w-px(at[1])) > 0.2 || (m[1] == "exposed") != strings.HasPrefix(m[5], "exposed") || (m[1] == "idle") != strings.Contains(m[5], "waiting") {
+		if !ok || !(math.Abs(x-px(at[0])) <= 0.1) || !(math.Abs(x+w-px(at[1])) <= 0.2) || (m[1] == "exposed") != strings.HasPrefix(m[5], "exposed") || (m[1] == "idle") != strings.Contains(m[5], "waiting") {
 			t.Errorf("%v, want it at %v ms", m[1:], at)
 		}
 		delete(want, m[5])
@@ -254,7 +254,7 @@ func TestWhoseMemory(t *testing.T) {
 // whichever comes first.
 func TestCurves(t *testing.T) {
 	for i, v := range runningMean([]float64{3, 3, math.NaN(), 3, 3}) {
-		if i != 2 && math.Abs(v-3) > 1e-12 || i == 2 && !math.IsNaN(v) {
+		if i != 2 && !(math.Abs(v-3) <= 1e-12) || i == 2 && !math.IsNaN(v) {
 			t.Errorf("place %d: a mean of %v", i, v)
 		}
 	}

@@ -170,7 +170,7 @@ func TestSpike(t *testing.T) {
 	}
 	// The axis goes to 80: 77 is at 3/80 of the plot's height.
 	wantX, wantY := chartLeft+plotW*4320.0/9999, chartTop+plotH*3.0/80
-	if math.Abs(at-wantX) > 0.2 || math.Abs(highest-wantY) > 0.2 || points > 2*maxPoints+8 {
+	if !(math.Abs(at-wantX) <= 0.2) || !(math.Abs(highest-wantY) <= 0.2) || points > 2*maxPoints+8 {
 		t.Errorf("the highest of %d points is at %g, %g, want %g, %g", points, at, highest, wantX, wantY)
 	}
 	if strings.Count(raw[1], "M") != 2 {

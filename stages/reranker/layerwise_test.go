@@ -82,7 +82,7 @@ func TestTrainableLayerWise(t *testing.T) {
 						t.Fatal(err)
 					}
 					for i, v := range got {
-						if w := rows[i][4-layer]; math.Abs(float64(v-w)) > 1e-5*(1+math.Abs(float64(w))) {
+						if w := rows[i][4-layer]; !(math.Abs(float64(v-w)) <= 1e-5*(1+math.Abs(float64(w)))) {
 							t.Errorf("%s, %s, %s: layer %d: score %d is %v, in training %v", name, tuned, when, layer, i, v, w)
 						}
 					}
@@ -355,7 +355,7 @@ func TestLayerWiseAdapter(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range want {
-			if math.Abs(float64(got[i]-want[i])) > 64*0x1p-24*max(1, math.Abs(float64(want[i]))) {
+			if !(math.Abs(float64(got[i]-want[i])) <= 64*0x1p-24*max(1, math.Abs(float64(want[i])))) {
 				t.Errorf("layer %d: %v, merged %v", layer, got, want)
 			}
 		}

@@ -94,7 +94,7 @@ func TestSigmoid(t *testing.T) {
 	scores := []float32{0, float32(math.Log(3)), -float32(math.Log(3))}
 	Sigmoid(scores)
 	for i, want := range []float64{0.5, 0.75, 0.25} {
-		if math.Abs(float64(scores[i])-want) > 1e-7 {
+		if !(math.Abs(float64(scores[i])-want) <= 1e-7) {
 			t.Errorf("%v, want %v", scores[i], want)
 		}
 	}
@@ -495,7 +495,7 @@ func TestRerank(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range again {
-		if math.Abs(float64(narrow[i]-s)) > 1e-5 {
+		if !(math.Abs(float64(narrow[i]-s)) <= 1e-5) {
 			t.Errorf("pair %d: %v in parts, %v at once", i, narrow[i], s)
 		}
 	}

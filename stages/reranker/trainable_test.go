@@ -58,7 +58,7 @@ func TestTrainable(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, v := range score(out) {
-			if math.Abs(float64(v-want[i])) > 1e-5 {
+			if !(math.Abs(float64(v-want[i])) <= 1e-5) {
 				t.Errorf("%s: saved as it was, score %d is %v, want %v", name, i, v, want[i])
 			}
 		}
@@ -95,7 +95,7 @@ func TestTrainable(t *testing.T) {
 		}
 		got := score(out)
 		for i, v := range got {
-			if math.Abs(float64(v-changed[i])) > 1e-5*(1+math.Abs(float64(v))) {
+			if !(math.Abs(float64(v-changed[i])) <= 1e-5*(1+math.Abs(float64(v)))) {
 				t.Errorf("%s: saved, score %d is %v, the model's is %v", name, i, v, changed[i])
 			}
 		}

@@ -76,7 +76,7 @@ func TestRankedDocuments(t *testing.T) {
 			t.Fatalf("%v, %s", err, js)
 		}
 		for name, w := range want {
-			if v, ok := got[name]; !ok || math.Abs(v-w) > 1e-14 {
+			if v, ok := got[name]; !ok || !(math.Abs(v-w) <= 1e-14) {
 				t.Errorf("found: %t: %s is %v, want %v", found, name, v, w)
 			}
 		}
@@ -124,7 +124,7 @@ func TestPairs(t *testing.T) {
 				t.Fatal(err, result)
 			}
 			for k, w := range c.want {
-				if i == 0 && (all[k].Name != w.Name || math.Abs(all[k].Value-w.Value) > 1e-12) {
+				if i == 0 && (all[k].Name != w.Name || !(math.Abs(all[k].Value-w.Value) <= 1e-12)) {
 					t.Errorf("%v, want %v", all[k], w)
 				}
 			}

@@ -3,11 +3,15 @@ package transformer
 import (
 	"encoding/json"
 	"fmt"
+
+	"contraflow/gpustage"
 )
 
 // BERT (Devlin et al., arXiv 1810.04805) and the many embedding models of its shape: MiniLM, BGE v1, E5 v1 and v2, GTE.
 
-func init() { register(family{parse: parseBERT, names: bertNames}, "bert") }
+func init() {
+	register(family{parse: parseBERT, names: bertNames, classifier: bertClassifier, mlm: bertMLM}, "bert")
+}
 
 var bertNames = names{
 	prefixes: []string{"bert."},
@@ -77,6 +81,17 @@ func parseBERT(raw []byte) (Config, error) {
 		return Config{}, err
 	}
 	return c.config()
+}
+
+// bertClassifier goes on from the pooler.
+func bertClassifier(_ Config, _ scorerConfig, h *Scorer) error {
+	h.Dense, h.DenseBias, h.Act = "pooler.dense", true, gpustage.Tanh
+	return nil
+}
+
+func bertMLM(_ mlmConfig, h *MLMHead) (string, error) {
+	h.Dense, h.Norm, h.Bias = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
+	return "cls.predictions.decoder", nil
 }
 
 // NewBERT is the config.json of a new model of BERT's shape.

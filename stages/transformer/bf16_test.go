@@ -353,7 +353,7 @@ func checkBF16(t *testing.T, m *Model, s gpustage.Stream, g *goldens.Golden, pre
 		if !(c.ours <= 1.5*c.theirs) {
 			t.Errorf("%s: error %.3g, torch's %.3g", c.what, c.ours, c.theirs)
 		}
-		if c.ours < c.theirs/100 {
+		if !(c.ours >= c.theirs/100) {
 			t.Errorf("%s: error %.3g, torch's %.3g: was anything rounded?", c.what, c.ours, c.theirs)
 		}
 		t.Logf("%s: error %.3g, torch's %.3g", c.what, c.ours, c.theirs)

@@ -21,7 +21,13 @@ func init() {
 		distanceQueries: "attention.self.pos_query_proj", distanceKeys: "attention.self.pos_key_proj",
 		out: "attention.output.dense", attnSum: "attention.output.LayerNorm",
 		up: []string{"intermediate.dense"}, down: "output.dense", ffnSum: "output.LayerNorm",
-	}}, "deberta-v2")
+	}, classifier: debertaClassifier}, "deberta-v2")
+}
+
+func debertaClassifier(c Config, k scorerConfig, h *Scorer) (err error) {
+	h.Dense, h.DenseBias, h.DropoutIn, h.DropoutOut = "pooler.dense", true, or(k.PoolerDropout, 0), or(k.ClsDropout, c.HiddenDropout)
+	h.Act, err = parseActivation("pooler_hidden_act", k.PoolerAct)
+	return err
 }
 
 // debertaConfig has transformers' defaults for keys that config.json leaves out.

@@ -1,6 +1,10 @@
 package transformer
 
-import "encoding/json"
+import (
+	"encoding/json"
+
+	"contraflow/gpustage"
+)
 
 // DistilBERT (Sanh et al., arXiv 1910.01108) is BERT without token types, under other names.
 
@@ -19,6 +23,7 @@ func init() {
 			"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
 			"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout",
 		},
+		classifier: distilbertClassifier, mlm: distilbertMLM,
 	}, "distilbert")
 }
 
@@ -44,4 +49,14 @@ func parseDistilBERT(raw []byte) (Config, error) {
 		Vocab: c.VocabSize, Hidden: c.Dim, Layers: c.Layers, Heads: c.Heads, FeedForward: c.HiddenDim, MaxPositions: c.MaxPositions,
 		PadID: orNone(c.PadID), NormEps: 1e-12, Activation: act, HiddenDropout: c.Dropout, AttentionDropout: c.AttentionDropout, InitRange: c.InitRange,
 	}, err
+}
+
+func distilbertClassifier(_ Config, k scorerConfig, h *Scorer) error {
+	h.Dense, h.DenseBias, h.Act, h.DropoutOut = "pre_classifier", true, gpustage.ReLU, or(k.SeqDropout, 0.2)
+	return nil
+}
+
+func distilbertMLM(_ mlmConfig, h *MLMHead) (string, error) {
+	h.Dense, h.Norm, h.Bias = "vocab_transform", "vocab_layer_norm", "vocab_projector.bias"
+	return "vocab_projector", nil
 }

@@ -44,8 +44,7 @@
 // learned positions, a relative bias or attention that sees distances, gates, caps, scales, biases.
 //
 // To add a family, write one file: register its model_type with a function from config.json to Config, the names of its
-// tensors by their roles, and where it drops. ministral.go is 7 lines. (An encoder that is to be a reranker has a head of its
-// own besides, a case of Config.Classifier.) A key that transformers reads in
+// tensors by their roles, where it drops, and its heads, if it is to rerank or to make sparse embeddings. ministral.go is 7 lines. A key that transformers reads in
 // that family and Config has no word for is an error that names it, never something else computed; keys of other families are
 // ignored, as they are there. A test changes each key that transformers writes for the family and wants another Config or an
 // error. Then let testdata/golden/families/make.py make one golden, a small random model with what transformers computes of

@@ -3,6 +3,8 @@ package transformer
 import (
 	"encoding/json"
 	"fmt"
+
+	"contraflow/gpustage"
 )
 
 // ELECTRA (Clark et al., arXiv 2003.10555; ms-marco-electra-base) is BERT, whose embeddings may have fewer features than its hidden states: a
@@ -11,7 +13,7 @@ import (
 func init() {
 	n := bertNames
 	n.prefixes, n.project = []string{"electra."}, "embeddings_project"
-	register(family{parse: parseELECTRA, names: n}, "electra")
+	register(family{parse: parseELECTRA, names: n, classifier: electraClassifier}, "electra")
 }
 
 func parseELECTRA(raw []byte) (Config, error) {
@@ -29,4 +31,11 @@ func parseELECTRA(raw []byte) (Config, error) {
 	out, err := c.config()
 	out.WordSize = c.EmbeddingSize
 	return out, err
+}
+
+// electraClassifier is RoBERTa's with another activation, whatever hidden_act says.
+func electraClassifier(c Config, k scorerConfig, h *Scorer) error {
+	err := robertaClassifier(c, k, h)
+	h.Act = gpustage.GELU
+	return err
 }

@@ -400,7 +400,7 @@ func TestRotary(t *testing.T) {
 				t.Fatalf("%s: %d %s, want %d", c.Name, len(got), what, len(want))
 			}
 			for j := range want {
-				if math.Abs(got[j]-want[j]) > 1e-13*want[j] {
+				if !(math.Abs(got[j]-want[j]) <= 1e-13*want[j]) {
 					t.Errorf("%s: %s %d is %v, want %v", c.Name, what, j, got[j], want[j])
 				}
 			}
@@ -411,7 +411,7 @@ func TestRotary(t *testing.T) {
 		} else if r.Long != nil {
 			t.Errorf("%s has long frequencies", c.Name)
 		}
-		if factor := max(r.Factor, 0); factor != c.Factor && !(factor == 0 && c.Factor == 1) && math.Abs(factor-c.Factor) > 1e-15 {
+		if factor := max(r.Factor, 0); factor != c.Factor && !(factor == 0 && c.Factor == 1) && !(math.Abs(factor-c.Factor) <= 1e-15) {
 			t.Errorf("%s: factor %v, want %v", c.Name, r.Factor, c.Factor)
 		}
 	}
@@ -666,7 +666,7 @@ func TestPartlyTurned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := c.Rotary.Frequencies; len(f) != 16 || math.Abs(f[8]-math.Pow(1000, -0.5)) > 1e-15 {
+	if f := c.Rotary.Frequencies; len(f) != 16 || !(math.Abs(f[8]-math.Pow(1000, -0.5)) <= 1e-15) {
 		t.Errorf("frequencies %v", f)
 	}
 }
@@ -826,7 +826,7 @@ func TestLeanShare(t *testing.T) {
 			if err := s.Sync(); err != nil {
 				t.Fatal(err)
 			}
-			if got, want := m.LeanShare(), float64(forward[1]+back[1]-forward[0]-back[0])/float64(forward[1]); math.Abs(got-want) > 1e-9 {
+			if got, want := m.LeanShare(), float64(forward[1]+back[1]-forward[0]-back[0])/float64(forward[1]); !(math.Abs(got-want) <= 1e-9) {
 				t.Errorf("%s, %+v: a lean pass's share is %v, want %v", name, o, got, want)
 			}
 		}

@@ -10,7 +10,7 @@ import (
 // and wide heads.
 
 func init() {
-	register(family{parse: parseGemma, names: decoderNames, drops: decoderDrops}, "gemma")
+	register(family{parse: parseGemma, names: decoderNames, drops: decoderDrops, lm: lmHead{tied: true}}, "gemma")
 }
 
 func parseGemma(raw []byte) (Config, error) {

@@ -9,7 +9,7 @@ import (
 // attention scores softly, and sees a window in every other layer.
 
 func init() {
-	register(family{parse: parseGemma2, names: gemmaNames(), drops: decoderDrops}, "gemma2")
+	register(family{parse: parseGemma2, names: gemmaNames(), drops: decoderDrops, lm: lmHead{tied: true, capped: true, cap: 30}}, "gemma2")
 }
 
 func gemmaNames() names {

@@ -8,7 +8,7 @@ import "fmt"
 func init() {
 	n := gemmaNames()
 	n.queryNorm, n.keyNorm = "self_attn.q_norm", "self_attn.k_norm"
-	register(family{parse: parseGemma3, names: n, drops: decoderDrops}, "gemma3_text")
+	register(family{parse: parseGemma3, names: n, drops: decoderDrops, lm: lmHead{tied: true, capped: true}}, "gemma3_text")
 }
 
 func parseGemma3(raw []byte) (Config, error) {

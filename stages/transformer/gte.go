@@ -19,7 +19,8 @@ func init() {
 			qkv:   []string{"attention.qkv_proj"}, out: "attention.o_proj", attnSum: "attn_ln",
 			up: []string{"mlp.up_gate_proj"}, down: "mlp.down_proj", ffnSum: "mlp_ln",
 		},
-		drops: drops{activation: hiddenRate},
+		drops:      drops{activation: hiddenRate},
+		classifier: bertClassifier,
 	}, "new", "gte")
 }
 

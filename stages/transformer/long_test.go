@@ -105,7 +105,7 @@ func TestLongMemory(t *testing.T) {
 			m, _ := longModel(t, config, ref.New(), Options{CheckpointEvery: every})
 			short, long := m.Memory([]int{1024}), m.Memory([]int{8192})
 			for name, x := range map[string][2]int{"forward": {short.Forward, long.Forward}, "kept": {short.Kept, long.Kept}, "backward": {short.Backward, long.Backward}} {
-				if r := float64(x[1]) / float64(x[0]); math.Abs(r-8) > 0.05 {
+				if r := float64(x[1]) / float64(x[0]); !(math.Abs(r-8) <= 0.05) {
 					t.Errorf("%s: %d bytes for 1,024 tokens, %d for 8,192: %.2f times as much", name, x[0], x[1], r)
 				}
 			}

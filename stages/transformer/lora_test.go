@@ -160,7 +160,7 @@ func TestLoRAStart(t *testing.T) {
 		}
 		// Uniform within 1/sqrt(in), whose mean square is a third of the bound's.
 		bound := 1 / math.Sqrt(float64(p.Cols))
-		if ms := sum / float64(len(vs)) * float64(p.Cols); largest > bound || ms < 0.2 || ms > 0.5 {
+		if ms := sum / float64(len(vs)) * float64(p.Cols); !(largest <= bound) || !(ms >= 0.2) || !(ms <= 0.5) {
 			t.Errorf("%s: largest %v of %v, mean square %v of the bound's", p.Name, largest, bound, ms)
 		}
 	}

@@ -22,6 +22,8 @@ func init() {
 		},
 		drops: drops{attentionOut: attentionRate, activation: hiddenRate, feedForward: noRate},
 		keys:  map[string]string{"hidden_dropout_prob": "mlp_dropout", "attention_probs_dropout_prob": "attention_dropout"},
+
+		classifier: modernbertClassifier, mlm: modernbertMLM,
 	}, "modernbert")
 }
 
@@ -81,4 +83,22 @@ func parseModernBERT(raw []byte) (Config, error) {
 		out.Rotary, out.LocalRotary, out.MaxPositions, err = c.two(out.HeadDim(), c.GlobalTheta, c.LocalTheta, c.MaxPositions, true)
 	}
 	return out, err
+}
+
+func modernbertClassifier(_ Config, k scorerConfig, h *Scorer) (err error) {
+	h.Dense, h.DenseBias, h.Norm, h.DropoutOut = "head.dense", k.ClassifierBias, "head.norm", or(k.ClassifierDropout, 0)
+	if k.ClassifierPooling == "mean" {
+		h.Pooling = gpustage.MeanPooling
+	}
+	h.Act, err = parseActivation("classifier_activation", k.ClassifierAct)
+	return err
+}
+
+func modernbertMLM(k mlmConfig, h *MLMHead) (_ string, err error) {
+	h.Dense, h.DenseBias, h.Norm = "head.dense", k.ClassifierBias, "head.norm"
+	if or(k.DecoderBias, true) {
+		h.Bias = "decoder.bias"
+	}
+	h.Act, err = parseActivation("classifier_activation", k.ClassifierAct)
+	return "decoder", err
 }

@@ -13,7 +13,7 @@ func init() {
 		layer:    "encoder.layer.%d.",
 		qkv:      []string{"attention.attn.q", "attention.attn.k", "attention.attn.v"}, out: "attention.attn.o", attnSum: "attention.LayerNorm",
 		up: []string{"intermediate.dense"}, down: "output.dense", ffnSum: "output.LayerNorm",
-	}}, "mpnet")
+	}, classifier: mpnetClassifier, mlm: robertaMLM}, "mpnet")
 }
 
 func parseMPNet(raw []byte) (Config, error) {
@@ -29,4 +29,10 @@ func parseMPNet(raw []byte) (Config, error) {
 	out.TypeVocab, out.RelativeBuckets, out.RelativeReach = 0, c.Buckets, 128
 	out.padPositions(1) // whatever pad_token_id says
 	return out, err
+}
+
+// mpnetClassifier is RoBERTa's, which drops as hidden states do.
+func mpnetClassifier(c Config, k scorerConfig, h *Scorer) error {
+	h.DropoutOut = c.HiddenDropout
+	return robertaClassifier(c, k, h)
 }

@@ -3,6 +3,8 @@ package transformer
 import (
 	"encoding/json"
 	"fmt"
+
+	"contraflow/gpustage"
 )
 
 // RoBERTa (Liu et al., arXiv 1907.11692), XLM-RoBERTa (BGE-M3, multilingual E5), CamemBERT and data2vec's model of texts (Baevski et al., arXiv
@@ -11,9 +13,9 @@ import (
 func init() {
 	n := bertNames
 	n.prefixes = []string{"roberta."}
-	register(family{parse: parseRoBERTa, names: n}, "roberta", "xlm-roberta", "camembert")
+	register(family{parse: parseRoBERTa, names: n, classifier: robertaClassifier, mlm: robertaMLM}, "roberta", "xlm-roberta", "camembert")
 	n.prefixes = []string{"data2vec_text."}
-	register(family{parse: parseRoBERTa, names: n}, "data2vec-text")
+	register(family{parse: parseRoBERTa, names: n, classifier: robertaClassifier}, "data2vec-text")
 }
 
 func parseRoBERTa(raw []byte) (Config, error) {
@@ -38,6 +40,17 @@ func parseRoBERTa(raw []byte) (Config, error) {
 	out, err := c.config()
 	out.padPositions(out.PadID)
 	return out, err
+}
+
+// robertaClassifier has a layer of its own in the pooler's place, and drops what goes into it too.
+func robertaClassifier(_ Config, _ scorerConfig, h *Scorer) error {
+	h.Dense, h.DenseBias, h.Act, h.Out, h.DropoutIn = "classifier.dense", true, gpustage.Tanh, "classifier.out_proj", h.DropoutOut
+	return nil
+}
+
+func robertaMLM(_ mlmConfig, h *MLMHead) (string, error) {
+	h.Dense, h.Norm, h.Bias, h.Act = "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", gpustage.GELU // whatever hidden_act says
+	return "lm_head.decoder", nil
 }
 
 // padPositions takes the positions up to the padding's from those that tokens have.

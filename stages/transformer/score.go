@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"contraflow/gpustage"
 )
@@ -113,53 +112,36 @@ func (c Config) Classifier(raw []byte, fresh bool) (h Scorer, err error) {
 	defer func() { h.New = fresh }()
 	drop := or(s.ClassifierDropout, or(s.HiddenDropout, c.HiddenDropout))
 	h = Scorer{Pooling: gpustage.CLSPooling, DropoutOut: drop, Out: "classifier", OutBias: true}
-	switch c.Family {
-	case "bert", "ernie", "new", "gte":
-		h.Dense, h.DenseBias, h.Act = "pooler.dense", true, gpustage.Tanh
-	case "roberta", "xlm-roberta", "camembert", "data2vec-text", "jina_embeddings_v3", "mpnet", "electra":
-		h.Dense, h.DenseBias, h.Act, h.Out, h.DropoutIn = "classifier.dense", true, gpustage.Tanh, "classifier.out_proj", drop
-		switch c.Family {
-		case "mpnet":
-			h.DropoutIn, h.DropoutOut = c.HiddenDropout, c.HiddenDropout
-		case "electra":
-			h.Act = gpustage.GELU // whatever hidden_act says
-		}
-	case "deberta-v2":
-		h.Dense, h.DenseBias, h.DropoutIn, h.DropoutOut = "pooler.dense", true, or(s.PoolerDropout, 0), or(s.ClsDropout, c.HiddenDropout)
-		h.Act, err = parseActivation("pooler_hidden_act", s.PoolerAct)
-	case "distilbert":
-		h.Dense, h.DenseBias, h.Act, h.DropoutOut = "pre_classifier", true, gpustage.ReLU, or(s.SeqDropout, 0.2)
-	case "modernbert":
-		h.Dense, h.DenseBias, h.Norm, h.DropoutOut = "head.dense", s.ClassifierBias, "head.norm", or(s.ClassifierDropout, 0)
-		if s.ClassifierPooling == "mean" {
-			h.Pooling = gpustage.MeanPooling
-		}
-		h.Act, err = parseActivation("classifier_activation", s.ClassifierAct)
-	default:
-		if !c.Causal {
-			return h, fmt.Errorf("a reranker of family %q is %w", c.Family, ErrUnsupported)
-		}
+	switch own := families[c.Family].classifier; {
+	case own != nil:
+		err = own(c, s, &h)
+	case c.Causal:
 		h = Scorer{Pooling: gpustage.LastPooling, Out: "score"}
+	default:
+		err = fmt.Errorf("a reranker of family %q is %w", c.Family, ErrUnsupported)
 	}
 	return h, err
 }
 
+// lmHead is what a decoder's family has of its language-model head.
+type lmHead struct {
+	tied   bool    // the word embeddings are it, where config.json says nothing
+	capped bool    // final_logit_softcapping is read, and is
+	cap    float64 // where config.json says nothing: null is none
+}
+
 // TokenScorer scores by a decoder's language-model head: the logit of the first token, less that of the second if there is one.
 func (c Config) TokenScorer(raw []byte, tokens ...int32) (Scorer, error) {
-	var s scorerConfig
-	if c.Family == "gemma2" {
-		limit := 30.0 // where nothing is said; null is none
-		s.Cap = &limit
-	}
+	family := families[c.Family].lm
+	s := scorerConfig{Cap: &family.cap}
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return Scorer{}, fmt.Errorf("config.json: %w", err)
 	}
-	tied := strings.HasPrefix(c.Family, "gemma") // whose default it is
 	h := Scorer{Pooling: gpustage.LastPooling, Tokens: tokens}
-	if c.Family == "gemma2" || c.Family == "gemma3_text" { // no others read it
+	if family.capped {
 		h.Cap = or(s.Cap, 0)
 	}
-	if !or(s.Tied, tied) {
+	if !or(s.Tied, family.tied) {
 		h.LMHead = "lm_head"
 	}
 	if !c.Causal {

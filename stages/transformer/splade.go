@@ -48,42 +48,29 @@ func (h MLMHead) Modules() (names []string) {
 	return names
 }
 
+// mlmConfig is what config.json says of such heads.
+type mlmConfig struct {
+	Tied           *bool  `json:"tie_word_embeddings"`
+	ClassifierBias bool   `json:"classifier_bias"`
+	ClassifierAct  string `json:"classifier_activation"`
+	DecoderBias    *bool  `json:"decoder_bias"`
+}
+
 // MLM is the head of the family's model for masked language modelling.
 func (c Config) MLM(raw []byte, twice bool) (MLMHead, error) {
-	k := struct {
-		Tied           *bool  `json:"tie_word_embeddings"`
-		ClassifierBias bool   `json:"classifier_bias"`
-		ClassifierAct  string `json:"classifier_activation"`
-		DecoderBias    *bool  `json:"decoder_bias"`
-	}{ClassifierAct: "gelu"}
+	k := mlmConfig{ClassifierAct: "gelu"}
 	if err := json.Unmarshal(raw, &k); err != nil {
 		return MLMHead{}, fmt.Errorf("config.json: %w", err)
 	}
 	h := MLMHead{DenseBias: true, Act: c.Activation, Twice: twice}
-	decoder := ""
-	switch c.Family {
-	case "bert":
-		h.Dense, h.Norm, h.Bias = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
-		decoder = "cls.predictions.decoder"
-	case "roberta", "xlm-roberta", "camembert", "mpnet":
-		h.Dense, h.Norm, h.Bias, h.Act = "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", gpustage.GELU
-		decoder = "lm_head.decoder"
-	case "distilbert":
-		h.Dense, h.Norm, h.Bias = "vocab_transform", "vocab_layer_norm", "vocab_projector.bias"
-		decoder = "vocab_projector"
-	case "modernbert":
-		var err error
-		if h.Act, err = parseActivation("classifier_activation", k.ClassifierAct); err != nil {
-			return MLMHead{}, fmt.Errorf("config.json: %w", err)
-		}
-		h.Dense, h.DenseBias, h.Norm = "head.dense", k.ClassifierBias, "head.norm"
-		if or(k.DecoderBias, true) {
-			h.Bias = "decoder.bias"
-		}
-		decoder = "decoder"
-	default:
+	own := families[c.Family].mlm
+	if own == nil {
 		return MLMHead{}, fmt.Errorf("sparse embeddings of family %q are %w: its head for masked language modelling is not known here (those of %v are)",
-			c.Family, ErrUnsupported, mlmFamilies)
+			c.Family, ErrUnsupported, slices.DeleteFunc(Families(), func(f string) bool { return families[f].mlm == nil }))
+	}
+	decoder, err := own(k, &h)
+	if err != nil {
+		return MLMHead{}, fmt.Errorf("config.json: %w", err)
 	}
 	if !or(k.Tied, true) {
 		h.Decoder = decoder
@@ -94,13 +81,11 @@ func (c Config) MLM(raw []byte, twice bool) (MLMHead, error) {
 	return h, nil
 }
 
-var mlmFamilies = []string{"bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta"}
-
 // TiedDecoder tells whether the word embeddings are the decoder of a head: each of their rows then has a gradient, whatever tokens there are.
 func (c Config) TiedDecoder() bool { return !c.MLMHead.None() && c.MLMHead.Decoder == "" }
 
 func (c Config) checkMLM() error {
-	if h := c.MLMHead; !h.None() && (len(c.Dense) > 0 || !c.Scorer.None() || !c.Tokens.None() || !slices.Contains(mlmFamilies, c.Family)) {
+	if h := c.MLMHead; !h.None() && (len(c.Dense) > 0 || !c.Scorer.None() || !c.Tokens.None() || families[c.Family].mlm == nil) {
 		return fmt.Errorf("sparse embeddings of a model of family %q with dense layers, a score or parts of tokens are %w", c.Family, ErrUnsupported)
 	}
 	return nil

@@ -267,10 +267,10 @@ func TestDropoutFollowsRows(t *testing.T) {
 	emb, grad := run(0, all.Len())
 	for _, cuts := range [][]int{{0, 1, 2, 3, 4, 5, 6, 7}, {0, 3, 7}, {0, 6, 7}} {
 		e, gr := run(cuts...)
-		if x := relative(e, emb, 0); x > 1e-12 {
+		if x := relative(e, emb, 0); !(x <= 1e-12) {
 			t.Errorf("cut at %v: embeddings differ by %.3g", cuts, x)
 		}
-		if x := relative(gr, grad, 0); x > 1e-12 {
+		if x := relative(gr, grad, 0); !(x <= 1e-12) {
 			t.Errorf("cut at %v: gradients differ by %.3g", cuts, x)
 		}
 	}
@@ -278,7 +278,7 @@ func TestDropoutFollowsRows(t *testing.T) {
 	without, _ := run(0, all.Len())
 	for _, rates := range [][2]float64{{0.3, 0.2}, {0.3, 0}, {0, 0.2}} { // each works alone
 		m.Config.HiddenDropout, m.Config.AttentionDropout = rates[0], rates[1]
-		if e, _ := run(0, all.Len()); relative(e, without, 0) < 0.01 {
+		if e, _ := run(0, all.Len()); !(relative(e, without, 0) >= 0.01) {
 			t.Errorf("dropout of %v did nothing", rates)
 		}
 	}
@@ -332,7 +332,7 @@ func testDerivative(t *testing.T, m *Model, s gpustage.Stream, rows Rows, r []fl
 	up := loss()
 	move(-2 * h)
 	down := loss()
-	if got := (up - down) / (2 * h); math.Abs(got-want) > 1e-6*math.Abs(want) {
+	if got := (up - down) / (2 * h); !(math.Abs(got-want) <= 1e-6*math.Abs(want)) {
 		t.Errorf("derivative %v, gradient says %v", got, want)
 	}
 }
@@ -435,7 +435,7 @@ func TestInit(t *testing.T) {
 		}
 		rms := math.Sqrt(sum / float64(len(vs)))
 		want := map[paramKind]float64{weight: 0.02, embedding: 0.02, bias: 0, normWeight: 1}[p.kind]
-		if math.Abs(rms-want) > 0.3*want {
+		if !(math.Abs(rms-want) <= 0.3*want) {
 			t.Errorf("%s: root mean square %v, want %v", p.Name, rms, want)
 		}
 		if p.Name == "embeddings.word_embeddings.weight" && vs[0] != 0 {

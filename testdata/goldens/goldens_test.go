@@ -13,7 +13,7 @@ func TestReader(t *testing.T) {
 		t.Fatalf("normalize/x is %v with %d values, want [6 11]", shape, len(x))
 	}
 	for i := range x {
-		if got := x[i] / norm[i/11]; math.Abs(got-y[i]) > 1e-15 {
+		if got := x[i] / norm[i/11]; !(math.Abs(got-y[i]) <= 1e-15) {
 			t.Errorf("y[%d] = %v, want %v", i, y[i], got)
 		}
 	}

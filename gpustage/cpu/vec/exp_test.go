@@ -124,7 +124,7 @@ func TestOnlineLSE(t *testing.T) {
 						wantSum += math.Exp(float64(v) - wantTop)
 					}
 				}
-				if float64(top) != wantTop || math.Abs(float64(sum)-wantSum) > 16*eps*wantSum {
+				if float64(top) != wantTop || !(math.Abs(float64(sum)-wantSum) <= 16*eps*wantSum) {
 					t.Fatalf("%d scores in pieces of %d: %v, %v, want %v, %v", n, piece, top, sum, wantTop, wantSum)
 				}
 			}

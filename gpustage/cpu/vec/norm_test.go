@@ -137,7 +137,7 @@ func TestLayerNormManyRows(t *testing.T) {
 					largest = max(largest, math.Abs(w[j]))
 				}
 				t.Logf("offset %v, %s: error %.2g", bias, []string{"dGamma", "dBeta"}[i], worst/largest)
-				if worst/largest > 1e-6 {
+				if !(worst/largest <= 1e-6) {
 					t.Error("want below 1e-6")
 				}
 			}

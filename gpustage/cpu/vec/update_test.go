@@ -62,7 +62,7 @@ func TestAdamWSmallDecay(t *testing.T) {
 			want += before[i] * 4e-8 * steps
 		}
 		t.Logf("decay %.4f of what it should be", lost/want)
-		if math.Abs(lost/want-1) > 0.05 {
+		if !(math.Abs(lost/want-1) <= 0.05) {
 			t.Error("want within 0.05 of 1")
 		}
 	})

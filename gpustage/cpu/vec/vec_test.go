@@ -248,10 +248,10 @@ func TestSums(t *testing.T) {
 				top = max(top, float64(x[i]))
 			}
 			// Each of n/4 additions to a lane, and one product each, rounds by half a unit of a partial sum below size.
-			if got := float64(k.Dot(x, y)); math.Abs(got-dot) > (1+float64(n)/8)*eps*size {
+			if got := float64(k.Dot(x, y)); !(math.Abs(got-dot) <= (1+float64(n)/8)*eps*size) {
 				t.Errorf("dot of %d: %v, want %v", n, got, dot)
 			}
-			if got := k.SumSquares(x); math.Abs(got-squares) > 1e-15*float64(n+1)*squares {
+			if got := k.SumSquares(x); !(math.Abs(got-squares) <= 1e-15*float64(n+1)*squares) {
 				t.Errorf("sum of squares of %d: %v, want %v", n, got, squares)
 			}
 			if got := float64(k.Max(x)); got != top {

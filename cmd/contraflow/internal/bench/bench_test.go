@@ -229,7 +229,7 @@ func TestTraining(t *testing.T) {
 				first = steps
 			}
 			for i := range steps {
-				if e := math.Abs(steps[i].Loss-first[i].Loss) / first[i].Loss; e > 1e-5 || steps[i].GFLOP != first[i].GFLOP {
+				if e := math.Abs(steps[i].Loss-first[i].Loss) / first[i].Loss; !(e <= 1e-5) || steps[i].GFLOP != first[i].GFLOP {
 					t.Errorf("step %d: %+v and %+v", i, steps[i], first[i])
 				}
 			}
@@ -332,7 +332,7 @@ func TestEmbedding(t *testing.T) {
 		n := len(e.tok.Encode(e.texts[i%25], 8))
 		tokens, lengths = tokens+n, append(lengths, n)
 	}
-	if want := e.work.Forward(lengths) / 1e9; s.Tokens != tokens || s.Texts != 60 || math.Abs(s.GFLOP-want) > 1e-12 {
+	if want := e.work.Forward(lengths) / 1e9; s.Tokens != tokens || s.Texts != 60 || !(math.Abs(s.GFLOP-want) <= 1e-12) {
 		t.Errorf("%+v, want %d tokens and %v GFLOP", s, tokens, want)
 	}
 	if !strings.HasPrefix(e.texts[0], "the quick") || len(e.texts) != 25 {
