@@ -66,11 +66,12 @@ func (d *Dataset) leaveOut(ctx context.Context) error {
 		first, out = first+int64(b.rows), out+len(b.out)
 	}
 	d.blocks = slices.DeleteFunc(d.blocks, func(b blockRef) bool { return b.rows == 0 })
-	switch said := fmt.Sprintf("a %s of 0 or less", d.src.Relevance); {
-	case first == 0 && out > 0:
-		return fail(ErrNoFiles, "%s: all of %s %s: nothing is left to train on", d.files[0].path(), spelling.Count(out, "row has", "rows have"), said)
-	case out > 0:
-		d.notes = append(d.notes, fmt.Sprintf("%s with %s left out, %s stay", spelling.Count(out, "row is", "rows are"), said, spelling.Count(first, "row", "rows")))
+	said := fmt.Sprintf("%s %q is 0 or less", spelling.Count(out, "row is left out, whose", "rows are left out, whose"), d.src.Relevance)
+	if first == 0 && out > 0 {
+		return fail(ErrNoFiles, "%s: %s: none remains", d.files[0].path(), said)
+	}
+	if out > 0 {
+		d.notes = append(d.notes, fmt.Sprintf("%s; %s", said, spelling.Count(first, "remains", "remain")))
 	}
 	return nil
 }

@@ -601,7 +601,7 @@ func (d *Dataset) nameColumns() error {
 		for i, s := range d.sources {
 			if s.name == name && i >= d.firstNumber {
 				if s.of != is.of || s.id != is.id {
-					both = fail(ErrColumnType, "column %q has the ids of queries, and cannot have those of documents or their texts as well: write it twice, with a name for each", name)
+					both = fail(ErrColumnType, "column %q is that of queries and of documents, and its ids would be of other texts in each, or one of them no ids: it has to be there twice, by two names", name)
 				}
 				return i
 			}
