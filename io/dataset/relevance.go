@@ -33,7 +33,7 @@ func (d *Dataset) judgements() bool {
 	return d.src.Queries != nil && d.src.Corpus != nil && slices.Contains(judgementColumns[0], d.src.Query) && slices.Contains(judgementColumns[1], d.src.Positive)
 }
 
-// leaveOut finds the rows of each block whose relevance is 0 or less. Of a row that can't be read that is not known, and it stays.
+// leaveOut finds the rows of each block whose relevance is 0 or less. Of a line that can't be read that is not known, and it stays.
 func (d *Dataset) leaveOut(ctx context.Context) error {
 	k := d.number.relevance
 	if k < 0 {
@@ -49,7 +49,7 @@ func (d *Dataset) leaveOut(ctx context.Context) error {
 			return err
 		}
 		for row, v := range b.numbers[k].values {
-			if _, bad := b.bad[row]; v <= 0 && !bad {
+			if v <= 0 {
 				ref.out = append(ref.out, int32(row))
 			}
 		}

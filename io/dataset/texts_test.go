@@ -239,7 +239,7 @@ func TestTextsFingerprint(t *testing.T) {
 		"rows.jsonl": `{"q": "a", "p": "x"}` + "\n",
 		"c.jsonl":    `{"id": "x", "text": "one"}` + "\n" + `{"id": "y", "text": "two"}` + "\n", "d.jsonl": `{"id": "y", "text": "two"}` + "\n" + `{"id": "x", "text": "one"}` + "\n",
 		"text.jsonl": `{"id": "x", "text": "one"}` + "\n" + `{"id": "y", "text": "too"}` + "\n", "id.jsonl": `{"id": "y", "text": "one"}` + "\n" + `{"id": "x", "text": "two"}` + "\n",
-		"moved.jsonl": `{"id": "x", "text": "onet"}` + "\n" + `{"id": "y", "text": "wo"}` + "\n",
+		"ids.jsonl": `{"id": "xo", "text": "ne"}` + "\n" + `{"id": "y", "text": "two"}` + "\n", "moved.jsonl": `{"id": "x", "text": "onet"}` + "\n" + `{"id": "y", "text": "wo"}` + "\n",
 	})
 	of := func(query, corpus string) (Hash128, []File) {
 		src := Source{Paths: []string{folder + "/rows.jsonl"}, Query: "q", Positive: "p", Corpus: openTexts(t, TextSource{Paths: []string{filepath.Join(folder, corpus)}})}
@@ -261,7 +261,7 @@ func TestTextsFingerprint(t *testing.T) {
 		t.Error("it is another of the same texts in another file")
 	}
 	seen := map[Hash128]string{want: "c.jsonl"}
-	for _, c := range [][2]string{{"", "text.jsonl"}, {"", "id.jsonl"}, {"", "moved.jsonl"}, {"c.jsonl", "c.jsonl"}, {"text.jsonl", "c.jsonl"}, {"c.jsonl", "text.jsonl"}} {
+	for _, c := range [][2]string{{"", "text.jsonl"}, {"", "id.jsonl"}, {"", "moved.jsonl"}, {"", "ids.jsonl"}, {"c.jsonl", "c.jsonl"}, {"text.jsonl", "c.jsonl"}, {"c.jsonl", "text.jsonl"}} {
 		got, _ := of(c[0], c[1])
 		if seen[got] != "" {
 			t.Errorf("%s has that of %s", c, seen[got])
