@@ -152,6 +152,24 @@ func TestLookAtIDs(t *testing.T) {
 			t.Error("texts are there after the run")
 		}
 	}
+	two := r
+	two.Mesh.Replicate = 2
+	var common *shared
+	err = OnRanks(t.Context(), two, Place{}, Observer{}, func(x *Run) error {
+		common = x.shared
+		if n := x.data[0].Rows(); n != 60 {
+			return fmt.Errorf("%d rows", n)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range common.texts {
+		if s.texts.Len() != 0 {
+			t.Error("texts are there after the ranks")
+		}
+	}
 	if x, err = Open(t.Context(), r, Observer{}); err != nil {
 		t.Fatal(err)
 	}
