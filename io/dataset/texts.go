@@ -289,7 +289,7 @@ func (b *Block) resolve() {
 func (t *Texts) none(id []byte) string {
 	why := fmt.Sprintf("no text has the id %q, of %s in %s", id, spelling.Count(t.Len(), "text", "texts"), t.from)
 	if whole, is := bytes.CutSuffix(id, []byte(".0")); is && *t.slot(whole) > 0 {
-		why += fmt.Sprintf("; %q has one: a number in quotes, or in .csv and .tsv, has to be written as there", whole)
+		why += fmt.Sprintf("; %q has one: in quotes, and in .csv and .tsv, ids have to be written alike", whole)
 	}
 	return why
 }
