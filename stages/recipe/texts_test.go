@@ -59,11 +59,21 @@ func (j *job) byIDs(t *testing.T) (columns string) {
 // Rows that name texts by ids train as rows that have them, and so are measured, bit by bit, on one rank and on two.
 func TestTrainByIDs(t *testing.T) {
 	j := newJob(t, 60)
-	ids, texts := j.byIDs(t), fmt.Sprintf("path: %q, query: q, positive: p", filepath.Join(j.dir, "data.jsonl"))
+	ids := j.byIDs(t)
+	raw, err := os.ReadFile(filepath.Join(j.dir, "qrels.tsv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rows, _ := strings.Cut(string(raw), "\n")
+	if err := os.WriteFile(filepath.Join(j.dir, "named.tsv"), []byte("a\tb\tgrade\n"+rows), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	named := strings.Replace(ids, "qrels.tsv", "named.tsv", 1) + ", query: a, positive: b, relevance: grade"
+	texts := fmt.Sprintf("path: %q, query: q, positive: p", filepath.Join(j.dir, "data.jsonl"))
 	for _, ranks := range []int{1, 2} {
-		train := func(name, source string) ([]float64, []byte) {
+		train := func(name, source, heldOut string) ([]float64, []byte) {
 			name = fmt.Sprint(name, ranks)
-			if _, err := j.run(t, name, nil, 0, false, "data.train=[{"+source+"}]", "eval.loss={"+source+"}", "train.max_steps=4", "batch.no_duplicates=true", "batch.by_length=true", fmt.Sprint("mesh.replicate=", ranks)); err != nil {
+			if _, err := j.run(t, name, nil, 0, false, "data.train=[{"+source+"}]", "eval.loss={"+heldOut+"}", "train.max_steps=4", "batch.no_duplicates=true", "batch.by_length=true", fmt.Sprint("mesh.replicate=", ranks)); err != nil {
 				t.Fatal(err)
 			}
 			var losses []float64
@@ -74,8 +84,8 @@ func TestTrainByIDs(t *testing.T) {
 			}
 			return losses, j.model(t, name)
 		}
-		want, model := train("texts", texts)
-		got, same := train("ids", ids)
+		want, model := train("texts", texts, texts)
+		got, same := train("ids", named, ids)
 		if len(want) != 5 || !slices.Equal(got, want) || !bytes.Equal(model, same) {
 			t.Errorf("%d ranks: losses %v by ids, %v of texts, the weights are equal: %v", ranks, got, want, bytes.Equal(model, same))
 		}
@@ -196,7 +206,10 @@ func TestLookAtIDs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(j.dir, "corpus.jsonl"), []byte(`{"_id": "1", "text": "a"}`+"\n"+`{"_id": "1", "text": "b"}`+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, _ = j.lookOver(t, append(sets, fmt.Sprintf("data.train.0.path=[%q, %q]", qrels, qrels))...)
+	if err := os.WriteFile(filepath.Join(j.dir, "more.tsv"), raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, _ = j.lookOver(t, append(sets, fmt.Sprintf("data.train.0.path=[%q, %q]", qrels, filepath.Join(j.dir, "more.tsv")))...)
 	if want := []string{"data.train[0]: corpus: ", "eval.loss: corpus: "}; !all(l.Err(), want...) || !strings.Contains(l.Err().Error(), `corpus.jsonl:2, column "_id": the id "1" comes a second time, with another text than in`) {
 		t.Errorf("an id that comes twice: %v", l.Err())
 	}
