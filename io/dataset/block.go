@@ -130,8 +130,14 @@ func (b *Block) check(row int) (column, reason string) {
 			default:
 				reason = checkText(t.bytes(sp))
 			}
+			if reason != "" && t.of != nil && sp.n != null {
+				reason = fmt.Sprintf("an id, %q, of a text that is %s", t.of.id(sp.off), reason)
+			}
 			if reason != "" && t.list {
 				return s.name, fmt.Sprintf("text %d of the list is %s", k, reason)
+			}
+			if reason != "" && s.id {
+				return s.name, "it is " + reason
 			}
 			if reason != "" {
 				return b.d.textName(i), theText + reason
@@ -254,6 +260,7 @@ type Scanner struct {
 	file    int32 // the open parquet file
 	f       *os.File
 	tokens  []tokenReaders // of the text columns
+	atRest  bool           // blocks have the rows that are at rest, and of ids these
 }
 
 // NewScanner returns a scanner that has read nothing.
@@ -302,13 +309,23 @@ func (r *Scanner) Read(ctx context.Context, i int, b *Block) error {
 	if r.d.tokens != nil {
 		return r.weave(f, ref, b)
 	}
-	b.join()
+	r.complete(ref, b)
 	return nil
+}
+
+// complete makes of what is at rest what the dataset has.
+func (r *Scanner) complete(ref *blockRef, b *Block) {
+	if r.atRest {
+		return
+	}
+	b.drop(ref.out)
+	b.resolve()
+	b.join()
 }
 
 // reset empties a block; shared tells that its text columns will have one arena.
 func (b *Block) reset(d *Dataset, ref *blockRef, shared bool) {
-	b.First, b.Rows, b.d = ref.first, int(ref.rows), d
+	b.First, b.Rows, b.d = ref.first, int(ref.rows)+len(ref.out), d
 	if n := d.firstNumber + len(d.joins); len(b.texts) != n {
 		b.texts = make([]textColumn, n)
 	}
@@ -335,7 +352,7 @@ func (r *Scanner) readColumn(f *dataFile, ref *blockRef, k int, b *Block) error 
 	c := f.groups[ref.part][k]
 	col := &r.columns[k]
 	col.reset(r.f, c)
-	from, to := ref.from, ref.from+int64(ref.rows)
+	from, to := ref.from, ref.from+int64(b.Rows)
 	if r.d.sources[k].number {
 		b.values = values{list: b.values.list[:0]}
 		if err := col.readValues(&b.values, from, to, 0); err != nil {
@@ -346,10 +363,28 @@ func (r *Scanner) readColumn(f *dataFile, ref *blockRef, k int, b *Block) error 
 		return n.end(b.Rows)
 	}
 	t := &b.texts[k]
+	if r.d.sources[k].id {
+		b.values = values{list: b.values.list[:0]}
+		if err := col.readValues(&b.values, from, to, 0); err != nil {
+			return err
+		}
+		b.takeIDs(k, c.column)
+		return t.end(b.Rows)
+	}
 	if err := col.readTexts(t, from, to); err != nil {
 		return err
 	}
 	return t.end(b.Rows)
+}
+
+// fault notes what is wrong with a row, unless something is already.
+func (b *Block) fault(row int, column, reason string) {
+	if b.bad == nil {
+		b.bad = map[int]badRow{}
+	}
+	if _, there := b.bad[row]; !there {
+		b.bad[row] = badRow{column, reason}
+	}
 }
 
 // number turns a value into a float; NaN for null.
@@ -384,10 +419,7 @@ func (r *Scanner) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
 	lines(raw, func(from, to int) error {
 		column, reason := r.parser.parse(raw, from, to, b.texts[:r.d.firstNumber], b.numbers)
 		if reason != "" {
-			if b.bad == nil {
-				b.bad = map[int]badRow{}
-			}
-			b.bad[row] = badRow{column, reason}
+			b.fault(row, column, reason)
 		}
 		row++
 		return nil
@@ -402,6 +434,6 @@ func (r *Scanner) readJSONL(j *jsonlFile, ref *blockRef, b *Block) error {
 		b.texts[i].arena = raw
 		b.texts[i].end(row)
 	}
-	b.join()
+	r.complete(ref, b)
 	return nil
 }

@@ -74,16 +74,41 @@ func (c *rowsOf[T]) end(rows int) error {
 type textColumn struct {
 	rowsOf[span]
 	arena []byte
+	of    *Texts // what spans are of then: the text's number, and its length
 
 	memo []uint32 // 1 + where a dictionary's entry stands in the arena
 }
 
 func (t *textColumn) reset(list bool) {
 	t.rowsOf.reset(list)
-	t.arena, t.memo = t.arena[:0], t.memo[:0]
+	t.arena, t.memo, t.of = t.arena[:0], t.memo[:0], nil
 }
 
-func (t *textColumn) bytes(s span) []byte { return t.arena[s.off : s.off+s.n] }
+func (t *textColumn) bytes(s span) []byte {
+	if t.of != nil {
+		return t.of.text(s.off)
+	}
+	return t.arena[s.off : s.off+s.n]
+}
+
+// drop takes rows out, ascending, of a column whose rows have ended.
+func (c *rowsOf[T]) drop(out []int32, rows int) {
+	starts, values := c.starts[:0], c.values[:0]
+	for row := range rows {
+		if len(out) > 0 && int(out[0]) == row {
+			out = out[1:]
+			continue
+		}
+		list := c.row(row)
+		if c.list {
+			starts = append(starts, uint32(len(values)))
+		}
+		values = append(values, list...)
+	}
+	if c.starts, c.values = starts, values; c.list {
+		c.begin()
+	}
+}
 
 // skip moves to the given row, which starts in this page.
 func (pg *page) skip(c *chunk, row int64) error {

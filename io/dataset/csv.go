@@ -40,10 +40,12 @@ type csvReader struct {
 	fields func() (fields []string, line int64, err error) // of the next row; io.EOF at the end
 	in     *rowLimit
 
-	keys [][]byte // `"name":` of each column
-	rows int64
-	gaps *gaps
-	buf  []byte // the line at hand
+	keys   [][]byte // `"name":` of each column
+	held   []string // the first row, if the first line is one, and that line
+	heldAt int64
+	rows   int64
+	gaps   *gaps
+	buf    []byte // the line at hand
 }
 
 // rowLimit bounds what is read for one row: a quote that nothing closes would have the rest of the file.
@@ -73,8 +75,9 @@ func (l *rowLimit) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// newCSVReader reads the header. Lines that begin no row are told gaps.
-func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error) {
+// newCSVReader reads the header. Lines that begin no row are told gaps. bare, which may be nil, names the columns of a .tsv file whose first line is a row
+// already; of others it returns nil.
+func newCSVReader(path string, content io.Reader, gaps *gaps, bare func(first []string) []string) (*csvReader, error) {
 	c := &csvReader{path: path, gaps: gaps, in: &rowLimit{r: content, max: maxRow}}
 	c.next = c.line
 	in, _, err := afterMark(path, c.in)
@@ -104,6 +107,11 @@ func newCSVReader(path string, content io.Reader, gaps *gaps) (*csvReader, error
 	}
 	if err := c.known(header); err != nil {
 		return nil, err
+	}
+	if bare != nil && separated(path) == ".tsv" {
+		if names := bare(header); names != nil {
+			c.held, c.heldAt, header = header, line, names
+		}
 	}
 	named := map[string]bool{}
 	for i, name := range header {
@@ -163,7 +171,10 @@ func (c *csvReader) known(header []string) error {
 // line is the next row's.
 func (c *csvReader) line() ([]byte, error) {
 	c.in.read = 0
-	fields, line, err := c.fields()
+	fields, line, err := c.held, c.heldAt, error(nil)
+	if c.held = nil; fields == nil {
+		fields, line, err = c.fields()
+	}
 	switch {
 	case err == io.EOF:
 		return nil, err

@@ -22,7 +22,7 @@ import (
 // csvRows reads a file's content as rows of strings, nil for null. Of a row that is none there is what is wrong with it.
 func csvRows(path, content string) (rows []map[string]*string, lines []int64, err error) {
 	j := &jsonlFile{path: path}
-	c, err := newCSVReader(path, strings.NewReader(content), &j.gaps)
+	c, err := newCSVReader(path, strings.NewReader(content), &j.gaps, nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -88,7 +88,7 @@ func TestCSVRows(t *testing.T) {
 			t.Errorf("%s %q: error %v, want %s", c.name, c.content, err, c.want)
 		}
 	}
-	c, err := newCSVReader("a.csv", io.MultiReader(strings.NewReader("q,p\na,b\n\"c"), forever{}), &gaps{})
+	c, err := newCSVReader("a.csv", io.MultiReader(strings.NewReader("q,p\na,b\n\"c"), forever{}), &gaps{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestCSVRows(t *testing.T) {
 		t.Errorf("a quote that nothing closes: %v", err)
 	}
 	// The limit is a row's: many rows may have more.
-	if c, err = newCSVReader("a.csv", strings.NewReader("q,p\n"+strings.Repeat("a,"+strings.Repeat("b", 1<<20)+"\n", 12)), &gaps{}); err != nil {
+	if c, err = newCSVReader("a.csv", strings.NewReader("q,p\n"+strings.Repeat("a,"+strings.Repeat("b", 1<<20)+"\n", 12)), &gaps{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	c.in.max = 4 << 20

@@ -16,6 +16,9 @@
 // Files that contraflow prep has written hold token ids beside the texts, and the texts' identities: with [Source].Tokens both are read in place
 // of the texts (tokens.go).
 //
+// Rows may name texts by their ids, of files with a corpus and queries that [OpenTexts] has read (texts.go), and rows that are judgements of what is not
+// relevant are left out (relevance.go).
+//
 // Beside the path of training there are [OpenTable] (files with all their columns, to add embeddings to),
 // [NewParquetWriter], [LoadRetrieval] and [LoadPairs].
 //

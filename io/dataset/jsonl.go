@@ -40,10 +40,11 @@ type jsonlFile struct {
 	rows   int64
 	blocks []jsonlBlock
 	gaps   gaps
-	spool  *os.File // the unpacked content of a compressed file, or the rows of one of separated values
-	array  bool     // the file is a JSON array, and lines are its elements
-	memory []byte   // the lines of rows in memory (memory.go), which are in no file
-	text   bool     // of separated values: all values are strings or null, and a row that is none is a string
+	spool  *os.File                      // the unpacked content of a compressed file, or the rows of one of separated values
+	array  bool                          // the file is a JSON array, and lines are its elements
+	memory []byte                        // the lines of rows in memory (memory.go), which are in no file
+	bare   func(first []string) []string // of separated values: see newCSVReader
+	text   bool                          // of separated values: all values are strings or null, and a row that is none is a string
 }
 
 // gaps are the lines that begin no row: blank ones, a header, and what a row in quotes goes on with.
@@ -126,13 +127,13 @@ func afterMark(path string, content io.Reader) (in *bufio.Reader, mark int64, er
 }
 
 // openJSONL counts the rows of a file.
-func openJSONL(ctx context.Context, path string, limit blockLimit) (_ *jsonlFile, err error) {
+func openJSONL(ctx context.Context, path string, limit blockLimit, bare func(first []string) []string) (_ *jsonlFile, err error) {
 	f, size, err := openFile(path, -1)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	j := &jsonlFile{path: path, size: size}
+	j := &jsonlFile{path: path, size: size, bare: bare}
 	in, end, err := unpacked(path, f)
 	if err != nil {
 		return nil, asCorrupt(err)
@@ -154,7 +155,7 @@ func (j *jsonlFile) open(ctx context.Context, content io.Reader, asIs bool, limi
 	}()
 	var mark int64
 	if j.text = separated(j.path) != ""; j.text {
-		content, err = newCSVReader(j.path, content, &j.gaps)
+		content, err = newCSVReader(j.path, content, &j.gaps, j.bare)
 	} else {
 		var in *bufio.Reader
 		in, mark, err = afterMark(j.path, content)

@@ -102,6 +102,9 @@ func (p *jsonlParser) take(i int) error {
 		}
 		return takeJSON(p, w, &p.numbers[i-len(p.texts)], nullNumber, "number", begins, (*jsonlParser).number)
 	}
+	if w.id {
+		return takeJSON(p, w, &p.texts[i].rowsOf, nullText, "string or integer", beginsText|beginsNumber, (*jsonlParser).id)
+	}
 	return takeJSON(p, w, &p.texts[i].rowsOf, nullText, "string", beginsText, (*jsonlParser).text)
 }
 

@@ -18,7 +18,7 @@ func (d *Dataset) checkLists(ctx context.Context) error {
 	var columns []int // one role of each source
 	for i, r := range d.roles {
 		same := func(c int) bool { return d.roles[c].source == r.source }
-		if r.source < d.firstNumber && !d.sources[r.source].list && !slices.ContainsFunc(columns, same) {
+		if r.source < d.firstNumber && !d.sources[r.source].list && !d.sources[r.source].id && !slices.ContainsFunc(columns, same) {
 			columns = append(columns, i)
 		}
 	}

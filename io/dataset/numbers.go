@@ -11,8 +11,8 @@ import (
 
 // numberRoles says which columns of numbers mean what; -1 or nil: none does.
 type numberRoles struct {
-	weight, label, teacher int
-	scores                 []int
+	weight, label, teacher, relevance int
+	scores                            []int
 }
 
 // takeNumbers appends values as parquet has them.
@@ -83,6 +83,9 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 		return d.src.Weight, "the weight is null or NaN: it must be a number >= 0"
 	} else if !(w >= 0 && w <= math.MaxFloat32) {
 		return d.src.Weight, fmt.Sprintf("a weight of %v: it must be a number >= 0", w)
+	}
+	if k := d.number.relevance; k >= 0 && !finite(b.numbers[k].values[row]) {
+		return name(k), fmt.Sprintf("the relevance is %s: it must be a number", numberName(b.numbers[k].values[row]))
 	}
 	if k := d.number.label; k >= 0 && !finite(b.Label(row)) {
 		return name(k), fmt.Sprintf("the label is %s: it must be a number", numberName(b.Label(row)))

@@ -370,6 +370,9 @@ func (b *Block) touch(group []request) (sum uint32) {
 	for _, q := range group {
 		for i := range b.texts {
 			t := &b.texts[i]
+			if t.of != nil { // by way of a table of places, which would be waited for
+				continue
+			}
 			for _, s := range t.row(int(q.row - b.First)) {
 				if s.n == null {
 					continue

@@ -495,21 +495,26 @@ func (t *Table) has(name string) bool {
 // separated tells whether the table's cells are between separators.
 func (t *Table) separated() bool { return t.files[0].cells != nil }
 
+// appendInteger appends an integer's digits.
+func appendInteger(b []byte, v parquet.Value, unsigned bool) []byte {
+	switch {
+	case v.Kind() == parquet.Int32 && unsigned:
+		return strconv.AppendUint(b, uint64(v.Uint32()), 10)
+	case v.Kind() == parquet.Int32:
+		return strconv.AppendInt(b, int64(v.Int32()), 10)
+	case unsigned:
+		return strconv.AppendUint(b, v.Uint64(), 10)
+	}
+	return strconv.AppendInt(b, v.Int64(), 10)
+}
+
 func (t *Table) cell(v parquet.Value, leaf int) cell {
 	unsigned := len(t.leaves) > 0 && t.leaves[leaf].leaf.unsigned()
 	switch v.Kind() {
 	case parquet.ByteArray:
 		return cell{text: string(v.ByteArray())}
-	case parquet.Int32:
-		if unsigned {
-			return cell{text: strconv.FormatUint(uint64(v.Uint32()), 10)}
-		}
-		return cell{text: strconv.FormatInt(int64(v.Int32()), 10)}
-	case parquet.Int64:
-		if unsigned {
-			return cell{text: strconv.FormatUint(v.Uint64(), 10)}
-		}
-		return cell{text: strconv.FormatInt(v.Int64(), 10)}
+	case parquet.Int32, parquet.Int64:
+		return cell{text: string(appendInteger(nil, v, unsigned))}
 	case parquet.Float:
 		return cell{text: strconv.FormatFloat(float64(v.Float()), 'f', -1, 32)}
 	case parquet.Double: // without an exponent: pandas makes one of ids that have gaps, which are integers elsewhere

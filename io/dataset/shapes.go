@@ -69,6 +69,12 @@ func (d *Dataset) settleColumns() error {
 	if d.src.Label != "" || d.src.Teacher != "" || len(d.src.Scores) > 0 {
 		fmt.Fprintf(h, "%q %q %q\n", d.src.Label, d.src.Scores, d.src.Teacher)
 	}
+	if d.src.Queries != nil || d.src.Corpus != nil {
+		fmt.Fprintf(h, "queries %v corpus %v\n", d.src.Queries.Fingerprint(), d.src.Corpus.Fingerprint())
+	}
+	if d.src.Relevance != "" {
+		fmt.Fprintf(h, "relevance %q\n", d.src.Relevance)
+	}
 	d.hash = Hash128(h.Sum128())
 	for i := range d.files {
 		if err := d.files[i].makeChunks(d); err != nil {
@@ -92,8 +98,10 @@ func (d *Dataset) settle(k int, got shape, path string, first []string) error {
 			help = `: a number stands without quotes, 0.5 and not "0.5"`
 		}
 		return fail(ErrColumnType, "%s: column %q is %s, want %s%s", at, s.name, got.name, d.wantNumber(k), help)
-	case !s.number && !got.text:
-		return fail(ErrColumnType, "%s: column %q is %s, want string or list<string>", at, s.name, got.name)
+	case !s.number && !got.text && !(s.id && got.number):
+		return fail(ErrColumnType, "%s: column %q is %s, want %s", at, s.name, got.name, s.wantText())
+	case got.list && d.src.texts:
+		return fail(ErrColumnType, "%s: column %q is %s: want one id and one text in a row", at, s.name, got.name)
 	case first[k] == "":
 		s.list, first[k] = got.list, path
 	case s.list != got.list:
@@ -158,7 +166,7 @@ func (d *Dataset) checkTemplates(first []string) error {
 // checkShapes refuses numbers that are lists where they must not be, and the other way round.
 func (d *Dataset) checkShapes() error {
 	for k, s := range d.sources[d.firstNumber:] {
-		if s.list && (k == d.number.weight || k == d.number.label) {
+		if s.list && (k == d.number.weight || k == d.number.label || k == d.number.relevance) {
 			return fail(ErrColumnType, "column %q is a list, want a number", s.name)
 		}
 		if !s.list && k == d.number.teacher {
@@ -186,10 +194,18 @@ func (b *Block) firstLength(length func(row int) int) int {
 	return 0
 }
 
+// wantText says what a column of texts may be.
+func (s *sourceColumn) wantText() string {
+	if s.id {
+		return "ids: strings or integers, or lists of them"
+	}
+	return "string or list<string>"
+}
+
 // wantNumber says what column k of the sources, a column of numbers, may be.
 func (d *Dataset) wantNumber(k int) string {
 	switch k -= d.firstNumber; {
-	case k == d.number.weight || k == d.number.label:
+	case k == d.number.weight || k == d.number.label || k == d.number.relevance:
 		return "a number"
 	case k == d.number.teacher:
 		return "a list of numbers"

@@ -16,7 +16,7 @@ type slab struct {
 const slabPiece = 4 << 20
 
 // cut gives zeroed memory for n numbers, until the slab is released.
-func cut[T Hash128 | uint32](s *slab, n int) []T {
+func cut[T Hash128 | uint64 | uint32](s *slab, n int) []T {
 	var zero T
 	const align = int(unsafe.Alignof(Hash128{}))
 	bytes := (n*int(unsafe.Sizeof(zero)) + align - 1) / align * align

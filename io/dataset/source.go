@@ -58,6 +58,14 @@ type Source struct {
 	// Teacher is a column of lists of numbers, all of one length: a teacher's embedding of each row's text.
 	Teacher string
 
+	// Queries has the query column name texts by their ids, and Corpus all columns of documents, in the place of texts. Ids are strings or integers, or floats
+	// that are integers, as pandas makes them; an integer is the same id as its digits in a string.
+	Queries, Corpus *Texts
+	// Relevance is a column of numbers, as judgements have one (qrels): rows in which it is 0 or less are none of the dataset's. "": relevance or score, if there
+	// are Queries and Corpus, and the columns Query and Positive are called as [LoadRetrieval] has them. A .tsv file of such rows may lack the first line: of
+	// three fields, and of TREC's four, it is known which are which.
+	Relevance string
+
 	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, all lists give all their texts, and
 	// parquet files' pages are not read to open them, but for those of each file's first rows.
 	Raw bool
@@ -67,6 +75,8 @@ type Source struct {
 	// Tokens reads the ids that contraflow prep has written beside the texts, in place of the texts ([Dataset.Tokens]). All files must be
 	// parquet and have them.
 	Tokens bool
+
+	texts bool // Query is a column of ids and Positive one of their texts, if they are known by now: see OpenTexts
 }
 
 // AllNegatives has lists of negatives give all their texts.
@@ -119,10 +129,12 @@ type sourceColumn struct {
 	name   string
 	list   bool
 	number bool
-	truth  bool // true and false are numbers too, 1 and 0
-	direct bool // a role uses it, not only a template
-	ragged bool // lists may be empty
-	exact  int  // lists: every row must have this many; 0: any number above 0
+	truth  bool   // true and false are numbers too, 1 and 0
+	id     bool   // texts are ids
+	of     *Texts // and stand for these; nil: for themselves
+	direct bool   // a role uses it, not only a template
+	ragged bool   // lists may be empty
+	exact  int    // lists: every row must have this many; 0: any number above 0
 }
 
 // roleColumn is a column of the recipe: which source column it is, and how many of a row's texts it gives.
@@ -136,7 +148,7 @@ type roleColumn struct {
 type file struct {
 	parquet *parquetFile
 	jsonl   *jsonlFile
-	first   int64 // global id of its first row
+	first   int64 // the files' rows before it
 }
 
 func (f *file) path() string {
@@ -153,7 +165,7 @@ func (f *file) rows() int64 {
 	return f.jsonl.rows
 }
 
-// locate says where a row, by its global id, is at rest.
+// locate says where a row, counted through all files, is at rest.
 func (f *file) locate(row int64) Location {
 	row -= f.first
 	if f.jsonl != nil {
@@ -180,8 +192,10 @@ type blockRef struct {
 	file  int32
 	part  int32 // row group, or block of JSON lines
 	from  int64 // parquet: its first row in the row group
+	at    int64 // its first row in the file
 	rows  int32
-	bytes int64 // estimate
+	out   []int32 // beside these: which of the rows at rest are left out
+	bytes int64   // estimate
 }
 
 // Open finds the files and checks the columns in each of them by name, shape and type. Of parquet files the footers are
@@ -209,7 +223,7 @@ func openFrom(ctx context.Context, src Source, limit blockLimit, files func(d *D
 	if src.Documents != "" && (src.Positive != "" || len(src.Negatives) > 0 || src.NegativesPerQuery != 0 || src.Tokens || isTemplate(src.Documents)) {
 		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and no token ids are read of it", src.Documents)
 	}
-	if src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw {
+	if !src.texts && (src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw) {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
 	}
 	if src.Positive == "" && src.Documents == "" && len(src.Negatives)+len(src.Scores) > 0 {
@@ -221,10 +235,17 @@ func openFrom(ctx context.Context, src Source, limit blockLimit, files func(d *D
 			d.Close()
 		}
 	}()
-	if err := d.nameColumns(); err != nil {
+	if err := files(d); err != nil {
 		return nil, err
 	}
-	if err := files(d); err != nil {
+	recognise := d.recogniseJudgements
+	if src.texts {
+		recognise = d.recogniseTexts
+	}
+	if err := recognise(); err != nil {
+		return nil, err
+	}
+	if err := d.nameColumns(); err != nil {
 		return nil, err
 	}
 	if err := d.settleColumns(); err != nil {
@@ -239,6 +260,9 @@ func openFrom(ctx context.Context, src Source, limit blockLimit, files func(d *D
 		}
 	}
 	d.makeBlocks(limit)
+	if err := d.leaveOut(ctx); err != nil {
+		return nil, err
+	}
 	if d.Rows() == 0 {
 		return nil, fail(ErrNoFiles, "%s: no rows", strings.Join(src.Paths, ", "))
 	}
@@ -322,7 +346,7 @@ func (d *Dataset) listed(source int) *sourceColumn {
 }
 
 // Fingerprint changes when rows, columns or their order may have: it covers the files' names without their folders, their
-// sizes, parquet footers and the stored bytes of the columns in use, the content of JSON lines, and the columns. Moving a dataset elsewhere
+// sizes, parquet footers and the stored bytes of the columns in use, the content of JSON lines, the columns, and the texts that rows name by ids. Moving a dataset elsewhere
 // keeps it. Of Raw sources the stored bytes are left out: who goes through terabytes twice should not read them a third time, on each worker.
 func (d *Dataset) Fingerprint() Hash128 { return d.hash }
 
@@ -333,12 +357,18 @@ type File struct {
 	Content string `json:"content"` // a hash
 }
 
-// Files are a dataset's files, in their order.
+// Files are a dataset's files, in their order, and then the texts that their rows name, those of [Source].Queries and Corpus as one file each.
 func (d *Dataset) Files() []File {
 	out := make([]File, len(d.files))
 	for i := range d.files {
 		f := &d.files[i]
 		out[i] = File{filepath.Base(f.path()), f.rows(), f.content.String()}
+	}
+	if t := d.src.Queries; t != nil {
+		out = append(out, File{"queries", t.Len(), t.hash.String()})
+	}
+	if t := d.src.Corpus; t != nil {
+		out = append(out, File{"corpus", t.Len(), t.hash.String()})
 	}
 	return out
 }
@@ -348,7 +378,9 @@ func (d *Dataset) Locate(row int64) Location {
 	if row < 0 || row >= d.Rows() {
 		return Location{File: fmt.Sprintf("no such row (%d of %d)", row, d.Rows()), RowGroup: -1, Row: row}
 	}
-	return d.files[d.blocks[d.blockOf(row)].file].locate(row)
+	b := &d.blocks[d.blockOf(row)]
+	f := &d.files[b.file]
+	return f.locate(f.first + b.at + b.atRest(row-b.first))
 }
 
 // blockOf returns the block that holds a row.
@@ -563,13 +595,19 @@ func complete(paths []string) error {
 
 // nameColumns makes the distinct source columns and the roles that use them.
 func (d *Dataset) nameColumns() error {
+	is := sourceColumn{} // what the column at hand is
+	var both error
 	use := func(name string) int {
 		for i, s := range d.sources {
 			if s.name == name && i >= d.firstNumber {
+				if s.of != is.of || s.id != is.id {
+					both = fail(ErrColumnType, "column %q is that of queries and of documents, and its ids would be of other texts in each, or one of them no ids: it has to be there twice, by two names", name)
+				}
 				return i
 			}
 		}
-		d.sources = append(d.sources, sourceColumn{name: name, number: d.firstNumber > 0})
+		is.name = name
+		d.sources = append(d.sources, is)
 		return len(d.sources) - 1
 	}
 	names := []string{d.src.Query, d.src.Positive}
@@ -586,6 +624,14 @@ func (d *Dataset) nameColumns() error {
 	joins := map[string]int{}
 	for i, name := range names {
 		r := roleColumn{role: min(Role(i), Negative), picks: 1}
+		is.of = d.src.Corpus
+		if r.role == Query {
+			is.of = d.src.Queries
+		}
+		is.id = is.of != nil || d.src.texts && r.role == Query
+		if isTemplate(name) && is.id {
+			return fail(ErrColumnType, "the template %q would be an id: %s are named by those of one column", name, []string{"queries", "documents"}[min(i, 1)])
+		}
 		if isTemplate(name) {
 			k, ok := joins[name]
 			if !ok {
@@ -603,7 +649,7 @@ func (d *Dataset) nameColumns() error {
 		}
 		d.roles = append(d.roles, r)
 	}
-	d.firstNumber = len(d.sources)
+	d.firstNumber, is = len(d.sources), sourceColumn{number: true}
 	for i := range d.roles {
 		if r := &d.roles[i]; r.source < 0 {
 			r.source = d.firstNumber - 1 - r.source
@@ -615,15 +661,15 @@ func (d *Dataset) nameColumns() error {
 		}
 		return use(name) - d.firstNumber
 	}
-	d.number = numberRoles{weight: number(d.src.Weight), label: number(d.src.Label), teacher: number(d.src.Teacher)}
+	d.number = numberRoles{weight: number(d.src.Weight), label: number(d.src.Label), teacher: number(d.src.Teacher), relevance: number(d.src.Relevance)}
 	for _, name := range d.src.Scores {
 		d.number.scores = append(d.number.scores, number(name))
 	}
 	for i := range d.sources[d.firstNumber:] {
 		is := d.number
-		d.sources[d.firstNumber+i].truth = (i == is.label || slices.Contains(is.scores, i)) && i != is.weight && i != is.teacher
+		d.sources[d.firstNumber+i].truth = (i == is.label || slices.Contains(is.scores, i)) && i != is.weight && i != is.teacher && i != is.relevance
 	}
-	return nil
+	return both
 }
 
 // firstText is the first of a list's texts that is a role's: of Documents' negatives the second.
@@ -657,7 +703,7 @@ func (d *Dataset) openFiles(ctx context.Context, paths []string, limit blockLimi
 		case isParquet(paths[i]):
 			d.files[i].parquet, err = openParquet(paths[i])
 		default:
-			d.files[i].jsonl, err = openJSONL(ctx, paths[i], limit)
+			d.files[i].jsonl, err = openJSONL(ctx, paths[i], limit, d.bare)
 		}
 		return err
 	})
@@ -725,10 +771,10 @@ func (f *dataFile) makeChunks(d *Dataset) error {
 func (d *Dataset) makeBlocks(limit blockLimit) {
 	for i := range d.files {
 		f := &d.files[i]
-		first := f.first
+		at := int64(0)
 		add := func(b blockRef) {
-			b.first, b.file = first, int32(i)
-			first += int64(b.rows)
+			b.first, b.file, b.at = f.first+at, int32(i), at
+			at += int64(b.rows)
 			d.blocks = append(d.blocks, b)
 		}
 		if f.jsonl != nil {

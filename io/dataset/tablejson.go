@@ -64,7 +64,7 @@ func (t *Table) openJSONL(ctx context.Context, paths []string) error {
 			return fail(ErrColumnType, "%s is parquet, but %s is not: a table is one or the other", path, paths[0])
 		}
 	}
-	return t.openLines(ctx, len(paths), func(i int) (*jsonlFile, error) { return openJSONL(ctx, paths[i], defaultLimit) })
+	return t.openLines(ctx, len(paths), func(i int) (*jsonlFile, error) { return openJSONL(ctx, paths[i], defaultLimit, nil) })
 }
 
 // openLines looks at so many files' columns.

@@ -293,6 +293,9 @@ func (b *Block) weaveList(t *textColumn, hashes, ids []byte, counts []int32) (re
 
 // identity is what tells a text from others.
 func (b *Block) identity(t *textColumn, s span) Hash128 {
+	if t.of != nil {
+		return t.of.hashes[s.off]
+	}
 	if b.d.tokens == nil {
 		return hashBytes(t.bytes(s))
 	}

@@ -84,7 +84,7 @@ func TestOneIndex(t *testing.T) {
 	var of [3]dataset.TextHashes
 	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
 		of[x.ranks.Rank()] = x.parts[0].Texts
-		if x.passes[0].index != nil {
+		if x.shared.passes[0].index != nil {
 			return errors.New("they would have it without need, too")
 		}
 		return nil
@@ -101,19 +101,19 @@ func TestOneIndexOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	x := &Run{ranks: &stages.Replicas{Comm: &collective.Comm{World: local.New(2)[1]}}, passes: newFirstPasses(1, 2)}
+	x := &Run{ranks: &stages.Replicas{Comm: &collective.Comm{World: local.New(2)[1]}}, shared: newShared(1, 2)}
 	ctx, end := context.WithCancelCause(t.Context())
 	over := errors.New("rank 0 has failed")
 	time.AfterFunc(20*time.Millisecond, func() { end(over) })
 	if _, err := x.firstPass(ctx, 0, d); err != over {
 		t.Errorf("of a job that is over: %v", err)
 	}
-	x.passes[0].err = over // of its data
-	close(x.passes[0].done)
+	x.shared.passes[0].err = over // of its data
+	close(x.shared.passes[0].done)
 	if index, err := x.firstPass(t.Context(), 0, d); err != nil || len(index.Hashes(nil, 0, 0, 39)) != 2 {
 		t.Errorf("of other data: %v", err)
 	}
-	x.passes[0].of = d.Fingerprint()
+	x.shared.passes[0].of = d.Fingerprint()
 	if _, err := x.firstPass(t.Context(), 0, d); err != over {
 		t.Errorf("of the same data, which can't be used: %v", err)
 	}

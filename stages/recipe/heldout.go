@@ -30,6 +30,9 @@ type HeldOut struct {
 	Negatives         []string `yaml:"negatives,omitempty"`
 	NegativesPerQuery Count    `yaml:"negatives_per_query,omitempty"` // of lists: the same ones each time
 	Documents         string   `yaml:"documents,omitempty"`
+	Queries           *Texts   `yaml:"queries,omitempty"`
+	Corpus            *Texts   `yaml:"corpus,omitempty"`
+	Relevance         string   `yaml:"relevance,omitempty"`
 	Weight            string   `yaml:"weight,omitempty"`
 	Label             string   `yaml:"label,omitempty"`
 	Scores            []string `yaml:"scores,omitempty"`
@@ -40,10 +43,12 @@ type HeldOut struct {
 
 // source is what a dataset that trains would be.
 func (h HeldOut) source() Source {
-	return Source{
+	s := Source{
 		Path: h.Path, Query: h.Query, Positive: h.Positive, Negatives: h.Negatives, NegativesPerQuery: h.NegativesPerQuery, Documents: h.Documents,
-		Weight: h.Weight, Label: h.Label, Scores: h.Scores, Teacher: h.Teacher, Prompts: h.Prompts,
+		Queries: h.Queries, Corpus: h.Corpus, Relevance: h.Relevance, Weight: h.Weight, Label: h.Label, Scores: h.Scores, Teacher: h.Teacher, Prompts: h.Prompts,
 	}
+	s.judgements()
+	return s
 }
 
 func (h HeldOut) name() string {
@@ -142,7 +147,7 @@ type heldOut struct {
 
 func (x *Run) openHeldOut(ctx context.Context) error {
 	for key, h := range x.Recipe.Eval.heldOut() {
-		if x.passedOver(key, h.Path...) {
+		if x.passedOver(key, h.source().paths()...) {
 			continue
 		}
 		if err := x.openHeldOutRows(ctx, key, h); err != nil {
@@ -169,6 +174,9 @@ func (x *Run) openHeldOutFiles(ctx context.Context, key string, h HeldOut) (*hel
 	}
 	files := h.source().files(l, false)
 	files.CheckText, files.Splits = text.CheckText(0), dataset.HeldOut
+	if err := x.openTexts(ctx, key, h.source(), &files); err != nil {
+		return nil, err
+	}
 	d, err := dataset.Open(x.noting(ctx, key), files)
 	if err != nil {
 		return nil, err

@@ -58,9 +58,10 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 	if r.Mesh.Link != nil {
 		opts = append(opts, local.Pace(*r.Mesh.Link))
 	}
-	devices, end, passes := make([]gpustage.Device, m.Size()), new(atomic.Pointer[ending]), newFirstPasses(len(r.Data.Train), m.Size())
+	devices, end, common := make([]gpustage.Device, m.Size()), new(atomic.Pointer[ending]), newShared(len(r.Data.Train), m.Size())
+	defer common.close()
 	err = local.Run(m.Size(), func(w collective.World) (err error) {
-		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, end, passes, f)
+		devices[w.Rank()], err = asRank(ctx, r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: w.Size()}}, obs, end, common, f)
 		return err
 	}, opts...)
 	for _, d := range devices {
@@ -74,12 +75,12 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 }
 
 // asRank opens and runs one rank, and leaves its device, if it returns one, to be closed. What a person should see comes from rank 0 alone.
-func asRank(ctx context.Context, r Recipe, p Place, obs Observer, end *atomic.Pointer[ending], passes firstPasses, f func(*Run) error) (gpustage.Device, error) {
+func asRank(ctx context.Context, r Recipe, p Place, obs Observer, end *atomic.Pointer[ending], common *shared, f func(*Run) error) (gpustage.Device, error) {
 	w := p.World
 	if w.Rank() > 0 {
 		obs = Observer{}
 	}
-	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: end, passes: passes}
+	x := &Run{Recipe: r, obs: obs, share: p.Share, ending: end, shared: common}
 	defer context.AfterFunc(ctx, func() { // wherever this rank and the others are
 		awaitNews(ctx, w)
 		w.Abort(x.stoppedBy(ctx))
@@ -176,7 +177,8 @@ func (x *Run) agree(ctx context.Context) error {
 		}
 	})
 	for i := range r.Data.Train {
-		r.Data.Train[i].Path = nil
+		s := &r.Data.Train[i]
+		s.Path, s.Queries, s.Corpus = nil, s.Queries.anywhere(), s.Corpus.anywhere()
 	}
 	facts, err := r.values()
 	if err != nil {

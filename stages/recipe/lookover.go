@@ -80,7 +80,7 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 	}
 	l, said := &Lookover{skips: r.Data.OnError == "skip"}, r
 	r.Data.OnError = "skip" // the list is what this is for
-	x := &Run{Recipe: r, obs: obs, paper: true, planned: true, device: gpustage.Dry{Like: device}}
+	x := &Run{Recipe: r, obs: obs, paper: true, planned: true, device: gpustage.Dry{Like: device}, shared: newShared(0, 1)}
 	defer func() { err = errors.Join(err, x.Close()) }()
 	if err := x.openModel(ctx); err != nil {
 		return nil, err
@@ -211,6 +211,9 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
 	for i, src := range x.Recipe.Data.Train {
 		err := l.add(ctx, fmt.Sprintf("data.train[%d]", i), func(p *LookoverPart) error {
+			if err := x.openTexts(ctx, p.Key, src, new(dataset.Source)); err != nil { // once, and not for each file
+				return err
+			}
 			d, index, err := x.lookInto(ctx, p, src.Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
 				src.Path = paths
 				return x.openFiles(ctx, i, src)
@@ -314,6 +317,9 @@ func repeats(d *dataset.Dataset, index *dataset.Index, progress func(done, total
 }
 
 func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) error {
+	if err := x.openTexts(ctx, p.Key, h.source(), new(dataset.Source)); err != nil {
+		return err
+	}
 	var held *heldOut
 	_, index, err := x.lookInto(ctx, p, h.Path, dataset.HeldOut, func(x *Run, paths []string) (_ *dataset.Dataset, err error) {
 		h := h

@@ -30,6 +30,7 @@ import (
 type Observer struct {
 	Download func(hfmodel.Progress)
 	Index    func(done, total int64) // rows, of the first pass over the data
+	Texts    func(done, total int64) // rows, of queries and corpora that rows name by ids
 	Repeats  func(done, total int64) // rows, of LookOver's for rows that repeat others
 	Lengths  func(done, total int64) // rows, of its pass for texts that are cut
 	Step     func(Metrics)
@@ -67,7 +68,7 @@ type Run struct {
 	ranks  *stages.Replicas        // nil alone
 	share  gpustage.Share          // of this machine, if other ranks are in this process
 	ending *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
-	passes firstPasses             // of all ranks of the process; nil where there is one
+	shared *shared                 // with all ranks of the process
 
 	// The model, and how it reads texts.
 	folder   *hfmodel.Folder
@@ -131,6 +132,9 @@ func (x *Run) open(ctx context.Context) (err error) {
 			x.Close()
 		}
 	}()
+	if x.shared == nil {
+		x.shared = newShared(0, 1)
+	}
 	if err := x.checkFiles(); err != nil {
 		return err
 	}
@@ -593,6 +597,9 @@ func (x *Run) giveBack() error {
 	errs = append(errs, x.trainingData.close())
 	for _, h := range x.heldOut {
 		errs = append(errs, h.data.Close())
+	}
+	if x.shared != nil && x.shared.ranks == 1 {
+		x.shared.close()
 	}
 	if x.folder != nil {
 		errs = append(errs, x.folder.Close())

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"contraflow/io/dataset"
@@ -139,8 +140,14 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	return x.part(d, index), nil
 }
 
-// firstPasses are those over the datasets, which the ranks of a process have in common: an index takes memory for each text.
-type firstPasses []*firstPass
+// shared is what the ranks of a process have in common, for it takes memory for each text: the first passes over the datasets, and the texts that rows
+// name by ids. Rank 0 reads both, and the others wait for it.
+type shared struct {
+	ranks  int
+	passes []*firstPass
+	mu     sync.Mutex
+	texts  map[string]*sharedTexts
+}
 
 type firstPass struct {
 	done  chan struct{}
@@ -150,13 +157,14 @@ type firstPass struct {
 	left  atomic.Int32 // ranks
 }
 
-func newFirstPasses(datasets, ranks int) (passes firstPasses) {
+func newShared(datasets, ranks int) *shared {
+	s := &shared{ranks: ranks, texts: map[string]*sharedTexts{}}
 	for range datasets {
 		p := &firstPass{done: make(chan struct{})}
 		p.left.Store(int32(ranks))
-		passes = append(passes, p)
+		s.passes = append(s.passes, p)
 	}
-	return passes
+	return s
 }
 
 // firstPass looks at all rows of a dataset. In a process of several ranks rank 0 does, and the others wait for it.
@@ -165,10 +173,10 @@ func (x *Run) firstPass(ctx context.Context, i int, d *dataset.Dataset) (*datase
 	read := func() (*dataset.Index, error) {
 		return d.Index(ctx, dataset.IndexConfig{Progress: x.obs.Index, SkipBad: x.Recipe.Data.OnError == "skip"})
 	}
-	if x.passes == nil {
+	if x.shared.ranks == 1 {
 		return read()
 	}
-	p := x.passes[i]
+	p := x.shared.passes[i]
 	if x.ranks.Rank() == 0 {
 		p.of = of
 		p.index, p.err = read()
@@ -203,6 +211,9 @@ func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Datase
 		text.TooLong = "" // a list of reasons needs no ways out
 	}
 	files.CheckText = text.CheckText(i)
+	if err := x.openTexts(ctx, fmt.Sprintf("data.train[%d]", i), src, &files); err != nil {
+		return nil, err
+	}
 	d, err := dataset.Open(x.noting(ctx, fmt.Sprintf("data.train[%d]", i)), files)
 	if err != nil {
 		return nil, err
@@ -241,7 +252,7 @@ func (x *Run) part(d *dataset.Dataset, index *dataset.Index) dataset.Part {
 func (s Source) files(l Loss, tokens bool) dataset.Source {
 	return dataset.Source{
 		Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
-		Weight: s.Weight, Label: s.Label, Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
+		Relevance: s.Relevance, Weight: s.Weight, Label: s.Label, Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
 		CheckLabel: asking(l, loss.CheckLabel), CheckScore: asking(l, loss.CheckScore), CheckNegatives: asking(l, loss.CheckNegatives),
 	}
 }
@@ -279,7 +290,7 @@ func (x *Run) checkTeacher(l Loss, at string, size int) error {
 // length or prompt are an error.
 func (x *Run) prepared(ctx context.Context, i int, src Source) (bool, error) {
 	wanted := src.IDs != nil && *src.IDs
-	if src.IDs != nil && !wanted {
+	if src.IDs != nil && !wanted || src.Queries != nil || src.Corpus != nil {
 		return false, nil
 	}
 	ours, missing := x.text.Prepared(i, len(src.Negatives) > 0)

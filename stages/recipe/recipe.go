@@ -104,6 +104,9 @@ type Source struct {
 	Negatives         []string `yaml:"negatives,omitempty"`
 	NegativesPerQuery Count    `yaml:"negatives_per_query,omitempty"`
 	Documents         string   `yaml:"documents,omitempty"`       // of a reranker: column of lists, each all of a row's documents, in the place of positive and negatives
+	Queries           *Texts   `yaml:"queries,omitempty"`         // that the query column names by ids; nil: it has texts
+	Corpus            *Texts   `yaml:"corpus,omitempty"`          // likewise of all other columns of texts
+	Relevance         string   `yaml:"relevance,omitempty"`       // column of numbers: rows in which it is 0 or less are left out
 	Weight            string   `yaml:"weight,omitempty"`          // column of row weights
 	Label             string   `yaml:"label,omitempty"`           // column of a number per row
 	Scores            []string `yaml:"scores,omitempty"`          // columns of a teacher's scores, one per document

@@ -37,7 +37,7 @@ var ErrRecipeChanged = errors.New("the recipe has changed since the checkpoint")
 // ended the run.
 var mayChange = []string{
 	"optimizer.lr", "optimizer.groups[].lr", "save", "log", "eval", "mesh", "train.device", "train.epochs", "train.max_steps", "train.sync",
-	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.pooling", "model.similarity", "model.truncation", "model.activation_checkpointing", "data.train[].path", "loss.guide.path", "loss.guide.device",
+	"batch.sub_batch", "batch.cache", "batch.replay_budget", "model.path", "model.pooling", "model.similarity", "model.truncation", "model.activation_checkpointing", "data.train[].path", "data.train[].queries.path", "data.train[].corpus.path", "loss.guide.path", "loss.guide.device",
 }
 
 // beginsToSkip is how compareRecipes says that rows that can't be used no longer end the run. Before a checkpoint there were none of those, and what

@@ -248,10 +248,10 @@ func (x *Run) checkFiles() error {
 		}
 	}
 	for key, h := range x.Recipe.Eval.heldOut() {
-		if x.passedOver(key, h.Path...) {
+		if x.passedOver(key, h.source().paths()...) {
 			continue
 		}
-		if err := check(key, h.Path); err != nil {
+		if err := check(key, h.source().paths()); err != nil {
 			return err
 		}
 	}
