@@ -204,20 +204,16 @@ DEVICE bool outside(const Range &r, int first, int count) { return first < r.fro
 //	query i, even tiles | query i+8, even tiles | query i, odd tiles | query i+8, odd tiles
 //
 // with two bits of each tile. Sixteen keys of a query are one call of philox (keep16). draw makes it for two tiles and both queries in each of four lanes,
-// or of four tiles for one query in each, of which two exchange what they have, so that two other lanes have the same: a byte is of the eight keys
-// of one tile then. share exchanges two bits of each byte among the four, lane t getting the t-th ones of each. kept_bit is the bit of element e of tile j.
+// or of four tiles for one query in each, and the lanes with query i get what those with i+8 have: a byte is of the eight keys of one tile then. share
+// exchanges two bits of each byte among the four, lane t getting the t-th ones of each. kept_bit is the bit of element e of tile j.
 DEVICE constexpr u32 kept_bit(int j, int e) { return 1u << (8 * (j % 2 * 2 + e / 2) + j / 2 * 2 + e % 2); }
 const u32 ALL_KEPT = 0xffffffff;
 template <int N> DEVICE u32 draw(const Attention &a, u64 key, int h, int i, int j) {
 	static_assert(N == 4 || N == 8, "a bit each");
-	int t = lane_id() % 4;
-	u32 group = j / 16 + t % (N / 2), one, other;
-	if (N == 8) {
-		one = keep16(key, group, i, h, a.site, a.threshold), other = keep16(key, group, i + 8, h, a.site, a.threshold);
-		return __byte_perm(one, other, 0x6240);
-	}
-	one = keep16(key, group, i + t / 2 * 8, h, a.site, a.threshold), other = __shfl_xor_sync(EVERY, one, 2);
-	return __byte_perm(one, other, t < 2 ? 0x6240 : 0x2604);
+	int t = lane_id() % 4, group = j / 16 + t % (N / 2);
+	u32 one = keep16(key, group, N == 8 ? i : i + t / 2 * 8, h, a.site, a.threshold);
+	u32 other = N == 8 ? keep16(key, group, i + 8, h, a.site, a.threshold) : __shfl_xor_sync(EVERY, one, 2);
+	return __byte_perm(one, other, 0x6240);
 }
 DEVICE u32 share(u32 all) {
 	int t = lane_id() % 4;
