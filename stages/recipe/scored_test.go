@@ -525,6 +525,20 @@ func TestDimensions(t *testing.T) {
 	} else if again, err := Parse("again", text, nil); err != nil || len(again.Eval.tasks()) != 4 {
 		t.Errorf("%v: %s", err, text)
 	}
+	// What is read otherwise is embedded by itself, however alike its files are.
+	apart, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.retrieval=[{name: a, queries: t, corpus: t, qrels: p}, {name: b, queries: t, corpus: t, qrels: p, dimensions: 4}, {name: c, queries: t, corpus: t, qrels: p, prompts: {query: q}}]", "eval.paraphrases={name: d, texts: t, pairs: p}",
+		"eval.sts=[{name: e, path: p, a: a, b: b, score: s}, {name: f, path: p, a: b, b: a, score: s}]", "eval.pair_classification={name: g, path: p, a: a, b: b, label: s}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks := apart.Eval.tasks()
+	for i := range tasks {
+		for k := range i {
+			if alike := tasks[i].alike(&tasks[k]); alike != (i == 1) {
+				t.Errorf("%s and %s are alike: %t", tasks[k].name, tasks[i].name, alike)
+			}
+		}
+	}
 	all := r.Eval.tasks()
 	if n := all[:2]; n[0].of != "name" || n[0].name != "name/NanoNQ" || n[0].cut != 0 || n[1].of != "name-4" || n[1].name != "name-4/NanoNQ" {
 		t.Errorf("%+v", n)
