@@ -182,6 +182,7 @@ func (u *ui) observer() recipe.Observer {
 		Note:     u.note,
 		Download: u.download,
 		Index:    u.rows("reading the data"),
+		Counting: u.rows("counting an epoch's batches"),
 		Repeats:  u.rows("looking for rows that repeat"),
 		Lengths:  u.rows("looking for texts that are cut"),
 		Step:     u.step,

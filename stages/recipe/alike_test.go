@@ -3,8 +3,10 @@ package recipe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -84,8 +86,11 @@ func TestOneIndex(t *testing.T) {
 	var of [3]dataset.TextHashes
 	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
 		of[x.ranks.Rank()] = x.parts[0].Texts
-		if x.passes[0].index != nil {
+		if x.passes.of[0].index != nil {
 			return errors.New("they would have it without need, too")
+		}
+		if n := reflect.ValueOf(&x.passes.counts).Elem().FieldByName("all").Len(); n != int(r.Train.Epochs) {
+			return fmt.Errorf("they have counted the batches of %d epochs together, of %v", n, r.Train.Epochs)
 		}
 		return nil
 	})
@@ -108,12 +113,12 @@ func TestOneIndexOfOthers(t *testing.T) {
 	if _, err := x.firstPass(ctx, 0, d); err != over {
 		t.Errorf("of a job that is over: %v", err)
 	}
-	x.passes[0].err = over // of its data
-	close(x.passes[0].done)
+	x.passes.of[0].err = over // of its data
+	close(x.passes.of[0].done)
 	if index, err := x.firstPass(t.Context(), 0, d); err != nil || len(index.Hashes(nil, 0, 0, 39)) != 2 {
 		t.Errorf("of other data: %v", err)
 	}
-	x.passes[0].of = d.Fingerprint()
+	x.passes.of[0].of = d.Fingerprint()
 	if _, err := x.firstPass(t.Context(), 0, d); err != over {
 		t.Errorf("of the same data, which can't be used: %v", err)
 	}

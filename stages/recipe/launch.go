@@ -74,7 +74,7 @@ func OnRanks(ctx context.Context, r Recipe, p Place, obs Observer, f func(*Run) 
 }
 
 // asRank opens and runs one rank, and leaves its device, if it returns one, to be closed. What a person should see comes from rank 0 alone.
-func asRank(ctx context.Context, r Recipe, p Place, obs Observer, end *atomic.Pointer[ending], passes firstPasses, f func(*Run) error) (gpustage.Device, error) {
+func asRank(ctx context.Context, r Recipe, p Place, obs Observer, end *atomic.Pointer[ending], passes *firstPasses, f func(*Run) error) (gpustage.Device, error) {
 	w := p.World
 	if w.Rank() > 0 {
 		obs = Observer{}

@@ -30,6 +30,7 @@ import (
 type Observer struct {
 	Download func(hfmodel.Progress)
 	Index    func(done, total int64) // rows, of the first pass over the data
+	Counting func(done, total int64) // rows, of an epoch whose batches are counted, where that takes long
 	Repeats  func(done, total int64) // rows, of LookOver's for rows that repeat others
 	Lengths  func(done, total int64) // rows, of its pass for texts that are cut
 	Step     func(Metrics)
@@ -67,7 +68,7 @@ type Run struct {
 	ranks  *stages.Replicas        // nil alone
 	share  gpustage.Share          // of this machine, if other ranks are in this process
 	ending *atomic.Pointer[ending] // why the run ends, while what it came to is saved, of all ranks of the process; nil alone
-	passes firstPasses             // of all ranks of the process; nil where there is one
+	passes *firstPasses            // of all ranks of the process; nil where there is one
 
 	// The model, and how it reads texts.
 	folder   *hfmodel.Folder

@@ -79,6 +79,10 @@ func (x *Run) planBatches() error {
 	r := x.Recipe
 	order := dataset.SamplerConfig{
 		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: int(math.Ceil(float64(r.Train.Epochs))), Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
+		Counting: x.obs.Counting,
+	}
+	if x.passes != nil {
+		order.Counts = &x.passes.counts
 	}
 	var err error
 	x.sampler, err = dataset.NewMixer(x.parts, order, r.mixing())
@@ -139,8 +143,12 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 	return x.part(d, index), nil
 }
 
-// firstPasses are those over the datasets, which the ranks of a process have in common: an index takes memory for each text.
-type firstPasses []*firstPass
+// firstPasses are those over the datasets, which the ranks of a process have in common, for an index takes memory for each text; and what of them takes
+// time beside: the numbers of batches of epochs.
+type firstPasses struct {
+	of     []*firstPass
+	counts dataset.Counts
+}
 
 type firstPass struct {
 	done  chan struct{}
@@ -150,11 +158,12 @@ type firstPass struct {
 	left  atomic.Int32 // ranks
 }
 
-func newFirstPasses(datasets, ranks int) (passes firstPasses) {
+func newFirstPasses(datasets, ranks int) *firstPasses {
+	passes := &firstPasses{}
 	for range datasets {
 		p := &firstPass{done: make(chan struct{})}
 		p.left.Store(int32(ranks))
-		passes = append(passes, p)
+		passes.of = append(passes.of, p)
 	}
 	return passes
 }
@@ -168,7 +177,7 @@ func (x *Run) firstPass(ctx context.Context, i int, d *dataset.Dataset) (*datase
 	if x.passes == nil {
 		return read()
 	}
-	p := x.passes[i]
+	p := x.passes.of[i]
 	if x.ranks.Rank() == 0 {
 		p.of = of
 		p.index, p.err = read()
