@@ -215,7 +215,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 
 func sayCut(u *ui, cut int, r *reranker.Reranker) {
 	if cut > 0 {
-		u.printf("%s longer than %s and cut\n", spelling.Count(cut, "pair was", "pairs were"), spelling.Count(r.MaxLength(), "token", "tokens"))
+		u.loud().printf("%s longer than %s and cut\n", spelling.Count(cut, "pair was", "pairs were"), spelling.Count(r.MaxLength(), "token", "tokens"))
 	}
 }
 

@@ -166,6 +166,9 @@ func (u *ui) printf(format string, args ...any) {
 	fmt.Fprintf(u.w, format, args...)
 }
 
+// loud says things with --quiet too: what is left out or cut is not so without a word.
+func (u *ui) loud() *ui { return &ui{w: u.w, terminal: u.terminal} }
+
 // notes prints what a user should know of data.
 func (u *ui) notes(d *dataset.Dataset) {
 	for _, n := range d.Notes() {

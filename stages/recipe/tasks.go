@@ -349,10 +349,14 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	return err
 }
 
-// noting has what is to be known of a key's files become notes of the run.
+// noting has what is to be known of a key's files become notes of the run, and the observer hear of their download.
 func (x *Run) noting(ctx context.Context, key string) context.Context {
 	if !x.Main() {
-		return dataset.WithNote(ctx, nil)
+		return dataset.WithNote(dataset.WithProgress(ctx, nil), nil)
+	}
+	ctx = dataset.WithProgress(ctx, nil)
+	if tell := x.obs.Download; tell != nil {
+		ctx = dataset.WithProgress(ctx, func(file string, done, total int64) { tell(hfmodel.Progress{File: file, Done: done, Total: total}) })
 	}
 	return dataset.WithNote(ctx, func(message string) { x.obs.note("%s: %s", key, message) })
 }
