@@ -98,12 +98,14 @@ func TestWholeDatasets(t *testing.T) {
 // An observer hears of the data that arrives here: what trains and what the run is measured on, of several ranks once.
 func TestDownloadsOfData(t *testing.T) {
 	j := newJob(t, 20)
+	sts := j.stsFile(t)
+	ctx := dataset.WithProgress(t.Context(), func(file string, _, _ int64) { t.Errorf("a program's context hears of %s, whose observer does", file) })
 	dataset.RegisterScheme("elsewhere", func(ctx context.Context, url string, _ dataset.Splits) ([]string, error) {
 		if tell := dataset.Progress(ctx); tell != nil {
 			tell(url, 3, 5)
 		}
 		if strings.HasSuffix(url, "sts") {
-			return []string{j.stsFile(t)}, nil
+			return []string{sts}, nil
 		}
 		return []string{filepath.Join(j.dir, "data.jsonl")}, nil
 	})
@@ -113,7 +115,7 @@ func TestDownloadsOfData(t *testing.T) {
 			t.Fatal(err)
 		}
 		told := map[string]int{}
-		err = OnRanks(t.Context(), r, Place{}, Observer{Download: func(p hfmodel.Progress) { told[fmt.Sprint(p.File, " ", p.Done, " of ", p.Total)]++ }}, func(*Run) error { return nil })
+		err = OnRanks(ctx, r, Place{}, Observer{Download: func(p hfmodel.Progress) { told[fmt.Sprint(p.File, " ", p.Done, " of ", p.Total)]++ }}, func(*Run) error { return nil })
 		if want := map[string]int{"elsewhere://train 3 of 5": 1, "elsewhere://dev 3 of 5": 1, "elsewhere://sts 3 of 5": 1}; err != nil || !maps.Equal(told, want) {
 			t.Errorf("%d ranks: told %v, want %v (%v)", ranks, told, want, err)
 		}
