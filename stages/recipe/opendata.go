@@ -201,6 +201,7 @@ func (x *Run) firstPass(ctx context.Context, i int, d *dataset.Dataset) (*datase
 // openFiles opens a dataset, which is src.
 func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Dataset, error) {
 	r := x.Recipe
+	ctx = x.noting(ctx, fmt.Sprintf("data.train[%d]", i))
 	tokens, err := x.prepared(ctx, i, src)
 	if err != nil {
 		return nil, err
@@ -212,7 +213,7 @@ func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Datase
 		text.TooLong = "" // a list of reasons needs no ways out
 	}
 	files.CheckText = text.CheckText(i)
-	d, err := dataset.Open(x.noting(ctx, fmt.Sprintf("data.train[%d]", i)), files)
+	d, err := dataset.Open(ctx, files)
 	if err != nil {
 		return nil, err
 	}
