@@ -167,7 +167,7 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 	}
 	f.rows.bad.say(u)
 	if out.Cut > 0 {
-		u.printf("%s longer than the teacher takes and cut\n", spelling.Count(out.Cut, "text or pair was", "texts or pairs were"))
+		u.loud().printf("%s longer than the teacher takes and cut\n", spelling.Count(out.Cut, "text or pair was", "texts or pairs were"))
 	}
 	return nil
 }

@@ -159,19 +159,16 @@ func (f *embedFlags) run(cmd *cobra.Command, e *embedder.Embedder, prompt string
 		x = f.allParts(cmd.Context(), e, prompt)
 	}
 	if len(f.texts) > 0 {
-		values, _, err := x.of([][]string{f.texts})
+		values, cut, err := x.of([][]string{f.texts})
 		if err != nil {
 			return ofTexts(f.texts, err)
 		}
+		sayTextsCut(progressOf(cmd), e, prompt, cut)
 		return newLines(cmd, x.columns).lines(len(f.texts), values, nil)
 	}
 	n, err := f.in.run(cmd, []string{f.column}, x)
 	if err != nil {
 		return err
-	}
-	length := e.MaxLength()
-	if prompt == "query" && (e.VectorsAlone() || e.WeighsQueries()) { // of other models' texts nobody says which are queries
-		length = e.QueryLength()
 	}
 	dimensions := spelling.Count(e.Size(), "dimension", "dimensions")
 	if e.VectorsAlone() {
@@ -179,9 +176,7 @@ func (f *embedFlags) run(cmd *cobra.Command, e *embedder.Embedder, prompt string
 	} else {
 		n.printf("%s of %s written to %s\n", spelling.Count(n.done, "embedding", "embeddings"), dimensions, f.in.to())
 	}
-	if n.cut > 0 {
-		n.printf("%s longer than %s and cut\n", spelling.Count(n.cut, "text was", "texts were"), spelling.Count(length, "token", "tokens"))
-	}
+	sayTextsCut(n.ui, e, prompt, n.cut)
 	if n.empty > 0 {
 		n.printf("%s empty, and embedded as such\n", spelling.Count(n.empty, "text is", "texts are"))
 	}
@@ -190,6 +185,18 @@ func (f *embedFlags) run(cmd *cobra.Command, e *embedder.Embedder, prompt string
 		n.printf("%.1f active features a text\n", float64(active)/float64(n.done))
 	}
 	return nil
+}
+
+// sayTextsCut tells of texts that were cut.
+func sayTextsCut(u *ui, e *embedder.Embedder, prompt string, cut int) {
+	if cut == 0 {
+		return
+	}
+	length := e.MaxLength()
+	if prompt == "query" && (e.VectorsAlone() || e.WeighsQueries()) { // of other models' texts nobody says which are queries
+		length = e.QueryLength()
+	}
+	u.loud().printf("%s longer than %s and cut\n", spelling.Count(cut, "text was", "texts were"), spelling.Count(length, "token", "tokens"))
 }
 
 // embedRows is how many rows are embedded at a time: sorted by length, they fill passes well.

@@ -31,6 +31,7 @@ type evalFlags struct {
 	scored        scoredFlags
 	nano          nanoFlags
 	asJSON, bm25  bool
+	cuts          []int // dimensions that embeddings are cut to; nil: what the model says
 
 	weights map[string]float64 // of the model's parts, by which texts are compared; nil: embeddings alone
 }
@@ -66,11 +67,14 @@ second as a document, where other models read both as queries.
 A row that can't be used (a query without text, a judgement or a score that is no number) ends eval with its file and line. There is no --on-error as other
 commands have it: what is measured on fewer rows is another task, which no other number compares with. Documents without text are ranked as such, and counted.
 
+With --dimensions 256,64 the model is measured by the first 256 dimensions of its embeddings and by the first 64; texts are embedded once. With --json there is an object for each, by its number.
+
 --run keeps each query's first 100 documents in a file, as trec_eval reads it.`,
 		Example: `  contraflow eval --model q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow eval --model q/model --queries beir/scifact --json
   contraflow eval --model q/model --queries hf://datasets/mteb/scifact
   contraflow eval --model q/model --queries beir/scifact --queries beir/nfcorpus --queries beir/arguana
+  contraflow eval --model q/model --queries beir/scifact --dimensions 256,128,64
   contraflow eval --model q/model --nanobeir
   contraflow eval --model q/model --nanobeir=msmarco,nq --nanobeir-dataset lightonai/NanoBEIR-de
   contraflow eval --model q/model --sts sts.parquet --columns sentence1,sentence2,score
@@ -113,7 +117,7 @@ commands have it: what is measured on fewer rows is another task, which no other
 	cmd.Flags().BoolVar(&f.bm25, "bm25", false, "measure BM25 beside the model")
 	f.parts.add(cmd, "fused")
 	f.model.add(cmd, "texts")
-	f.model.addCut(cmd)
+	cmd.Flags().IntSliceVar(&f.cuts, "dimensions", nil, "cut embeddings to so many dimensions `N,N`, as matryoshka training allows; of several the model is measured by each, and texts are embedded once (default: what the model says)")
 	f.model.addQueryLength(cmd, "", "queries, and both texts of a pair that is read as queries are,")
 	return cmd
 }
@@ -135,11 +139,22 @@ func (f *evalFlags) check(cmd *cobra.Command) (kind *scoring.Kind, file scoring.
 		err = usageError{errors.New("--run is of one task: give one --queries")}
 	case len(f.queries) > 1 && f.corpus+f.qrels != "":
 		err = usageError{errors.New("several --queries are folders in BEIR's or MTEB's layout, each with its documents and judgements: --corpus and --qrels are for one")}
+	case len(f.cuts) > 1 && f.runFile != "":
+		err = usageError{errors.New("--run is of one ranking: give one number of --dimensions")}
 	case f.runFile != "":
 		err = sameKind("--run", f.runFile, "ranking", isRanking)
 	}
 	if err != nil {
 		return nil, file, err
+	}
+	for i, n := range f.cuts {
+		if n < 1 {
+			return nil, file, usageError{fmt.Errorf("--dimensions has %d, want at least 1", n)}
+		}
+		if slices.Contains(f.cuts[:i], n) {
+			return nil, file, usageError{fmt.Errorf("--dimensions has %d twice", n)}
+		}
+		f.model.cut = max(f.model.cut, n)
 	}
 	for i, q := range f.queries {
 		same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(q) }
@@ -162,14 +177,18 @@ func (f *evalFlags) pairs(cmd *cobra.Command, e *embedder.Embedder, kind *scorin
 		}
 	}
 	query, document := textPrompts(cmd, e, f.queryPrompt, f.docPrompt)
-	return measureScored(cmd, kind, file, f.asJSON, func(a, b []string) ([]float64, error) {
+	return measureScored(cmd, kind, file, f.cuts, f.asJSON, func(a, b []string) ([][]float64, error) {
 		switch {
+		case asked && f.weights != nil:
+			return one(e.PartRelevance(cmd.Context(), f.weights, query, document, a, b))
 		case asked:
-			return e.PartRelevance(cmd.Context(), f.weights, query, document, a, b)
+			return e.RelevanceCut(cmd.Context(), f.cuts, query, document, a, b)
 		case e.WeighsQueries(): // both are documents
-			return e.Similarity(cmd.Context(), document, a, b)
+			return one(e.Similarity(cmd.Context(), document, a, b))
+		case f.weights != nil:
+			return one(e.PartSimilarity(cmd.Context(), f.weights, query, a, b))
 		}
-		return e.PartSimilarity(cmd.Context(), f.weights, query, a, b)
+		return e.SimilarityCut(cmd.Context(), f.cuts, query, a, b)
 	})
 }
 
@@ -181,7 +200,7 @@ func (f *evalFlags) rank(cmd *cobra.Command, e *embedder.Embedder) error {
 		return err
 	}
 	u := progressOf(cmd)
-	var tasks []taskResult
+	found := make([][]taskResult, max(1, len(f.cuts))) // by dimensions
 	for _, q := range slices.Concat(f.queries, f.nano.tasks) {
 		of := ""
 		if len(f.queries)+len(f.nano.tasks) > 1 {
@@ -201,23 +220,36 @@ func (f *evalFlags) rank(cmd *cobra.Command, e *embedder.Embedder) error {
 			return err
 		}
 		task.Fusion, task.Progress = f.weights, u.embedded(of)
-		m, err := f.task(cmd.Context(), e, task, q)
+		all, err := f.task(cmd.Context(), e, task, q)
 		if err != nil {
 			return err
 		}
-		tasks = append(tasks, m)
+		for i, m := range all {
+			found[i] = append(found[i], m)
+		}
 	}
-	if len(tasks) == 1 {
-		tasks[0].name = f.model.path
-	} else if tasks, err = withMean(tasks); err != nil {
-		return err
+	var results []any
+	for i, tasks := range found {
+		if len(tasks) == 1 {
+			tasks[0].name = f.model.path
+		} else if found[i], err = withMean(tasks); err != nil {
+			return err
+		}
+		results = append(results, jsonOf(found[i]))
 	}
 	if f.asJSON {
-		return printJSON(cmd, jsonOf(tasks))
+		return printJSON(cmd, byCut(f.cuts, results))
 	}
 	var rows []evaluate.Row
-	for _, m := range tasks {
-		rows = append(rows, evaluate.Row{Name: m.name, Result: m.model})
+	tasks := found[0]
+	for k, m := range tasks {
+		for i := range found {
+			name := m.name
+			if len(found) > 1 {
+				name = fmt.Sprintf("%s, %d dimensions", m.name, f.cuts[i])
+			}
+			rows = append(rows, evaluate.Row{Name: name, Result: found[i][k].model})
+		}
 		if m.bm25 != nil && len(tasks) == 1 {
 			rows = append(rows, evaluate.Row{Name: "BM25", Result: m.bm25})
 		} else if m.bm25 != nil {
@@ -250,28 +282,45 @@ type taskResult struct {
 	model, bm25 *evaluate.Result // bm25: nil if nobody asked
 }
 
-// task measures the model on one of them, and writes the ranking if it has a file.
-func (f *evalFlags) task(ctx context.Context, e *embedder.Embedder, task *embedder.Task, name string) (m taskResult, err error) {
-	m.name = name
+// task measures the model on one of them, by each of --dimensions, and writes the ranking if it has a file.
+func (f *evalFlags) task(ctx context.Context, e *embedder.Embedder, task *embedder.Task, name string) (all []taskResult, err error) {
 	keep, err := beginRun(task, f.runFile)
 	if err != nil {
-		return m, fmt.Errorf("--run: %w", err)
+		return nil, fmt.Errorf("--run: %w", err)
 	}
-	run, err := e.Rank(ctx, task, embedder.Depth)
-	if err == nil {
-		m.model, err = task.Measure(run, evaluate.Standard()...)
+	runs, err := e.RankCut(ctx, task, embedder.Depth, f.cuts...)
+	for i := 0; i < len(runs) && err == nil; i++ {
+		m := taskResult{name: name}
+		m.model, err = task.Measure(runs[i], evaluate.Standard()...)
+		all = append(all, m)
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: %w", name, err)
+		return nil, keep(nil, fmt.Errorf("%s: %w", name, err))
 	}
-	if err := keep(run, err); err != nil {
-		return m, err
+	if err := keep(runs[0], nil); err != nil || !f.bm25 {
+		return all, err
 	}
-	if f.bm25 {
-		m.bm25, err = task.BM25(ctx, evaluate.Standard()...)
+	bm25, err := task.BM25(ctx, evaluate.Standard()...)
+	for i := range all {
+		all[i].bm25 = bm25
 	}
-	return m, err
+	return all, err
 }
+
+// byCut are results as JSON, of several cuts by their numbers.
+func byCut(cuts []int, results []any) any {
+	if len(results) == 1 {
+		return results[0]
+	}
+	all := map[string]any{}
+	for i, r := range results {
+		all[fmt.Sprint(cuts[i])] = r
+	}
+	return all
+}
+
+// one is a list of what there is one of.
+func one[T any](v T, err error) ([]T, error) { return []T{v}, err }
 
 // beginRun opens the file of a ranking: what can't be written is known before anything is embedded. keep writes the ranking, or after an error
 // nothing, and returns the error. Without a file it does nothing.

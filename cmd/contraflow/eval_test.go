@@ -268,6 +268,19 @@ func TestEvalSTS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// By several numbers of dimensions there is for each what it alone gives, as text and as JSON.
+	for _, of := range [][]string{{"--sts", at("sts.jsonl")}, {"--triplets", at("triplets.jsonl")}} {
+		args := append([]string{"eval", "--model", model}, of...)
+		alone := func(more ...string) string { return strings.TrimSpace(succeed(t, append(args, more...)...).stdout) }
+		want := fmt.Sprintf("3 dimensions: %s\n2 dimensions: %s", alone("--dimensions", "3"), alone("--dimensions", "2"))
+		if got := alone("--dimensions", "3,2"); got != want {
+			t.Errorf("%v: %q, want %q", of, got, want)
+		}
+		want = fmt.Sprintf(`{"2":%s,"3":%s}`, alone("--dimensions", "2", "--json"), alone("--dimensions", "3", "--json"))
+		if got := alone("--dimensions", "3,2", "--json"); got != want {
+			t.Errorf("%v: %s, want %s", of, got, want)
+		}
+	}
 	t.Setenv("HF_HUB_CACHE", at("cache"))
 	t.Setenv("HF_HUB_OFFLINE", "1")
 	if r := succeed(t, "eval", "--model", model, "--sts", "hf://datasets/org/name"); !strings.HasSuffix(r.stdout, ", 6 pairs\n") || r.stdout != succeed(t, "eval", "--model", model, "--sts", at("sts.jsonl")).stdout ||

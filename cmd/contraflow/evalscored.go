@@ -114,8 +114,8 @@ func kindFlags() (flags []string) {
 	return flags
 }
 
-// measureScored prints a model's figures of such a task; scores are its scores of pairs.
-func measureScored(cmd *cobra.Command, kind *scoring.Kind, s scoring.Source, asJSON bool, scores func(a, b []string) ([]float64, error)) error {
+// measureScored prints a model's figures of such a task; scores are its scores of pairs, of several cuts for each.
+func measureScored(cmd *cobra.Command, kind *scoring.Kind, s scoring.Source, cuts []int, asJSON bool, scores func(a, b []string) ([][]float64, error)) error {
 	t, err := kind.Load(noting(cmd), s)
 	if err != nil {
 		return err
@@ -124,13 +124,24 @@ func measureScored(cmd *cobra.Command, kind *scoring.Kind, s scoring.Source, asJ
 	if err != nil {
 		return err
 	}
-	result, _, err := t.Measure(of)
-	if err != nil {
-		return err
+	var results []any
+	for _, each := range of {
+		result, _, err := t.Measure(each)
+		if err != nil {
+			return err
+		}
+		results = append(results, result)
 	}
 	if asJSON {
-		return printJSON(cmd, result)
+		return printJSON(cmd, byCut(cuts, results))
 	}
-	_, err = fmt.Fprintln(cmd.OutOrStdout(), result)
-	return err
+	for i, result := range results {
+		if len(results) > 1 {
+			result = fmt.Sprintf("%d dimensions: %v", cuts[i], result)
+		}
+		if _, err := fmt.Fprintln(cmd.OutOrStdout(), result); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -185,6 +185,12 @@ func newRoot() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) { // whatever reads data that is elsewhere
+			u := progressOf(cmd)
+			cmd.SetContext(dataset.WithProgress(cmd.Context(), func(file string, done, total int64) {
+				u.download(hfmodel.Progress{File: file, Done: done, Total: total})
+			}))
+		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.SetVersionTemplate("{{.Version}}\n")

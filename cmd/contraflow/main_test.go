@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
@@ -343,6 +344,18 @@ func TestTrainEmbedEval(t *testing.T) {
 	var short map[string]float64
 	if err := json.Unmarshal([]byte(succeed(t, append(args, "--json", "--dimensions", "2")...).stdout), &short); err != nil || short["map"] <= 0 || short["map"] == scores["map"] {
 		t.Errorf("%v: %v of two dimensions, %v of all", err, short, scores)
+	}
+	var each map[string]map[string]float64
+	if err := json.Unmarshal([]byte(succeed(t, append(args, "--json", "--dimensions", "32,2")...).stdout), &each); err != nil || len(each) != 2 || !maps.Equal(each["2"], short) || !maps.Equal(each["32"], scores) {
+		t.Errorf("%v: %v of 32 and 2 dimensions, want %v and %v", err, each, scores, short)
+	}
+	if out := succeed(t, append(args, "--bm25", "--dimensions", "3,2")...).stdout; !strings.Contains(out, "/model, 3 dimensions") || !strings.Contains(out, "/model, 2 dimensions") || strings.Count(out, "BM25") != 1 {
+		t.Errorf("of 3 and 2 dimensions:\n%s", out)
+	}
+	for want, more := range map[string][]string{"--dimensions has 0, want at least 1": {"3,0"}, "--dimensions has 3 twice": {"3,2,3"}, "--run is of one ranking": {"3,2", "--run", at("x.run")}} {
+		if r := contraflow(t, "", append(append(args, "--dimensions"), more...)...); r.code != 2 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%v: exit code %d, %s; want %q", more, r.code, r.stderr, want)
+		}
 	}
 	if out := succeed(t, append(args, "--bm25")...).stdout; !strings.Contains(out, "BM25") {
 		t.Errorf("no BM25 in\n%s", out)

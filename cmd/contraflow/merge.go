@@ -3,11 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"contraflow/gpustage"
 	"contraflow/stages/embedder"
+	"contraflow/stages/recipe"
 )
 
 func newMerge() *cobra.Command {
@@ -40,7 +42,15 @@ as well, is contraflow mix.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, d.Close()) }()
-			if err := embedder.Merge(model, adapter, out, precision, d); err != nil {
+			u := progressOf(cmd)
+			u.said = time.Now() // of what is over within a second nothing is said
+			if err := embedder.Merge(model, adapter, out, precision, d, func(what string, done, total int64) {
+				if what == "written" {
+					u.passing(false, fmt.Sprintf("%s of %s written", recipe.Size(done), recipe.Size(total)))
+				} else {
+					u.passing(false, fmt.Sprintf("%.0f%% of %.1f million parameters merged", 100*float64(done)/float64(total), float64(total)/1e6))
+				}
+			}); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "merged model saved in %s\n", out)

@@ -166,7 +166,7 @@ func (b *badRows) say(u *ui) {
 	if b.rows == 0 {
 		return
 	}
-	u = &ui{w: u.w}
+	u = u.loud()
 	u.printf("%s of %s can't be used and %s %s (--on-error skip); the first: %v\n", spelling.Count(b.rows, "row", "rows"), cmp.Or(b.of, "--input"), spelling.Form(b.rows, "is", "are"), cmp.Or(b.instead, "left out"), b.first[0])
 	for _, err := range b.first[1:] {
 		u.printf("  %v\n", err)

@@ -21,6 +21,7 @@ type planFlags struct {
 	recipeFlags
 	gpus, nodes, steps   int
 	tokens               float64
+	asJSON               bool
 	linkText, memoryText string
 
 	link   sim.Link
@@ -50,6 +51,7 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 8 devices share a machine's 400 Gb/s, that is 50Gb; what faster links within a machine save is not counted.`,
 		Example: `  contraflow plan -c recipe.yaml --gpus 8 --nodes 4 --link 50Gb --tokens-per-s 400000
   contraflow plan -c recipe.yaml --gpus 8 --memory 80GiB
+  contraflow plan -c recipe.yaml --gpus 8 --memory 80GiB --json
   contraflow plan -c recipe.yaml --gpus 2 --link "10Gb 50us" --set mesh.shard=2`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,6 +71,7 @@ Communication takes what the link's bandwidth and latency say. There is one kind
 	cmd.Flags().Float64Var(&f.tokens, "tokens-per-s", 0, "tokens that one device trains in a second (default: as this machine does; with --memory there is no time of computing)")
 	cmd.Flags().StringVar(&f.memoryText, "memory", "", "the `BYTES` of memory that each device has free when training starts, such as 80GiB (default: this machine's, or with --tokens-per-s unknown)")
 	cmd.Flags().IntVar(&f.steps, "steps", 3, "steps to measure computing with")
+	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print the plan as one JSON object, whose keys stages/recipe/README.md lists")
 	f.add(cmd)
 	return cmd
 }
@@ -115,6 +118,9 @@ func (f *planFlags) run(cmd *cobra.Command, r recipe.Recipe) (err error) {
 	forecast, err := x.Forecast(ctx, mesh, f.link, rates)
 	if err := errors.Join(err, x.Close()); err != nil {
 		return err
+	}
+	if f.asJSON {
+		return printJSON(cmd, forecast)
 	}
 	newUI(cmd.OutOrStdout(), false).say("plan", forecast.String())
 	return nil

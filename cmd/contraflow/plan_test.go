@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -71,6 +72,14 @@ save: {dir: %q}
 	}
 	if out := plan(args...); !strings.Contains(way, "mesh.parameters: streamed") || !strings.Contains(out, "fits     into 12.0 GiB: ") || !strings.Contains(out, "parameters streamed") {
 		t.Errorf("with %s:\n%s", way, out)
+	}
+	var object struct {
+		Ranks  int
+		Fits   bool
+		Memory map[string]int64 `json:"memory_bytes"`
+	}
+	if err := json.Unmarshal([]byte(plan("--memory", "80GiB", "--json")), &object); err != nil || object.Ranks != 8 || !object.Fits || object.Memory["model"] != 4*(7110660096+41943040) {
+		t.Errorf("%v: %+v", err, object)
 	}
 	r := contraflow(t, "", "plan", "-c", at("7b.yaml"))
 	if r.code != 1 || !strings.Contains(r.stderr, "has neither model.safetensors nor model.safetensors.index.json; --memory or --tokens-per-s plan without weights\n") {

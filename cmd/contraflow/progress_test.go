@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
+	"contraflow/io/dataset"
 	"contraflow/testdata/goldens"
 )
 
@@ -75,6 +78,25 @@ func TestDue(t *testing.T) {
 		u := &ui{terminal: c.terminal, said: time.Now().Add(-c.ago)}
 		if got := u.due(c.done); got != c.want || got && u.due(false) {
 			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
+// Every command says how much of the data that is elsewhere has arrived, unless it is quiet.
+func TestProgressOfDownloads(t *testing.T) {
+	for quiet, want := range map[string]string{"false": "downloading a.jsonl: 4 KiB of 4 KiB\n", "true": ""} {
+		root := newRoot()
+		reads := &cobra.Command{Use: "reads", RunE: func(cmd *cobra.Command, _ []string) error {
+			dataset.Progress(cmd.Context())("a.jsonl", 4096, 4096)
+			return nil
+		}}
+		addQuiet(reads, "errors")
+		root.AddCommand(reads)
+		var said strings.Builder
+		root.SetErr(&said)
+		root.SetArgs([]string{"reads", "--quiet=" + quiet})
+		if err := root.Execute(); err != nil || said.String() != want {
+			t.Errorf("quiet %s: %q, %v; want %q", quiet, said.String(), err, want)
 		}
 	}
 }

@@ -83,9 +83,9 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 			defer func() { err = errors.Join(err, r.Close()) }()
 			switch {
 			case kind != nil:
-				return measureScored(cmd, kind, file, f.asJSON, func(a, b []string) ([]float64, error) {
+				return measureScored(cmd, kind, file, nil, f.asJSON, func(a, b []string) ([][]float64, error) {
 					scores, _, err := r.ScorePairs(cmd.Context(), a, b)
-					return widened(scores), err
+					return one(widened(scores), err)
 				})
 			case f.nano.tasks != nil:
 				return f.nano.rerank(cmd, r, &f)
@@ -215,7 +215,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 
 func sayCut(u *ui, cut int, r *reranker.Reranker) {
 	if cut > 0 {
-		u.printf("%s longer than %s and cut\n", spelling.Count(cut, "pair was", "pairs were"), spelling.Count(r.MaxLength(), "token", "tokens"))
+		u.loud().printf("%s longer than %s and cut\n", spelling.Count(cut, "pair was", "pairs were"), spelling.Count(r.MaxLength(), "token", "tokens"))
 	}
 }
 

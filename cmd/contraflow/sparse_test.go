@@ -182,5 +182,13 @@ save: {dir: %q}
 		if !strings.Contains(said, want[0]) || !strings.Contains(said, want[1]) {
 			t.Errorf("--prompt %s says %q, want %q", prompt, said, want)
 		}
+		said = succeed(t, "embed", "--model", model, "--input", at("long.jsonl"), "--prompt", prompt, "--output", at(prompt+".parquet"), "--quiet").stderr
+		if !strings.Contains(said, want[1]) || strings.Contains(said, "written to") {
+			t.Errorf("--prompt %s --quiet says %q, want %q alone", prompt, said, want[1])
+		}
+		said = succeed(t, "embed", "--model", model, "--text", "a cat and a dog in the house", "--prompt", prompt, "--max-length", "3").stderr
+		if !strings.Contains(said, "1 text was longer than 3 tokens and cut") {
+			t.Errorf("--prompt %s --text says %q", prompt, said)
+		}
 	}
 }

@@ -166,6 +166,9 @@ func (u *ui) printf(format string, args ...any) {
 	fmt.Fprintf(u.w, format, args...)
 }
 
+// loud says things with --quiet too: what is left out or cut is not so without a word.
+func (u *ui) loud() *ui { return &ui{w: u.w, terminal: u.terminal} }
+
 // notes prints what a user should know of data.
 func (u *ui) notes(d *dataset.Dataset) {
 	for _, n := range d.Notes() {
@@ -183,6 +186,7 @@ func (u *ui) observer() recipe.Observer {
 		Download: u.download,
 		Index:    u.rows("reading the data"),
 		Texts:    u.rows("reading the texts that rows name"),
+		Counting: u.rows("counting an epoch's batches"),
 		Repeats:  u.rows("looking for rows that repeat"),
 		Lengths:  u.rows("looking for texts that are cut"),
 		Step:     u.step,

@@ -79,7 +79,7 @@ func Create(path string) (*File, error) {
 	if path == "" {
 		return nil, errNoName
 	}
-	f, err := openFile(sibling(path, "partial"))
+	f, err := openFile(Partial(path))
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, err)
 	}
@@ -259,6 +259,9 @@ func recoverPrevious(dir string) error {
 	}
 	return os.RemoveAll(previous)
 }
+
+// Partial is where what will be the file at path is written until then. It may not be there.
+func Partial(path string) string { return sibling(path, "partial") }
 
 func sibling(path, suffix string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+suffix)

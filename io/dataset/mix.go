@@ -339,7 +339,7 @@ func (m *Mixer) RestoreSkipping(c Cursor) error {
 	all := &Mixer{cfg: m.cfg, mix: m.mix}
 	for _, p := range m.parts {
 		f := p.Restart()
-		f.cfg.Skip, f.lengths = nil, map[int]int64{}
+		f.cfg.Skip = nil
 		all.parts = append(all.parts, f)
 	}
 	if err := all.Restore(c); err != nil {

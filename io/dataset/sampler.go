@@ -2,7 +2,6 @@ package dataset
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	"contraflow/io/spelling"
@@ -22,6 +21,12 @@ type SamplerConfig struct {
 	Lengths TextLengths
 	// Skip are rows that are left out because they can't be used ([Index.Bad]), ascending.
 	Skip []int64
+
+	// Counts remembers how many batches epochs have, and may be shared: samplers of other goroutines, as those of the ranks of a process, then count none
+	// again. nil: its own.
+	Counts *Counts
+	// Counting, if not nil, is told from time to time how many rows of an epoch have been gone through, where [Sampler.Len] takes long.
+	Counting func(done, total int64)
 }
 
 // TextLengths gives the lengths of the texts that a row uses in an epoch: an [Index] does.
@@ -78,7 +83,6 @@ type Sampler struct {
 	waiting waitingRows
 	used    textSet
 	stats   Stats
-	lengths map[int]int64 // batches of the epochs that were counted
 
 	buf   []Hash128
 	sizes []uint32
@@ -111,7 +115,10 @@ func NewSampler(l Layout, texts TextHashes, cfg SamplerConfig) (*Sampler, error)
 		texts = nil
 	}
 	cfg.Window = cfg.Window.orDefault()
-	s := &Sampler{layout: l, texts: texts, cfg: cfg, lengths: map[int]int64{}}
+	if cfg.Counts == nil {
+		cfg.Counts = &Counts{}
+	}
+	s := &Sampler{layout: l, texts: texts, cfg: cfg}
 	s.startEpoch(0)
 	if cfg.NoDuplicates && cfg.DropLast {
 		probe := s.fresh(0)
@@ -132,17 +139,13 @@ func fewRows(rows int64) string {
 
 // fresh returns a sampler at the start of an epoch that shares nothing that changes.
 func (s *Sampler) fresh(epoch int) *Sampler {
-	f := &Sampler{layout: s.layout, texts: s.texts, cfg: s.cfg, lengths: map[int]int64{}}
+	f := &Sampler{layout: s.layout, texts: s.texts, cfg: s.cfg}
 	f.startEpoch(epoch)
 	return f
 }
 
 // Restart is a sampler of the same sequence at its beginning.
-func (s *Sampler) Restart() *Sampler {
-	r := s.fresh(0)
-	r.lengths = maps.Clone(s.lengths)
-	return r
-}
+func (s *Sampler) Restart() *Sampler { return s.fresh(0) }
 
 func (s *Sampler) startEpoch(epoch int) {
 	s.epoch, s.batch, s.pos = epoch, 0, 0
@@ -195,9 +198,6 @@ func (s *Sampler) Next() (Batch, bool) {
 				return b, true
 			}
 			s.stats.Dropped += int64(len(rows)) + int64(s.waiting.n)
-		}
-		if s.texts != nil {
-			s.lengths[s.epoch] = int64(s.batch)
 		}
 		s.nextEpoch()
 	}
@@ -285,7 +285,7 @@ func (s *Sampler) admit(w waitingRow) bool {
 
 // Len returns the number of batches of an epoch, exactly. Without NoDuplicates it is rows/GlobalSize, rounded down with
 // DropLast and up otherwise. With it, it depends on which rows meet, and is found by going through the epoch once (about
-// a second per million rows; remembered).
+// a second per million rows; SamplerConfig.Counts remembers it).
 func (s *Sampler) Len(epoch int) int64 {
 	if epoch < 0 || epoch >= s.cfg.Epochs {
 		return 0
@@ -297,18 +297,7 @@ func (s *Sampler) Len(epoch int) int64 {
 	case s.texts == nil:
 		return (rows + size - 1) / size
 	}
-	n, counted := s.lengths[epoch]
-	if !counted {
-		f := s.fresh(epoch)
-		for f.pos < f.order.Len() || f.waiting.n > 0 {
-			if rows, full := f.fill(); len(rows) == 0 || !full && s.cfg.DropLast {
-				break
-			}
-			n++
-		}
-		s.lengths[epoch] = n
-	}
-	return n
+	return s.cfg.Counts.of(s, epoch)
 }
 
 // Total returns the number of batches of all epochs, as Len does.

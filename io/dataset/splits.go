@@ -29,6 +29,20 @@ func Note(ctx context.Context) func(message string) {
 	return note
 }
 
+type progressKey struct{}
+
+// WithProgress has tell called now and then, on the goroutine that reads, while files of URLs that are read with a context arrive on this machine: which one
+// does, and how many bytes of all that were asked for together are here.
+func WithProgress(ctx context.Context, tell func(file string, done, total int64)) context.Context {
+	return context.WithValue(ctx, progressKey{}, tell)
+}
+
+// Progress is a context's function, nil if it has none: for those of [RegisterScheme].
+func Progress(ctx context.Context) func(file string, done, total int64) {
+	tell, _ := ctx.Value(progressKey{}).(func(string, int64, int64))
+	return tell
+}
+
 // NoData tells whether a file is what its name is well known for: a licence, or what a library has written about data. README.md and config.json are such.
 func NoData(name string) bool {
 	base := strings.ToLower(path.Base(name))

@@ -18,7 +18,11 @@ import (
 
 func init() {
 	dataset.RegisterScheme("hf", func(ctx context.Context, url string, s dataset.Splits) ([]string, error) {
-		return Data(ctx, url, Options{Warn: dataset.Note(ctx), Splits: s})
+		o := Options{Warn: dataset.Note(ctx), Splits: s}
+		if tell := dataset.Progress(ctx); tell != nil {
+			o.Progress = func(p Progress) { tell(p.File, p.Done, p.Total) }
+		}
+		return Data(ctx, url, o)
 	})
 }
 

@@ -3,6 +3,7 @@ package hfmodel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -79,9 +80,14 @@ func TestData(t *testing.T) {
 		"qrels/test.jsonl": "{\"query-id\": \"q\", \"corpus-id\": \"d\", \"score\": 1}\n", "pairs/train-0.jsonl": "{\"query\": \"a\", \"positive\": \"b\"}\n",
 	}
 	s, cache := serveData(t, h)
-	d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{"hf://datasets/org/name/pairs"}, Query: "query", Positive: "positive"})
+	var told []string
+	ctx := dataset.WithProgress(t.Context(), func(file string, done, total int64) { told = append(told, fmt.Sprint(file, " ", done, " of ", total)) })
+	d, err := dataset.Open(ctx, dataset.Source{Paths: []string{"hf://datasets/org/name/pairs"}, Query: "query", Positive: "positive"})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if size := len(h.files["README.md"] + h.files["pairs/train-0.jsonl"]); len(told) == 0 || told[len(told)-1] != fmt.Sprintf("pairs/train-0.jsonl %d of %[1]d", size) {
+		t.Errorf("told %q of %d bytes", told, size)
 	}
 	d.Close()
 	if want := filepath.Join(cache, "datasets--org--name", "snapshots", h.commit, "pairs", "train-0.jsonl"); d.Locate(0).File != want {

@@ -174,7 +174,7 @@ func SaveReranker(dir string, s RerankerSpec) error {
 		}
 		tensors = append(tensors, t)
 	}
-	return writeModel(dir, s.Tokenizer, files, map[string][]safetensors.Tensor{weightsFile: tensors})
+	return writeModel(dir, s.Tokenizer, files, map[string][]safetensors.Tensor{weightsFile: tensors}, nil)
 }
 
 func (s RerankerSpec) files(dir string) (map[string][]byte, error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -44,6 +45,9 @@ type Spec struct {
 	Tokenizer func(dir string) error
 	Card      Card
 
+	// Progress, if not nil, is told how many bytes of the tensors are written.
+	Progress func(done, total int64)
+
 	// Adapter, if not nil, makes it the folder of a LoRA adapter, which PEFT reads as well; Config is then the base's.
 	Adapter *AdapterSpec
 }
@@ -83,13 +87,19 @@ func Save(dir string, s Spec) error {
 		weights[path.Join(s.denseFolder(i), weightsFile)] = dense[i]
 	}
 	if s.static() {
-		return writeModel(dir, s.cuttingTokenizer, files, weights)
+		return writeModel(dir, s.cuttingTokenizer, files, weights, s.Progress)
 	}
-	return writeModel(dir, tokenizer, files, weights)
+	return writeModel(dir, tokenizer, files, weights, s.Progress)
 }
 
 // writeModel replaces a folder by the tokenizer's files, files by name (nil stands for an empty folder) and tensors by the name of their file.
-func writeModel(dir string, tokenizer func(dir string) error, files map[string][]byte, weights map[string][]safetensors.Tensor) error {
+func writeModel(dir string, tokenizer func(dir string) error, files map[string][]byte, weights map[string][]safetensors.Tensor, progress func(done, total int64)) error {
+	told := writer{progress: progress}
+	for _, tensors := range weights {
+		for _, t := range tensors {
+			told.total += int64(len(t.Data))
+		}
+	}
 	err := atomicfile.WriteDir(dir, func(tmp string) error {
 		if err := tokenizer(tmp); err != nil {
 			return fmt.Errorf("tokenizer: %w", err)
@@ -113,7 +123,7 @@ func writeModel(dir string, tokenizer func(dir string) error, files map[string][
 			}
 		}
 		for _, name := range sortedKeys(weights) {
-			if err := safetensors.Write(filepath.Join(tmp, filepath.FromSlash(name)), weights[name], map[string]string{"format": "pt"}); err != nil {
+			if err := safetensors.WriteEach(filepath.Join(tmp, filepath.FromSlash(name)), weights[name], map[string]string{"format": "pt"}, told.write); err != nil {
 				return err
 			}
 		}
@@ -121,6 +131,24 @@ func writeModel(dir string, tokenizer func(dir string) error, files map[string][
 	})
 	if err != nil {
 		return fmt.Errorf("save model: %w", err)
+	}
+	return nil
+}
+
+// writer writes tensors, and says how many of their bytes it has written.
+type writer struct {
+	progress    func(done, total int64) // nil: to nobody
+	done, total int64
+}
+
+func (x *writer) write(w io.Writer, t safetensors.Tensor) error {
+	for piece := range slices.Chunk(t.Data, 16<<20) {
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+		if x.done += int64(len(piece)); x.progress != nil {
+			x.progress(x.done, x.total)
+		}
 	}
 	return nil
 }

@@ -72,12 +72,20 @@ func Fetch(ctx context.Context, ref string) ([]string, error) {
 		return nil, fmt.Errorf("%s: %w", ref, explain(ctx, err))
 	}
 	var paths []string
+	done, total := int64(0), int64(0)
 	for _, o := range found {
-		p, err := keep(ctx, c, filepath.Join(cache, u.Scheme, u.Host), u.Host, o)
+		total += o.Size
+	}
+	for _, o := range found {
+		arriving := func(int64) {}
+		if tell := dataset.Progress(ctx); tell != nil {
+			arriving = func(bytes int64) { tell(o.Key, done+bytes, total) }
+		}
+		p, err := keep(ctx, c, filepath.Join(cache, u.Scheme, u.Host), u.Host, o, arriving)
 		if err != nil {
 			return nil, fmt.Errorf("%s://%s/%s: %w", u.Scheme, u.Host, o.Key, explain(ctx, err))
 		}
-		paths = append(paths, p)
+		paths, done = append(paths, p), done+o.Size
 	}
 	return paths, nil
 }
@@ -177,8 +185,8 @@ func list(ctx context.Context, c *minio.Client, bucket, glob string) (found []mi
 	return found, nil
 }
 
-// keep returns the copy of an object, and makes it if there is none.
-func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.ObjectInfo) (string, error) {
+// keep returns the copy of an object, and makes it if there is none. It says how many bytes have arrived, whoever copies them.
+func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.ObjectInfo, arriving func(bytes int64)) (string, error) {
 	if !filepath.IsLocal(filepath.FromSlash(o.Key)) || strings.ContainsAny(o.Key, "\x00\\:") {
 		return "", errors.New("its key can't be a file's path here")
 	}
@@ -200,6 +208,9 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 			select {
 			case <-ctx.Done():
 			case <-time.After(100 * time.Millisecond):
+				if info, err := os.Stat(atomicfile.Partial(file)); err == nil {
+					arriving(min(info.Size(), o.Size))
+				}
 			}
 			err = ctx.Err()
 		}
@@ -207,7 +218,7 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 			return "", err
 		}
 	}
-	in := &object{ctx: ctx, core: minio.Core{Client: c}, bucket: bucket, info: o}
+	in := &object{ctx: ctx, core: minio.Core{Client: c}, bucket: bucket, info: o, arriving: arriving}
 	defer in.close()
 	if _, err := out.ReadFrom(in); err != nil {
 		if in.err != nil { // which is none of the file's

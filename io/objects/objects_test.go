@@ -130,9 +130,17 @@ func TestRanks(t *testing.T) {
 	s := newStore(t)
 	s.objects["a.jsonl"], s.slow = "{\"query\": \"q\"}\n", true
 	var wg sync.WaitGroup
-	for range 4 {
+	for i := range 4 {
 		wg.Go(func() {
-			paths, err := Fetch(t.Context(), "s3://bucket/a.jsonl")
+			told := 0
+			paths, err := Fetch(dataset.WithProgress(t.Context(), func(file string, done, total int64) {
+				if told++; file != "a.jsonl" || done < 0 || done > total || total != int64(len(s.objects[file])) {
+					t.Errorf("%s: %d of %d bytes", file, done, total)
+				}
+			}), "s3://bucket/a.jsonl")
+			if told == 0 {
+				t.Errorf("rank %d hears nothing of what is copied", i)
+			}
 			if err != nil || len(paths) != 1 {
 				t.Errorf("%q, %v", paths, err)
 			} else if b, _ := os.ReadFile(paths[0]); string(b) != s.objects["a.jsonl"] {
@@ -180,6 +188,28 @@ func TestGlobs(t *testing.T) {
 		if got := strings.Join(paths, " "); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", glob, got, err, want)
 		}
+	}
+}
+
+// TestProgress: what is copied is told of in bytes of all that was asked for, what is here counts, and of nothing to copy nothing is said.
+func TestProgress(t *testing.T) {
+	s := newStore(t)
+	s.objects["d/a.jsonl"], s.objects["d/b.jsonl"], s.objects["d/c.jsonl"] = "{}\n", "{\"query\": \"q\"}\n", "{ }\n"
+	fetch := func(ref string) (told []string) {
+		t.Helper()
+		if _, err := Fetch(dataset.WithProgress(t.Context(), func(file string, done, total int64) { told = append(told, fmt.Sprint(file, " ", done, " ", total)) }), ref); err != nil {
+			t.Fatal(err)
+		}
+		return told
+	}
+	if told := fetch("s3://bucket/d/a.jsonl"); len(told) == 0 || told[len(told)-1] != "d/a.jsonl 3 3" {
+		t.Errorf("%q", told)
+	}
+	if told := fetch("s3://bucket/d"); !slices.Contains(told, "d/b.jsonl 18 22") || told[len(told)-1] != "d/c.jsonl 22 22" || strings.HasPrefix(told[0], "d/a") {
+		t.Errorf("%q", told)
+	}
+	if told := fetch("s3://bucket/d"); told != nil {
+		t.Errorf("of what is here already: %q", told)
 	}
 }
 

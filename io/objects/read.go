@@ -20,6 +20,8 @@ type object struct {
 	bucket string
 	info   minio.ObjectInfo // as it was listed
 
+	arriving func(bytes int64) // is told how many are here
+
 	at     int64
 	body   io.ReadCloser // nil: there is no connection
 	cancel context.CancelCauseFunc
@@ -47,6 +49,7 @@ func (r *object) Read(p []byte) (n int, err error) {
 		}
 		if r.at += int64(n); n > 0 {
 			r.broken = 0
+			r.arriving(r.at)
 			return n, nil
 		}
 		if err == nil {

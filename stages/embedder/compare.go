@@ -32,7 +32,7 @@ func (e *Embedder) PartSimilarity(ctx context.Context, weights map[string]float6
 	}
 	t := e.text(prompt, prompt)
 	t.Fusion = weights
-	return t.Similarity(ctx, &e.engine, a, b)
+	return only(t.Similarity(ctx, &e.engine, a, b))
 }
 
 // Relevance is likewise of each query and document. Of a model that gives vectors of tokens alone it is their MaxSim.
@@ -44,18 +44,33 @@ func (e *Embedder) Relevance(ctx context.Context, queryPrompt, documentPrompt st
 func (e *Embedder) PartRelevance(ctx context.Context, weights map[string]float64, queryPrompt, documentPrompt string, queries, documents []string) ([]float64, error) {
 	t := e.text(queryPrompt, documentPrompt)
 	t.Fusion = weights
-	return t.Relevance(ctx, &e.engine, queries, documents)
+	return only(t.Relevance(ctx, &e.engine, queries, documents))
+}
+
+// SimilarityCut is Similarity by embeddings cut to each of some numbers of dimensions, as [Task.EvaluateCut] has them: a list for each.
+func (e *Embedder) SimilarityCut(ctx context.Context, cuts []int, prompt string, a, b []string) ([][]float64, error) {
+	if e.VectorsAlone() {
+		return nil, errNoRoles
+	}
+	return e.text(prompt, prompt).Similarity(ctx, &e.engine, a, b, cuts...)
+}
+
+// RelevanceCut is Relevance likewise.
+func (e *Embedder) RelevanceCut(ctx context.Context, cuts []int, queryPrompt, documentPrompt string, queries, documents []string) ([][]float64, error) {
+	return e.text(queryPrompt, documentPrompt).Relevance(ctx, &e.engine, queries, documents, cuts...)
 }
 
 // Similarity is the cosine of each pair of texts, of sparse embeddings and of those of a head that says so their product, and with Fusion the weighted sum of their parts' scores; with ranks that
 // embed together, on rank 0. Both texts are read as queries are, or where these are weights of tokens as documents: so sentence-transformers has it, whose Router
 // takes texts for documents if nobody says what they are.
 //
+// There is a list of similarities for each of cuts, as of [Task.EvaluateCut], or else one.
+//
 // Of vectors of tokens alone the first text is read as a query and the second as a document. MaxSim is not the same both ways, and what is compared with
 // what is what the model has learned: a query's tokens, those that fill it up among them, with a document's, without its skiplist's. So
 // sentence-transformers' MultiVectorDistillationEvaluator has it of pairs with scores; its other evaluators of pairs, which read both texts alike,
 // compare no such vectors.
-func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float64, error) {
+func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string, cuts ...int) ([][]float64, error) {
 	roles := [2]Role{Query, Query}
 	switch {
 	case t.Weighed:
@@ -63,12 +78,12 @@ func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string) ([]float
 	case vectorsOnly(e.Model):
 		roles = [2]Role{Query, Document}
 	}
-	return t.compare(ctx, e, roles, a, b)
+	return t.compare(ctx, e, roles, a, b, cuts)
 }
 
 // Relevance is likewise of each query and document, read as such.
-func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []string) ([]float64, error) {
-	return t.compare(ctx, e, [2]Role{Query, Document}, queries, documents)
+func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []string, cuts ...int) ([][]float64, error) {
+	return t.compare(ctx, e, [2]Role{Query, Document}, queries, documents, cuts)
 }
 
 // comparison is pairs of texts, each text once.
@@ -88,9 +103,13 @@ func (x *comparison) role(k int) Role {
 }
 
 // compare embeds each text once, whose embedding so is the same wherever it stands: pairs that are alike have equal similarities.
-func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []string) ([]float64, error) {
+func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []string, cuts []int) ([][]float64, error) {
 	if len(a) != len(b) {
 		return nil, fmt.Errorf("%d texts and %d: pairs have one of each", len(a), len(b))
+	}
+	cuts, err := e.cuts(t.Fusion, cuts)
+	if err != nil {
+		return nil, err
 	}
 	weights := partWeights(t.Fusion, e.Model)
 	if weights != nil { // before anything is embedded
@@ -127,13 +146,18 @@ func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []stri
 			x.firsts = len(ids)
 		}
 	}
-	switch {
-	case weights != nil:
-		return x.byParts(ctx, e, weights)
-	case e.Sparse():
-		return x.bySparse(ctx, e)
+	var scores []float64
+	if weights != nil {
+		scores, err = x.byParts(ctx, e, weights)
+	} else if e.Sparse() {
+		scores, err = x.bySparse(ctx, e)
+	} else {
+		return x.byEmbeddings(ctx, e, cuts)
 	}
-	return x.byEmbeddings(ctx, e)
+	if err != nil || !e.first() {
+		return nil, err
+	}
+	return slices.Repeat([][]float64{scores}, len(cuts)), nil // by what nothing is cut
 }
 
 // embed computes all embeddings.
@@ -147,22 +171,25 @@ func (x *comparison) embed(ctx context.Context, e *Engine, put func(k int, vec [
 	return e.Embed(ctx, x.ids[x.firsts:], func(k int, vec []float32) { put(x.firsts+k, vec) })
 }
 
-func (x *comparison) byEmbeddings(ctx context.Context, e *Engine) ([]float64, error) {
-	size := e.Size()
+func (x *comparison) byEmbeddings(ctx context.Context, e *Engine, cuts []int) (all [][]float64, err error) {
+	size := slices.Max(cuts)
 	vecs := make([]float32, len(x.ids)*size)
-	if err := x.embed(ctx, e, func(k int, vec []float32) { copy(vecs[k*size:], vec) }); err != nil || !e.first() {
+	if err := x.embed(ctx, e, func(k int, vec []float32) { copy(vecs[k*size:(k+1)*size], vec) }); err != nil || !e.first() {
 		return nil, err
 	}
-	of := func(k int) []float32 { return vecs[k*size : (k+1)*size] }
 	compare := cosine
 	if e.Model.Head.Dot {
 		compare = evaluate.Product
 	}
-	out := make([]float64, len(x.pairs))
-	for i, p := range x.pairs {
-		out[i] = compare(of(p[0]), of(p[1]))
+	for _, cut := range cuts {
+		of := func(k int) []float32 { return vecs[k*size : k*size+cut] }
+		out := make([]float64, len(x.pairs))
+		for i, p := range x.pairs {
+			out[i] = compare(of(p[0]), of(p[1]))
+		}
+		all = append(all, out)
 	}
-	return out, nil
+	return all, nil
 }
 
 func (x *comparison) bySparse(ctx context.Context, e *Engine) ([]float64, error) {

@@ -214,7 +214,7 @@ func TestPairsByParts(t *testing.T) {
 			blockTokens, partTokens = blocks[0], blocks[1]
 			count := &counting{}
 			e.engine.Ranks = count
-			got, err := compare(t.Context(), &e.engine, a, b)
+			got, err := only(compare(t.Context(), &e.engine, a, b))
 			blockTokens, partTokens, e.engine.Ranks = restore[0], restore[1], nil
 			if err != nil || len(got) != len(a) {
 				t.Fatalf("%s: %d scores, %v", name, len(got), err)

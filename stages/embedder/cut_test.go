@@ -83,7 +83,7 @@ func TestCut(t *testing.T) {
 			}
 		}
 		same, err := Text{Tokenizer: e.tok, QueryLength: e.maxLength}.Similarity(t.Context(), &e.engine, texts[:1], texts[1:2])
-		if want := cosine(vecs[0], vecs[1]); err != nil || same[0] != want {
+		if want := cosine(vecs[0], vecs[1]); err != nil || same[0][0] != want {
 			t.Errorf("%d dimensions: similarity %v, %v, want %v", c.want, same, err, want)
 		}
 	}

@@ -127,7 +127,7 @@ func TestDense(t *testing.T) {
 	if m, _ := result.Mean(recall); m != (0.5+1+1+0)/4 {
 		t.Errorf("recall of %v where documents are missing", m)
 	}
-	cos, err := Text{Tokenizer: e.tok, QueryLength: 64, DocumentLength: 64}.Similarity(ctx, &e.engine, texts[:3], texts[1:])
+	cos, err := only(Text{Tokenizer: e.tok, QueryLength: 64, DocumentLength: 64}.Similarity(ctx, &e.engine, texts[:3], texts[1:]))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -477,6 +477,11 @@ var denseActivations = map[string]gpustage.Activation{
 // LoadModel makes the model of a folder on a device. An adapter is merged into its base model's weights: embedding then costs what it
 // costs without. With o.Tuning.LoRA its factors are those that train, if they are as many and as large (CheckAdapter). change, if not nil, may alter the configuration first (dropout).
 func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config)) (*transformer.Model, error) {
+	return loadModel(f, d, s, h, o, change, func(int, int) {})
+}
+
+// loadModel is LoadModel, and tells how many of the parameters are there.
+func loadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transformer.Head, o transformer.Options, change func(*transformer.Config), told func(done, total int)) (*transformer.Model, error) {
 	if err := lowerCases(f); err != nil {
 		return nil, err
 	}
@@ -500,7 +505,12 @@ func LoadModel(f *hfmodel.Folder, d gpustage.Device, s gpustage.Stream, h transf
 		m.Free()
 		return nil, err
 	}
+	done := 0
 	err = m.Load(s, func(p transformer.Param, dst []float32) error {
+		defer func() {
+			done += len(dst)
+			told(done, m.Layout.Len)
+		}()
 		if p.Name == transformer.QueryWeight && c.Queries.First != nil {
 			copy(dst, c.Queries.First)
 			return nil
@@ -652,6 +662,11 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 
 // EmbedAs is EmbedInto of queries or of documents, which are cut at their lengths, whatever the prompt is called.
 func (e *Embedder) EmbedAs(ctx context.Context, role Role, prompt string, texts []string, out []float32) (cut int, err error) {
+	return e.embedAs(ctx, role, prompt, texts, out, func(int) {})
+}
+
+// embedAs is EmbedAs, and tells how many texts are embedded.
+func (e *Embedder) embedAs(ctx context.Context, role Role, prompt string, texts []string, out []float32, told func(done int)) (cut int, err error) {
 	size := e.Size()
 	if len(out) != len(texts)*size {
 		return 0, fmt.Errorf("room for %d numbers, %d texts of %d dimensions need %d", len(out), len(texts), size, len(texts)*size)
@@ -667,7 +682,12 @@ func (e *Embedder) EmbedAs(ctx context.Context, role Role, prompt string, texts 
 	if err != nil {
 		return 0, err
 	}
-	if err := e.engine.EmbedAs(ctx, role, ids, func(i int, vec []float32) { copy(out[i*size:], vec) }); err != nil {
+	done := 0
+	if err := e.engine.EmbedAs(ctx, role, ids, func(i int, vec []float32) {
+		copy(out[i*size:], vec)
+		done++
+		told(done)
+	}); err != nil {
 		return cut, err
 	}
 	for i := range texts {

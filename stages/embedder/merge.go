@@ -18,7 +18,12 @@ import (
 // load it without PEFT. base is the base model's folder; "": what the adapter says. A model in out is replaced, unless it is one of these two.
 // The sums are made in f32, and written in a precision: see [Precisions].
 // A reranker is an error: what is written has no head that scores.
-func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) {
+//
+// progress, if not nil, is told how many of the parameters are "merged", and how many bytes are "written".
+func Merge(base, adapter, out, precision string, d gpustage.Device, progress func(what string, done, total int64)) (err error) {
+	if progress == nil {
+		progress = func(string, int64, int64) {}
+	}
 	if _, ok := Precisions[precision]; !ok {
 		return Round(nil, precision)
 	}
@@ -56,7 +61,7 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 		return err
 	}
 	defer s.Close()
-	m, err := LoadModel(f, d, s, head, transformer.Options{}, nil)
+	m, err := loadModel(f, d, s, head, transformer.Options{}, nil, func(done, total int) { progress("merged", int64(done), int64(total)) })
 	if err != nil {
 		return err
 	}
@@ -78,7 +83,7 @@ func Merge(base, adapter, out, precision string, d gpustage.Device) (err error) 
 		return err
 	}
 	spec := SpecOf(f, m, tensors)
-	spec.MaxSeqLength = length
+	spec.MaxSeqLength, spec.Progress = length, func(done, total int64) { progress("written", done, total) }
 	spec.Card = hfmodel.Card{BaseModel: f.Adapter.Base, Summary: "A LoRA adapter is merged into its weights."}
 	return hfmodel.Save(out, spec)
 }

@@ -72,8 +72,28 @@ func TestMergeGolden(t *testing.T) {
 			continue
 		}
 		out := filepath.Join(t.TempDir(), "merged", "model")
-		if err := Merge(base, adapter, out, "", d); err != nil {
+		told := map[string][2]int64{}
+		if err := Merge(base, adapter, out, "", d, func(what string, done, total int64) {
+			if was := told[what]; done <= was[0] || was[1] != 0 && total != was[1] {
+				t.Errorf("%s: %d of %d after %v", what, done, total, was)
+			}
+			told[what] = [2]int64{done, total}
+		}); err != nil {
 			t.Fatal(err)
+		}
+		written := int64(0) // the pooler, which is no parameter, as well
+		weights, err := safetensors.Open(filepath.Join(out, "model.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range weights.Names() {
+			if x, err := weights.Tensor(name); err == nil {
+				written += int64(len(x.Data))
+			}
+		}
+		weights.Close()
+		if m, w := told["merged"], told["written"]; m[0] != m[1] || w[0] != w[1] || w[1] != written || m[0] == 0 || 4*m[0] > written {
+			t.Errorf("told %v in the end, of %d bytes", told, written)
 		}
 		check(hfmodel.Open(out))
 		testMergedPooler(t, base, adapter, out)
@@ -85,7 +105,7 @@ func TestMergeGolden(t *testing.T) {
 		t.Skip(err) // Windows without the right to
 	}
 	for _, out := range []string{adapter, base, filepath.Join(link, filepath.Base(adapter)), filepath.Join(base, "new", "folder"), filepath.Dir(base)} {
-		if err := Merge(base, adapter, out, "", d); err == nil || !strings.Contains(err.Error(), "would replace the ") {
+		if err := Merge(base, adapter, out, "", d, nil); err == nil || !strings.Contains(err.Error(), "would replace the ") {
 			t.Errorf("merged into %s: error %v", out, err)
 		}
 	}
@@ -93,7 +113,7 @@ func TestMergeGolden(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if err := Merge(base, adapter, filepath.Join(file, "out"), "", d); err == nil || strings.Contains(err.Error(), "would replace") || !strings.Contains(err.Error(), file) {
+	if err := Merge(base, adapter, filepath.Join(file, "out"), "", d, nil); err == nil || strings.Contains(err.Error(), "would replace") || !strings.Contains(err.Error(), file) {
 		t.Errorf("merged into what is in a file: error %v", err)
 	}
 	if f, err := hfmodel.OpenOn(base, adapter); err != nil {
@@ -101,7 +121,7 @@ func TestMergeGolden(t *testing.T) {
 	} else {
 		f.Close()
 	}
-	if err := Merge("", goldens.Path(t, "bert/minilm-tiny"), t.TempDir(), "", d); err == nil || !strings.Contains(err.Error(), "is not the folder of a LoRA adapter") {
+	if err := Merge("", goldens.Path(t, "bert/minilm-tiny"), t.TempDir(), "", d, nil); err == nil || !strings.Contains(err.Error(), "is not the folder of a LoRA adapter") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -155,7 +175,7 @@ func testMergedPooler(t *testing.T, base, adapter, merged string) {
 func TestMergeHeads(t *testing.T) {
 	d := ref.New()
 	classifier := copyFolder(t, goldens.Path(t, "rerank/cross"))
-	if err := Merge(classifier, goldens.Path(t, "lora/bert-qv"), filepath.Join(t.TempDir(), "x"), "", d); err == nil || !strings.Contains(err.Error(), "is a reranker (its class is BertForSequenceClassification)") {
+	if err := Merge(classifier, goldens.Path(t, "lora/bert-qv"), filepath.Join(t.TempDir(), "x"), "", d, nil); err == nil || !strings.Contains(err.Error(), "is a reranker (its class is BertForSequenceClassification)") {
 		t.Errorf("error %v", err)
 	}
 	base := copyFolder(t, goldens.Path(t, "lora/qwen3-tiny"))
@@ -190,7 +210,7 @@ func TestMergeHeads(t *testing.T) {
 		}
 	}
 	out := filepath.Join(t.TempDir(), "merged")
-	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), out, "", d); err != nil {
+	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), out, "", d, nil); err != nil {
 		t.Fatal(err)
 	}
 	merged, err := safetensors.Open(filepath.Join(out, "model.safetensors"))
@@ -205,7 +225,7 @@ func TestMergeHeads(t *testing.T) {
 
 	// In another precision it has the same numbers, rounded.
 	halves := filepath.Join(t.TempDir(), "halves")
-	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), halves, "f16", d); err != nil {
+	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), halves, "f16", d, nil); err != nil {
 		t.Fatal(err)
 	}
 	rounded, err := safetensors.Open(filepath.Join(halves, "model.safetensors"))
@@ -228,7 +248,7 @@ func TestMergeHeads(t *testing.T) {
 			t.Errorf("%v is not %v: %v", tensor, want, err)
 		}
 	}
-	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), halves, "half", d); err == nil || !strings.Contains(err.Error(), `precision "half" is not one of f32, bf16, f16`) {
+	if err := Merge(base, goldens.Path(t, "lora/qwen3-qo"), halves, "half", d, nil); err == nil || !strings.Contains(err.Error(), `precision "half" is not one of f32, bf16, f16`) {
 		t.Errorf("error %v", err)
 	}
 	copy(head.Data[3*4:], []byte{0, 0, 0x80, 0x47}) // 65536
@@ -314,7 +334,7 @@ func TestMergeOfAnother(t *testing.T) {
 			b, _ := safetensors.FromFloat32s(hfmodel.AdapterPrefix+"encoder.layer.0.attention.self.query.lora_B.weight", []int{32, 2}, make([]float32, 64))
 			safetensors.Write(filepath.Join(dir, "adapter_model.safetensors"), []safetensors.Tensor{a, b}, nil)
 		}
-		if err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), "", ref.New()); err == nil || !strings.Contains(err.Error(), want) {
+		if err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), "", ref.New(), nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}

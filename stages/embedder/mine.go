@@ -16,7 +16,7 @@ type Mining struct {
 	Prompts *[2]string         // go before queries and before documents; nil: RolePrompts'
 	Weights map[string]float64 // of the parts of a model that has some, as Weights makes them; nil: its embeddings alone
 
-	// Progress is told how many "queries" and "documents" have been embedded, and how much has been "searched"; it may be nil. With Weights queries
+	// Progress is told now and then how many "queries" and "documents" have been embedded, and how much has been "searched"; it may be nil. With Weights queries
 	// are embedded all at once. It must not call the embedder, which may be mining's own at that moment: the call would wait for itself.
 	Progress func(what string, done, total int64)
 }
@@ -93,7 +93,11 @@ func (e *Embedder) minedInto(ctx context.Context, role Role, m Mining, prompt st
 	from := 0
 	for some := range slices.Chunk(texts, rows) {
 		vecs := room(from, len(some))
-		if _, err := e.EmbedAs(ctx, role, "", prompted(prompt, some), vecs); err != nil {
+		if _, err := e.embedAs(ctx, role, "", prompted(prompt, some), vecs, func(done int) {
+			if done%tellEvery == 0 && done < len(some) { // the last ones are said to be when they have been looked at
+				m.Progress(role.String(), int64(from+done), int64(len(texts)))
+			}
+		}); err != nil {
 			return lost(role, texts, from, err)
 		}
 		done(vecs)

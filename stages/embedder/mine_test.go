@@ -87,6 +87,34 @@ func TestMine(t *testing.T) {
 	}
 }
 
+// Progress is told long before all texts of a block are embedded.
+func TestMineProgress(t *testing.T) {
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	defer func(n int) { mineRows = n }(mineRows)
+	mineRows = 25
+	var queries, docs []string
+	for i := range 50 {
+		queries, docs = append(queries, fmt.Sprint("cat ", i)), append(docs, fmt.Sprint("dog ", i))
+	}
+	told := map[string][]int64{}
+	if _, _, err := e.Mine(t.Context(), mine.Pair(queries, docs, nil), Mining{Options: mine.Options{Negatives: 1}, Progress: func(what string, done, total int64) {
+		if told[what] = append(told[what], done); what != "searched" && total != 50 {
+			t.Errorf("%s: %d of %d", what, done, total)
+		}
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"queries", "documents"} {
+		if want := []int64{16, 25, 41, 50}; !slices.Equal(told[what], want) {
+			t.Errorf("%s: told %v, want %v", what, told[what], want)
+		}
+	}
+}
+
 // Scores are cosines whatever lengths a model's embeddings have.
 func TestMineUnnormalized(t *testing.T) {
 	e, err := Load(goldens.Path(t, "bert/gelu-new"), OnDevice(ref.New()))

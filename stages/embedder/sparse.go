@@ -47,7 +47,7 @@ var sparseBlock = 32 << 20
 
 // rankSparse ranks by products of embeddings as they are, block by block of the documents.
 func (t *Task) rankSparse(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
-	q, err := t.embedSome(ctx, e, Query, t.queries, 0, len(t.queries))
+	q, err := t.embedSome(ctx, e, Query, t.queries, e.Size(), 0, len(t.queries))
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (t *Task) rankSparse(ctx context.Context, e *Engine, k int) (evaluate.Run, 
 	block := max(1, sparseBlock/e.Size())
 	for from := 0; from < len(t.docs); from += block {
 		to := min(len(t.docs), from+block)
-		d, err := t.embedSome(ctx, e, Document, t.docs[from:to], from, len(t.docs))
+		d, err := t.embedSome(ctx, e, Document, t.docs[from:to], e.Size(), from, len(t.docs))
 		if err != nil {
 			return nil, err
 		}
@@ -75,12 +75,11 @@ func (t *Task) rankSparse(ctx context.Context, e *Engine, k int) (evaluate.Run, 
 	return top.Run(), nil
 }
 
-// embedSome computes embeddings as they are, [n, E], of which so many are done of a total.
-func (t *Task) embedSome(ctx context.Context, e *Engine, role Role, texts [][]int32, done, total int) ([]float32, error) {
-	size := e.Size()
+// embedSome computes embeddings as they are, the first dimensions of each, [n, size], of which so many are done of a total.
+func (t *Task) embedSome(ctx context.Context, e *Engine, role Role, texts [][]int32, size, done, total int) ([]float32, error) {
 	out := make([]float32, len(texts)*size)
 	err := e.EmbedAs(ctx, role, texts, func(i int, vec []float32) {
-		copy(out[i*size:], vec)
+		copy(out[i*size:(i+1)*size], vec)
 		done++
 		t.tell(e, role.String(), done, total)
 	})

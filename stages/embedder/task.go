@@ -124,50 +124,96 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 // Evaluate embeds queries and documents, ranks the documents by cosine, exactly, and measures; sparse embeddings, and those of a head that says so, are
 // ranked by inner product. Ranks that embed together all call it; it returns nil on all but rank 0.
 func (t *Task) Evaluate(ctx context.Context, e *Engine, measures ...evaluate.Measure) (*evaluate.Result, error) {
-	run, err := t.Rank(ctx, e, Depth)
-	if err != nil || !e.first() {
+	return only(t.EvaluateCut(ctx, e, nil, measures...))
+}
+
+// EvaluateCut is Evaluate by embeddings cut to each of some numbers of dimensions, the first ones; 0, or no numbers: what the engine yields. Texts are embedded
+// once, and each result is the one that its cut alone gives.
+func (t *Task) EvaluateCut(ctx context.Context, e *Engine, cuts []int, measures ...evaluate.Measure) (all []*evaluate.Result, err error) {
+	runs, err := t.RankCut(ctx, e, Depth, cuts...)
+	if err != nil {
 		return nil, err
 	}
-	return t.Measure(run, measures...)
+	for _, run := range runs {
+		r, err := t.Measure(run, measures...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
 }
 
 // Rank is the first k documents of each query; on ranks but the first it is nil.
 func (t *Task) Rank(ctx context.Context, e *Engine, k int) (evaluate.Run, error) {
+	return only(t.RankCut(ctx, e, k))
+}
+
+// RankCut is Rank as EvaluateCut is Evaluate.
+func (t *Task) RankCut(ctx context.Context, e *Engine, k int, cuts ...int) ([]evaluate.Run, error) {
 	if t.queries == nil {
 		return nil, errors.New("the task was made without a tokenizer: it has no texts to embed, and measures runs of others")
 	}
+	cuts, err := e.cuts(t.Fusion, cuts)
+	if err != nil {
+		return nil, err
+	}
+	var run evaluate.Run
 	if weights := partWeights(t.Fusion, e.Model); weights != nil {
-		return t.rankByParts(ctx, e, k, weights)
+		run, err = t.rankByParts(ctx, e, k, weights)
+	} else if e.Sparse() {
+		run, err = t.rankSparse(ctx, e, k)
+	} else {
+		return t.rankDense(ctx, e, k, cuts)
 	}
-	if e.Sparse() {
-		return t.rankSparse(ctx, e, k)
-	}
-	q, err := t.embed(ctx, e, Query, t.queries)
-	if err != nil {
-		return nil, err
-	}
-	d, err := t.embed(ctx, e, Document, t.docs)
-	if err != nil {
-		return nil, err
-	}
-	if !e.first() {
-		return nil, nil
-	}
-	return evaluate.Search(ctx, e.Stream, q, d, e.Size(), k, t.tie, nil)
-}
-
-// Paraphrases measures how well the model finds those texts that say the same, of a task whose documents are its queries, by the relevance of one to another: they
-// are embedded once, as queries. On ranks but the first it is nil.
-func (t *Task) Paraphrases(ctx context.Context, e *Engine) (*evaluate.Paraphrases, error) {
-	x, err := t.embed(ctx, e, Query, t.queries)
 	if err != nil || !e.first() {
 		return nil, err
 	}
-	nearest, err := evaluate.Search(ctx, e.Stream, x, x, e.Size(), evaluate.Neighbours+1, nil, nil)
+	return slices.Repeat([]evaluate.Run{run}, len(cuts)), nil // by what nothing is cut
+}
+
+func (t *Task) rankDense(ctx context.Context, e *Engine, k int, cuts []int) ([]evaluate.Run, error) {
+	q, err := t.embed(ctx, e, Query, t.queries, cuts)
 	if err != nil {
 		return nil, err
 	}
-	return measureParaphrases(nearest, t.data)
+	d, err := t.embed(ctx, e, Document, t.docs, cuts)
+	if err != nil || !e.first() {
+		return nil, err
+	}
+	return e.search(ctx, q, d, k, t.tie, cuts)
+}
+
+// Paraphrases measures how well the model finds those texts that say the same, of a task whose documents are its queries, by the relevance of one to another: they
+// are embedded once, as queries. There is a result for each of cuts, as of EvaluateCut, or else one. On ranks but the first there is none.
+func (t *Task) Paraphrases(ctx context.Context, e *Engine, cuts ...int) (all []*evaluate.Paraphrases, err error) {
+	if cuts, err = e.cuts(nil, cuts); err != nil {
+		return nil, err
+	}
+	x, err := t.embed(ctx, e, Query, t.queries, cuts)
+	if err != nil || !e.first() {
+		return nil, err
+	}
+	runs, err := e.search(ctx, x, x, evaluate.Neighbours+1, nil, cuts)
+	if err != nil {
+		return nil, err
+	}
+	for _, nearest := range runs {
+		p, err := measureParaphrases(nearest, t.data)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// only is the one of what there is one of, or none on ranks but the first.
+func only[S ~[]T, T any](all S, err error) (one T, _ error) {
+	if err != nil || len(all) == 0 {
+		return one, err
+	}
+	return all[0], nil
 }
 
 // CheckParaphrases tells whether there are any to find.
@@ -293,13 +339,50 @@ func (t *Task) tell(e *Engine, what string, done, total int) {
 	}
 }
 
-// embed computes vectors [n, E] whose inner products are what texts are compared by.
-func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32) ([]float32, error) {
-	out, err := t.embedSome(ctx, e, role, texts, 0, len(texts))
-	if err == nil && e.first() && !e.Model.Head.Dot && (!e.Model.Head.Normalize || e.Cut > 0) {
-		evaluate.Normalize(out, e.Size())
+// embed computes embeddings [n, E], of as many dimensions as the longest of cuts. Of one cut they are such that search compares them as they are.
+func (t *Task) embed(ctx context.Context, e *Engine, role Role, texts [][]int32, cuts []int) ([]float32, error) {
+	size := slices.Max(cuts)
+	out, err := t.embedSome(ctx, e, role, texts, size, 0, len(texts))
+	if err == nil && e.first() && len(cuts) == 1 && e.scales(size) {
+		evaluate.Normalize(out, size)
 	}
 	return out, err
+}
+
+// search finds the k documents nearest to each query, for each of cuts of what embed computed.
+func (e *Engine) search(ctx context.Context, queries, corpus []float32, k int, tie evaluate.TieOrder, cuts []int) (runs []evaluate.Run, err error) {
+	for _, cut := range cuts {
+		run, err := evaluate.SearchCut(ctx, e.Stream, queries, corpus, slices.Max(cuts), cut, k, len(cuts) > 1 && e.scales(cut), tie)
+		if err != nil {
+			return nil, err
+		}
+		runs = append(runs, run)
+	}
+	return runs, nil
+}
+
+// cuts are numbers of dimensions that texts are compared by: those that are asked for, or else what the engine yields.
+func (e *Engine) cuts(fusion map[string]float64, asked []int) ([]int, error) {
+	size := e.Size()
+	if len(asked) == 0 {
+		return []int{size}, nil
+	}
+	var cuts []int
+	for _, n := range asked {
+		switch {
+		case n < 0 || n > size:
+			return nil, fmt.Errorf("embeddings of %d dimensions can't be cut to %d", size, n)
+		case n > 0 && (e.Sparse() || partWeights(fusion, e.Model) != nil):
+			return nil, fmt.Errorf("sparse embeddings and those that are compared beside other parts are not cut, to %d dimensions", n)
+		}
+		cuts = append(cuts, cmp.Or(n, size))
+	}
+	return cuts, nil
+}
+
+// scales tells whether embeddings of so many dimensions are given length 1 to compare them by cosine.
+func (e *Engine) scales(size int) bool {
+	return !e.Model.Head.Dot && (!e.Model.Head.Normalize || size < e.Model.EmbeddingSize())
 }
 
 // Memory is how many bytes of the device ranking the documents takes, besides the model and its passes, where texts have so many tokens at most.
@@ -322,12 +405,17 @@ func (e *Embedder) NewTask(ctx context.Context, r *dataset.Retrieval, queryPromp
 
 // Rank is the first k documents of each query of a task that NewTask made.
 func (e *Embedder) Rank(ctx context.Context, t *Task, k int) (evaluate.Run, error) {
+	return only(e.RankCut(ctx, t, k))
+}
+
+// RankCut is Rank by embeddings cut to each of some numbers of dimensions, as [Task.EvaluateCut] has them: a run for each.
+func (e *Embedder) RankCut(ctx context.Context, t *Task, k int, cuts ...int) ([]evaluate.Run, error) {
 	ctx, give, err := e.engine.Turns.Take(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer give()
-	return t.Rank(ctx, &e.engine, k)
+	return t.RankCut(ctx, &e.engine, k, cuts...)
 }
 
 // Evaluate measures the model on a task that NewTask made.

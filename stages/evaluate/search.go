@@ -54,6 +54,39 @@ func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, d
 	return top.Run(), nil
 }
 
+// SearchCut is Search by the first cut of the dim dimensions of embeddings, which unit gives length 1. They stay as they are: what is compared is a copy, of
+// the documents a block at a time.
+func SearchCut(ctx context.Context, s gpustage.Stream, queries, corpus []float32, dim, cut, k int, unit bool, tie TieOrder) (Run, error) {
+	nq, nd, err := counts(queries, corpus, dim)
+	if err != nil {
+		return nil, err
+	}
+	if cut == dim && !unit {
+		return Search(ctx, s, queries, corpus, dim, k, tie, nil)
+	}
+	top, err := NewTopK(nq, min(k, max(1, nd)), tie)
+	if err != nil {
+		return nil, err
+	}
+	compared := func(x []float32) []float32 {
+		out := make([]float32, 0, len(x)/dim*cut)
+		for ; len(x) > 0; x = x[dim:] {
+			out = append(out, x[:cut]...)
+		}
+		if unit {
+			Normalize(out, cut)
+		}
+		return out
+	}
+	q := compared(queries)
+	for from := 0; from < nd; from += corpusBlock {
+		if err := SearchInto(ctx, s, top, q, compared(corpus[from*dim:min(nd, from+corpusBlock)*dim]), cut, from, nil); err != nil {
+			return nil, err
+		}
+	}
+	return top.Run(), nil
+}
+
 // SearchMemory is how many bytes Search takes on the device.
 func SearchMemory(queries, documents, dim int) int64 {
 	qb, db := blocksOf(queries, documents)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -104,5 +105,50 @@ func TestProduct(t *testing.T) {
 	x := []float32{1 + 0x1p-20, 1, 1}
 	if got, want := Product(x, []float32{1 + 0x1p-20, -1, -0x1p-19}), 0x1p-40; got != want {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// By the first dimensions of embeddings a search finds what it finds of copies of these alone, to the bit, in blocks of documents too, and leaves the embeddings as they are.
+func TestSearchCut(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(5, 6))
+	const dim = 7
+	queries, corpus := make([]float32, 3*dim), make([]float32, (2*corpusBlock+9)*dim)
+	for _, x := range [][]float32{queries, corpus} {
+		for i := range x {
+			x[i] = float32(rng.NormFloat64())
+		}
+	}
+	short := func(x []float32, cut int, as bool) (out []float32) {
+		for v := range slices.Chunk(x, dim) {
+			out = append(out, v[:cut]...)
+		}
+		if as {
+			Normalize(out, cut)
+		}
+		return out
+	}
+	before := slices.Clone(corpus)
+	for _, cut := range []int{1, 4, dim} {
+		for _, as := range []bool{false, true} {
+			want, err := Search(t.Context(), s, short(queries, cut, as), short(corpus, cut, as), cut, 30, nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := SearchCut(t.Context(), s, queries, corpus, dim, cut, 30, as, nil)
+			if err != nil || !reflect.DeepEqual(got, want) || !slices.Equal(corpus, before) {
+				t.Errorf("%d dimensions, of length 1: %t: %v (%v), want %v", cut, as, got[0][:2], err, want[0][:2])
+			}
+		}
+	}
+	if _, err := SearchCut(t.Context(), s, queries[1:], corpus, dim, 2, 3, true, nil); err == nil {
+		t.Error("what are no embeddings of 7 dimensions are searched")
 	}
 }

@@ -53,7 +53,7 @@ func TestAdapterGoesOn(t *testing.T) {
 	}
 
 	merged := filepath.Join(j.dir, "merged")
-	if err := embedder.Merge("", first, merged, "f32", ref.New()); err != nil {
+	if err := embedder.Merge("", first, merged, "f32", ref.New(), nil); err != nil {
 		t.Fatal(err)
 	}
 	want := train("anew", false, 0, "model.path="+merged, nowhere, "train.max_steps=1").losses[0]

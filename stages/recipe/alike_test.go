@@ -3,8 +3,10 @@ package recipe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +88,9 @@ func TestOneIndex(t *testing.T) {
 		of[x.ranks.Rank()] = x.parts[0].Texts
 		if x.shared.passes[0].index != nil {
 			return errors.New("they would have it without need, too")
+		}
+		if n := reflect.ValueOf(&x.shared.counts).Elem().FieldByName("all").Len(); n != int(r.Train.Epochs) {
+			return fmt.Errorf("they have counted the batches of %d epochs together, of %v", n, r.Train.Epochs)
 		}
 		return nil
 	})

@@ -40,7 +40,7 @@ func (x *Run) Describe() string {
 	fmt.Fprintf(&b, "device  %s, %s: %s\n", x.deviceName(), r.Train.computesIn(), x.device.Info().Description)
 	if x.ranks != nil {
 		fmt.Fprintf(&b, "mesh    %v\n", x.ranks.Comm.Mesh)
-		if text := x.describeSharding("at most ", x.mostTraffic); text != "" {
+		if text := describeSharding("at most ", x.holdings(x.mostTraffic)); text != "" {
 			fmt.Fprintf(&b, "shards  %s\n", text)
 		}
 	}

@@ -102,13 +102,17 @@ func (x *Run) evaluates() bool { return len(x.tasks)+len(x.heldOut)+len(x.unread
 // Among several tasks, or beside a loss, such a one counts as 0. Likewise where the loss decides, and is not finite.
 func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluation, error) {
 	ev := &Evaluation{}
+	found := map[*task]measured{}
 	for i := range x.tasks {
-		v, metrics, err := x.measureTask(ctx, engine, &x.tasks[i])
-		if err != nil {
-			return nil, err
+		t := &x.tasks[i]
+		if _, ok := found[t]; !ok {
+			if err := x.measureAlike(ctx, engine, t, found); err != nil {
+				return nil, err
+			}
 		}
-		if v != nil {
-			ev.Tasks, ev.results = append(ev.Tasks, *v), append(ev.results, metrics...)
+		if m := found[t]; m.value != nil {
+			m.value.Name, m.value.of = t.name, t.of
+			ev.Tasks, ev.results = append(ev.Tasks, *m.value), append(ev.results, cardMetrics(t.from, t.card(), m.figures)...)
 		}
 	}
 	counted, all, err := ev.together()
@@ -160,23 +164,49 @@ func meanBase(tasks []TaskValue) *float64 {
 	return &mean
 }
 
-// measureTask measures the model on one task; the value is nil on ranks but the first, and where there is none.
-func (x *Run) measureTask(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []hfmodel.Metric, error) {
-	by, card := x.rank, ""
+// measured is what was found of a task: no value on ranks but the first, and where there is none.
+type measured struct {
+	value   *TaskValue
+	figures []scoring.Figure
+}
+
+// measureAlike measures the model on a task and on all that are alike, whose texts are embedded once.
+func (x *Run) measureAlike(ctx context.Context, engine *embedder.Engine, t *task, found map[*task]measured) error {
+	var alike []*task
+	var cuts []int
+	for i := range x.tasks {
+		if o := &x.tasks[i]; o.alike(t) {
+			alike, cuts = append(alike, o), append(cuts, o.cut)
+		}
+	}
+	by := x.rank
 	switch {
 	case t.scored != nil:
-		by, card = x.score, t.scored.Card
+		by = x.score
 	case t.mined:
-		by, card = x.mine, "paraphrase-mining"
+		by = x.mine
 	}
-	engine.Cut = t.cut
-	v, all, err := by(ctx, engine, t)
-	engine.Cut = 0
-	if err != nil || v == nil {
-		return nil, nil, err
+	all, err := by(ctx, engine, t, cuts)
+	if err != nil {
+		return err
 	}
-	v.Name, v.of = t.name, t.of
-	return v, cardMetrics(t.from, card, all), nil
+	for i, o := range alike {
+		if found[o] = (measured{}); x.Main() {
+			found[o] = all[i]
+		}
+	}
+	return nil
+}
+
+// card is the task's type in a model card; "": retrieval.
+func (t *task) card() string {
+	switch {
+	case t.scored != nil:
+		return t.scored.Card
+	case t.mined:
+		return "paraphrase-mining"
+	}
+	return ""
 }
 
 // cardMetrics are figures as a model card has them.
@@ -187,46 +217,55 @@ func cardMetrics(from, task string, figures []scoring.Figure) (all []hfmodel.Met
 	return all
 }
 
-// rank is measureTask of a task of ranking documents.
-func (x *Run) rank(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
+// rank measures a task of ranking documents by each of cuts; on ranks but the first it finds nothing.
+func (x *Run) rank(ctx context.Context, engine *embedder.Engine, t *task, cuts []int) (all []measured, err error) {
 	name := x.Recipe.Eval.ranks()
 	measure, err := evaluate.ParseMeasure(name)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	measures := evaluate.Standard()
 	if !slices.Contains(measures, measure) {
 		measures = append(measures, measure)
 	}
-	res, err := x.measure(ctx, engine, t, measures...)
-	if err != nil || !x.Main() {
-		return nil, nil, err
+	results, err := x.measure(ctx, engine, t, cuts, measures...)
+	if err != nil {
+		return nil, err
 	}
-	at := slices.Index(res.Measures, measure)
-	v := &TaskValue{Metric: name, Value: res.Means[at], Eval: res, result: res}
-	if res.Before != nil {
-		v.Base = &res.Before[at]
+	for _, res := range results {
+		at := slices.Index(res.Measures, measure)
+		v := &TaskValue{Metric: name, Value: res.Means[at], Eval: res, result: res}
+		if res.Before != nil {
+			v.Base = &res.Before[at]
+		}
+		all = append(all, measured{v, scoring.Figures(res.Measures, res.Means)})
 	}
-	return v, scoring.Figures(res.Measures, res.Means), nil
+	return all, nil
 }
 
 // minedMetric is what a task of finding paraphrases counts by: average precision.
 const minedMetric = "ap"
 
-// mine is measureTask of a task of finding paraphrases.
-func (x *Run) mine(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
-	p, err := t.retrieval.Paraphrases(ctx, engine)
-	if err != nil || !x.Main() {
-		return nil, nil, err
+// mine is rank of a task of finding paraphrases.
+func (x *Run) mine(ctx context.Context, engine *embedder.Engine, t *task, cuts []int) (all []measured, err error) {
+	results, err := t.retrieval.Paraphrases(ctx, engine, cuts...)
+	if err != nil {
+		return nil, err
 	}
-	js, err := json.Marshal(p)
-	return &TaskValue{Metric: minedMetric, Value: p.AP, Eval: json.RawMessage(js)}, []scoring.Figure{{Name: minedMetric, Value: p.AP}, {Name: "f1", Value: p.F1}}, err
+	for _, p := range results {
+		js, err := json.Marshal(p)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, measured{&TaskValue{Metric: minedMetric, Value: p.AP, Eval: json.RawMessage(js)}, []scoring.Figure{{Name: minedMetric, Value: p.AP}, {Name: "f1", Value: p.F1}}})
+	}
+	return all, nil
 }
 
-// measure ranks a task's documents; on ranks but the first it returns nil.
-func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, measures ...evaluate.Measure) (*evaluate.Result, error) {
+// measure ranks a task's documents by each of cuts; on ranks but the first it returns nil.
+func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, cuts []int, measures ...evaluate.Measure) ([]*evaluate.Result, error) {
 	if t.first == nil {
-		return t.retrieval.Evaluate(ctx, engine, measures...)
+		return t.retrieval.EvaluateCut(ctx, engine, cuts, measures...)
 	}
 	res, err := reranker.Evaluate(ctx, engine, x.text.Pairs[0], t.retrieval, t.first, measures...)
 	if err != nil || res == nil {
@@ -237,7 +276,7 @@ func (x *Run) measure(ctx context.Context, engine *embedder.Engine, t *task, mea
 		return nil, err
 	}
 	res.Before = before.Means
-	return res, nil
+	return slices.Repeat([]*evaluate.Result{res}, len(cuts)), nil
 }
 
 // ranking is the recipe's first task of ranking documents.
@@ -262,9 +301,12 @@ func (x *Run) Evaluate(ctx context.Context) (*evaluate.Result, error) {
 	if x.model.Partial() {
 		return nil, errors.New("this rank holds a part of the model: with mesh.parameters: streamed it is evaluated while it is trained")
 	}
-	engine := &embedder.Engine{Model: x.model, Stream: x.stream, Cut: t.cut}
-	res, err := x.measure(ctx, engine, t, evaluate.Standard()...)
-	return res, errors.Join(err, engine.Close())
+	engine := &embedder.Engine{Model: x.model, Stream: x.stream}
+	all, err := x.measure(ctx, engine, t, []int{t.cut}, evaluate.Standard()...)
+	if err := errors.Join(err, engine.Close()); err != nil || all == nil {
+		return nil, err
+	}
+	return all[0], nil
 }
 
 // BM25 measures BM25 on the recipe's retrieval task, the first of several.
@@ -279,36 +321,47 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 	return t.retrieval.BM25(ctx, evaluate.Standard()...)
 }
 
-// scores are the model's of a task's pairs; on ranks but the first it returns nil.
-func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Task) ([]float64, error) {
+// scores are the model's of a task's pairs, by each of cuts; on ranks but the first it returns nil.
+func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Task, cuts []int) ([][]float64, error) {
 	switch {
 	case x.reranker != nil:
-		return reranker.ScorePairs(ctx, engine, x.text.Pairs[0], s.A, s.B)
+		scores, err := reranker.ScorePairs(ctx, engine, x.text.Pairs[0], s.A, s.B)
+		return slices.Repeat([][]float64{scores}, len(cuts)), err // which has nothing to cut
 	case s.Asked:
-		return x.evalText().Relevance(ctx, engine, s.A, s.B)
+		return x.evalText().Relevance(ctx, engine, s.A, s.B, cuts...)
 	}
-	return x.evalText().Similarity(ctx, engine, s.A, s.B)
+	return x.evalText().Similarity(ctx, engine, s.A, s.B, cuts...)
 }
 
-// score is measureTask of a task of pairs.
-func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task) (*TaskValue, []scoring.Figure, error) {
-	scores, err := x.scores(ctx, engine, t.scored)
+// score is rank of a task of pairs.
+func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task, cuts []int) (all []measured, err error) {
+	each, err := x.scores(ctx, engine, t.scored, cuts)
 	if err != nil || !x.Main() {
-		return nil, nil, err
+		return nil, err
 	}
-	result, all, err := t.scored.Measure(scores)
-	if err != nil {
-		if len(x.tasks)+len(x.heldOut) == 1 {
-			x.obs.note("%s has no figure this time: %v", t.at(), err)
-			return nil, nil, nil
+	for i, scores := range each {
+		result, figures, err := t.scored.Measure(scores)
+		if err != nil {
+			at := t.at()
+			if cuts[i] > 0 {
+				at += fmt.Sprintf(", %d dimensions,", cuts[i])
+			}
+			if len(x.tasks)+len(x.heldOut) == 1 {
+				x.obs.note("%s has no figure this time: %v", at, err)
+				return make([]measured, 1), nil
+			}
+			x.obs.note("%s has no figure this time, and counts as 0: %v", at, err)
+			result, figures = t.scored.None, []scoring.Figure{{Name: t.scored.Counts()}}
 		}
-		x.obs.note("%s has no figure this time, and counts as 0: %v", t.at(), err)
-		result, all = t.scored.None, []scoring.Figure{{Name: t.scored.Counts()}}
+		js, err := json.Marshal(result)
+		if err != nil {
+			return nil, err
+		}
+		v := &TaskValue{Metric: t.scored.Counts(), Value: figures[0].Value, Eval: json.RawMessage(js), result: result}
+		if c, ok := result.(*evaluate.Candidates); ok && c.Before != nil {
+			v.Base = &c.Before[0] // of the measure that counts
+		}
+		all = append(all, measured{v, figures})
 	}
-	js, err := json.Marshal(result)
-	v := &TaskValue{Metric: t.scored.Counts(), Value: all[0].Value, Eval: json.RawMessage(js), result: result}
-	if c, ok := result.(*evaluate.Candidates); ok && c.Before != nil {
-		v.Base = &c.Before[0] // of the measure that counts
-	}
-	return v, all, err
+	return all, nil
 }

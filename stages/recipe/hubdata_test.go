@@ -2,11 +2,16 @@ package recipe
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"contraflow/io/dataset"
+	"contraflow/io/hfmodel"
 )
 
 // hubCache has a dataset of the hub be in the cache, which is then offline.
@@ -87,5 +92,32 @@ func TestWholeDatasets(t *testing.T) {
 	}
 	if _, err := j.run(t, "old", nil, 4, true, both); err != nil {
 		t.Error(err)
+	}
+}
+
+// An observer hears of the data that arrives here: what trains and what the run is measured on, of several ranks rank 0's, alone.
+func TestDownloadsOfData(t *testing.T) {
+	j := newJob(t, 20)
+	sts := j.stsFile(t)
+	ctx := dataset.WithProgress(t.Context(), func(file string, _, _ int64) { t.Errorf("a program's context hears of %s, whose observer does", file) })
+	dataset.RegisterScheme("elsewhere", func(ctx context.Context, url string, _ dataset.Splits) ([]string, error) {
+		if tell := dataset.Progress(ctx); tell != nil {
+			tell(url, 3, 5)
+		}
+		if strings.HasSuffix(url, "sts") {
+			return []string{sts}, nil
+		}
+		return []string{filepath.Join(j.dir, "data.jsonl")}, nil
+	})
+	for _, ranks := range []int{1, 2} {
+		r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "run"), fmt.Sprint("mesh.replicate=", ranks), "data.train.0.path=elsewhere://train", "eval.loss={path: elsewhere://dev, query: q, positive: p}", "eval.sts={path: elsewhere://sts, a: a, b: b, score: s}"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := map[string]bool{}
+		err = OnRanks(ctx, r, Place{}, Observer{Download: func(p hfmodel.Progress) { told[fmt.Sprint(p.File, " ", p.Done, " of ", p.Total)] = true }}, func(*Run) error { return nil })
+		if want := map[string]bool{"elsewhere://train 3 of 5": true, "elsewhere://dev 3 of 5": true, "elsewhere://sts 3 of 5": true}; err != nil || !maps.Equal(told, want) {
+			t.Errorf("%d ranks: told %v, want %v (%v)", ranks, told, want, err)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,8 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/zeebo/xxh3"
 
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
@@ -279,41 +276,6 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 	}
 	p.Said = strings.Join(said, ", ")
 	return err
-}
-
-// repeats counts rows whose query and positive, or documents, are those of an earlier row, and says where the first of them is, and where the earlier one.
-func repeats(d *dataset.Dataset, index *dataset.Index, progress func(done, total int64)) (n int, first, of dataset.Location) {
-	seen := make(map[xxh3.Uint128]int64, d.Rows())
-	skip := index.Skip()
-	whole := ragged(d)
-	var texts []dataset.Hash128
-	var raw []byte
-	for row := range d.Rows() {
-		if done := row + 1; progress != nil && (done%4096 == 0 || done == d.Rows()) {
-			progress(done, d.Rows())
-		}
-		if len(skip) > 0 && skip[0] == row {
-			skip = skip[1:]
-			continue
-		}
-		if texts = index.Hashes(texts[:0], 0, 0, row); !whole {
-			texts = texts[:min(2, len(texts))] // negatives may be drawn from lists
-		}
-		raw = raw[:0]
-		for _, h := range texts {
-			raw = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(raw, h.Hi), h.Lo)
-		}
-		key := xxh3.Hash128(raw)
-		earlier, there := seen[key]
-		if !there {
-			seen[key] = row
-			continue
-		}
-		if n++; n == 1 {
-			first, of = d.Locate(row), d.Locate(earlier)
-		}
-	}
-	return n, first, of
 }
 
 func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) error {

@@ -34,14 +34,15 @@ type Memory struct {
 type memoryPart struct {
 	name  string
 	bytes int64
+	key   string // for programs; "": the name, with underscores
 }
 
 // parts are those that the total is of.
 func (m Memory) parts() []memoryPart {
 	return []memoryPart{
-		{"model", m.Parameters}, {"packed weights", m.Packed}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"embeddings", m.Embeddings}, {"kept activations", m.Activations},
-		{"working", m.Working}, {"guide", m.Guide}, {"evaluation", m.Evaluation}, {"under way between ranks", m.Traveling}, {"snapshots", m.Snapshot},
-		{"the device's own", m.Device},
+		{"model", m.Parameters, ""}, {"packed weights", m.Packed, ""}, {"gradients", m.Gradients, ""}, {"optimizer", m.Optimizer, ""}, {"embeddings", m.Embeddings, ""}, {"kept activations", m.Activations, ""},
+		{"working", m.Working, ""}, {"guide", m.Guide, ""}, {"evaluation", m.Evaluation, ""}, {"under way between ranks", m.Traveling, ""}, {"snapshots", m.Snapshot, ""},
+		{"the device's own", m.Device, "device"},
 	}
 }
 

@@ -25,13 +25,13 @@ type NanoBEIR struct {
 	Top     int      `yaml:"top,omitempty"`              // of a reranker: documents of each query; 0: 100
 	Found   bool     `yaml:"found,omitempty"`            // of a reranker: relevant documents that are not among these have been missed, they are not ranked
 
-	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
 
 	reranker bool
 }
 
 // set is the dataset as it is measured on: what has the same one counts together.
-func (n NanoBEIR) set() string { return shorter(strings.TrimRight(n.Dataset, "/"), n.Dimensions) }
+func (n NanoBEIR) set(cut int) string { return shorter(strings.TrimRight(n.Dataset, "/"), cut) }
 
 // NanoBEIRs are one, or several that differ in their prompts, dataset or dimensions.
 type NanoBEIRs []NanoBEIR
@@ -63,9 +63,11 @@ func (e Eval) nano() (all []task) {
 	var ids []string
 	called := map[string]int{} // datasets by the last part of their ids
 	for _, n := range e.NanoBEIR {
-		if id := n.set(); !slices.Contains(ids, id) {
-			ids = append(ids, id)
-			called[path.Base(id)]++
+		for _, cut := range each(n.Dimensions) {
+			if id := n.set(cut); !slices.Contains(ids, id) {
+				ids = append(ids, id)
+				called[path.Base(id)]++
+			}
 		}
 	}
 	for _, id := range ids {
@@ -74,15 +76,18 @@ func (e Eval) nano() (all []task) {
 			of = path.Base(id)
 		}
 		for i, n := range e.NanoBEIR {
-			if n.set() != id {
-				continue
-			}
-			for _, name := range n.Tasks {
-				t := e.nanoTask(n, name, taskKey("nanobeir", i, len(e.NanoBEIR)))
-				if t.of = of; len(ids) > 1 {
-					t.name = of + "/" + name
+			for _, cut := range each(n.Dimensions) {
+				if n.set(cut) != id {
+					continue
 				}
-				all = append(all, t)
+				for _, name := range n.Tasks {
+					t := e.nanoTask(n, name, taskKey("nanobeir", i, len(e.NanoBEIR)))
+					t.cutTo(cut)
+					if t.of = of; len(ids) > 1 {
+						t.name = of + "/" + name
+					}
+					all = append(all, t)
+				}
 			}
 		}
 	}
@@ -91,7 +96,7 @@ func (e Eval) nano() (all []task) {
 
 // nanoTask is one task of them: of a reranker, what BM25 has found are its candidates.
 func (e Eval) nanoTask(n NanoBEIR, name, key string) task {
-	t := task{key: key, name: name, from: name + " of " + shortPath(n.Dataset), files: []string{dataset.NanoPath(n.Dataset)}, prompts: n.Prompts, cut: n.Dimensions}
+	t := task{key: key, name: name, nano: name, from: name + " of " + shortPath(n.Dataset), files: []string{dataset.NanoPath(n.Dataset)}, prompts: n.Prompts}
 	if !n.reranker {
 		t.load = func(ctx context.Context) (*dataset.Retrieval, error) {
 			return dataset.LoadNanoRetrieval(ctx, n.Dataset, name)

@@ -99,17 +99,15 @@ func TestPlanOfShardings(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := onPaper(t, r, recipe.Target{Mesh: collective.Mesh{Replicate: 2, Shard: 2}, Device: planned{roomy{d}}, Memory: 1 << 40})
-		if want := " " + recipe.Size(f.Sent) + " sent per step"; !strings.Contains(f.Sharding, want) {
-			t.Errorf("%v: no %q in %s", sets, want, f.Sharding)
+		if want := " " + recipe.Size(f.Sent) + " sent per step"; !strings.Contains(f.String(), want) {
+			t.Errorf("%v: no %q in %s", sets, want, f.String())
 		}
-		for line := range strings.Lines(f.Sharding) {
-			name, held, ok := strings.Cut(strings.TrimSpace(line), ": ")
-			switch {
-			case !ok:
+		for _, h := range f.Shardings {
+			switch held := fmt.Sprintf("%d of state, %d sent", h.State, h.Sent); {
 			case len(sets) == 0:
-				would[name] = strings.TrimPrefix(strings.TrimPrefix(held, "would be "), "are ")
-			default:
-				are[name] = strings.TrimPrefix(held, "are ")
+				would[h.Choice] = held
+			case h.Chosen:
+				are[h.Choice] = held
 			}
 		}
 	}
@@ -175,7 +173,7 @@ func TestPlanIsTrains(t *testing.T) {
 			if !ok {
 				continue
 			}
-			_, planned, _ := strings.Cut(f.Sharding+"\n", held+" on each rank and ")
+			_, planned, _ := strings.Cut(f.String()+"\n", held+" on each rank and ")
 			sent, _, _ := strings.Cut(planned, " sent per step\n")
 			if ofSize(t, sent) > ofSize(t, most) {
 				t.Errorf("%v: train says %sthe plan is\n%s", sets, line, f)

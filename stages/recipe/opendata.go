@@ -80,6 +80,10 @@ func (x *Run) planBatches() error {
 	r := x.Recipe
 	order := dataset.SamplerConfig{
 		Seed: r.Train.Seed, GlobalSize: r.Batch.GlobalSize, Epochs: int(math.Ceil(float64(r.Train.Epochs))), Shuffle: r.Data.Shuffle, NoDuplicates: r.Batch.NoDuplicates, DropLast: r.Batch.DropLast,
+		Counting: x.obs.Counting,
+	}
+	if x.shared.ranks > 1 {
+		order.Counts = &x.shared.counts
 	}
 	var err error
 	x.sampler, err = dataset.NewMixer(x.parts, order, r.mixing())
@@ -141,12 +145,13 @@ func (x *Run) openSource(ctx context.Context, i int) (p dataset.Part, err error)
 }
 
 // shared is what the ranks of a process have in common, for it takes memory for each text: the first passes over the datasets, and the texts that rows
-// name by ids. Rank 0 reads both, and the others wait for it.
+// name by ids, which rank 0 reads while the others wait for it; and the numbers of batches of epochs.
 type shared struct {
 	ranks  int
 	passes []*firstPass
 	mu     sync.Mutex
 	texts  map[string]*sharedTexts
+	counts dataset.Counts
 }
 
 type firstPass struct {
@@ -200,6 +205,7 @@ func (x *Run) firstPass(ctx context.Context, i int, d *dataset.Dataset) (*datase
 // openFiles opens a dataset, which is src.
 func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Dataset, error) {
 	r := x.Recipe
+	ctx = x.noting(ctx, fmt.Sprintf("data.train[%d]", i))
 	tokens, err := x.prepared(ctx, i, src)
 	if err != nil {
 		return nil, err
@@ -214,7 +220,7 @@ func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Datase
 	if err := x.openTexts(ctx, fmt.Sprintf("data.train[%d]", i), src, &files); err != nil {
 		return nil, err
 	}
-	d, err := dataset.Open(x.noting(ctx, fmt.Sprintf("data.train[%d]", i)), files)
+	d, err := dataset.Open(ctx, files)
 	if err != nil {
 		return nil, err
 	}

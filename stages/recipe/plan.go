@@ -125,26 +125,27 @@ func durationOf(seconds float64) time.Duration { return time.Duration(seconds * 
 
 // Forecast is what a step will take on a mesh, per rank.
 type Forecast struct {
-	Mesh     collective.Mesh
-	Link     sim.Link
-	Rates    Rates  // of a device
-	Rows     int    // of a step, over all ranks
-	Tokens   int    // likewise
-	First    int64  // bytes of tensors on each device in the first step
-	Memory   Memory // of each device, for the longest texts: what Run.Memory is where the recipe trains
-	Room     int64  // bytes that a device has for all of it; 0: nobody knows
-	Budget   int64  // of them, those that activations may be kept in; -1: all of these are kept
-	Kept     int64  // bytes of all activations of a batch, if nothing of them is computed again
-	Fits     error  // why it does not fit, with what would; nil: it does, or nobody knows
-	Sharding string // what ranks of the shard axis hold, and could; empty without one
-	Sent     int64  // bytes that a rank sends per step
-	Stages   []Traffic
-	StepTime time.Duration
-	Comm     time.Duration // communication per step
-	Exposed  time.Duration // of it not hidden
-	Tail     time.Duration // from the last backward to the end of the update
-	Run      [][2]string   // of the whole run: its steps, how the learning rate goes, after which steps it evaluates and saves
-	Bound    string        // the host's stage that takes as long as a step, if one does: neither devices nor links decide then
+	Mesh      collective.Mesh
+	Link      sim.Link
+	Rates     Rates     // of a device
+	Rows      int       // of a step, over all ranks
+	Tokens    int       // likewise
+	First     int64     // bytes of tensors on each device in the first step
+	Memory    Memory    // of each device, for the longest texts: what Run.Memory is where the recipe trains
+	Room      int64     // bytes that a device has for all of it; 0: nobody knows
+	Budget    int64     // of them, those that activations may be kept in; -1: all of these are kept
+	Kept      int64     // bytes of all activations of a batch, if nothing of them is computed again
+	Fits      error     // why it does not fit, with what would; nil: it does, or nobody knows
+	Shardings []Holding // what ranks of the shard axis hold, and could; nil without one
+	Sent      int64     // bytes that a rank sends per step
+	Stages    []Traffic
+	StepTime  time.Duration
+	Comm      time.Duration // communication per step
+	Exposed   time.Duration // of it not hidden
+	Tail      time.Duration // from the last backward to the end of the update
+	Steps     int           // of the whole run
+	When      [][2]string   // how its learning rate goes, and after which steps it evaluates and saves
+	Bound     string        // the host's stage that takes as long as a step, if one does: neither devices nor links decide then
 
 	predicted string // Memory in words
 }
@@ -190,7 +191,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	if y.Memory.check(room, 0) != nil {
 		f.Fits = y.fits(room)
 	}
-	f.Run = append([][2]string{{"run", spelling.Count(x.Steps, "step", "steps")}}, x.when()...)
+	f.Steps, f.When = x.Steps, x.when()
 	c := &clock{rates: r, again: make([][]float64, len(step)), layers: y.model.Config.Layers, gathers: x.Recipe.Loss.GatherAcrossDevices}
 	c.serial = y.ranks != nil && y.ranks.NoOverlap
 	c.updated = float64(y.model.Layout.Trained()) / float64(mesh.Shard)
@@ -207,7 +208,7 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	f.First = enc.PeakBytes()
 	f.send(enc.Calls(c.batches))
 	sent[y.sharding] = f.Sent
-	f.Sharding = y.describeSharding("", func(s sharding) int64 { return sent[s] })
+	f.Shardings = y.holdings(func(s sharding) int64 { return sent[s] })
 	c.communicates(f.Stages)
 	f.time(c, p, enc)
 	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
@@ -394,44 +395,60 @@ func (f *Forecast) String() string {
 	} else {
 		line("mesh", "%v, one rank", f.Mesh)
 	}
-	timed := f.Rates.Forward > 0
+	timed := f.timed()
 	if timed {
 		line("compute", "%.0f tokens/s on each rank, of %s", f.Rates.TokensPerS(), f.Rates.Device)
 		bound := ""
 		if f.Bound != "" {
 			bound = fmt.Sprintf("; %s, on this machine's host, takes as long", f.Bound)
 		}
-		line("step", "%v: %s, %d tokens, %.0f rows/s%s", round(f.StepTime), spelling.Count(f.Rows, "row", "rows"), f.Tokens, float64(f.Rows)/f.StepTime.Seconds(), bound)
+		line("step", "%v: %s, %d tokens, %.0f rows/s%s", round(f.StepTime), spelling.Count(f.Rows, "row", "rows"), f.Tokens, f.rowsPerS(), bound)
 	} else {
 		line("step", "%s, %d tokens (--tokens-per-s says what time they take)", spelling.Count(f.Rows, "row", "rows"), f.Tokens)
 	}
 	line("memory", "%s (of tensors %s in the first step)", f.predicted, Size(f.First))
 	line("fits", "%s", f.fit())
-	if f.Sharding != "" {
-		line("shards", "%s", f.Sharding)
+	if f.Shardings != nil {
+		line("shards", "%s", describeSharding("", f.Shardings))
 	}
-	for _, l := range f.Run {
+	line("run", "%s", spelling.Count(f.Steps, "step", "steps"))
+	for _, l := range f.When {
 		line(l[0], "%s", l[1])
 	}
 	if f.Mesh.Size() == 1 {
 		return strings.TrimRight(b.String(), "\n")
 	}
 	line("traffic", "%s sent by each rank per step", Size(f.Sent))
-	hidden := 100.0
-	if f.Comm > 0 {
-		hidden = 100 * (1 - float64(f.Exposed)/float64(f.Comm))
-	}
 	if timed {
-		line("time", "%v of communication per step, %.1f %% hidden, %v exposed (%v from the last backward to the end of the update)", round(f.Comm), hidden, round(f.Exposed), round(f.Tail))
+		line("time", "%v of communication per step, %.1f %% hidden, %v exposed (%v from the last backward to the end of the update)", round(f.Comm), 100*f.hidden(), round(f.Exposed), round(f.Tail))
 	} else {
 		line("time", "%v of communication per step", round(f.Comm))
 	}
-	all := layersTogether(f.Stages)
-	sort.SliceStable(all, func(i, j int) bool { return all[i].Time > all[j].Time })
-	for _, s := range all {
+	for _, s := range f.traffic() {
 		fmt.Fprintf(&b, "  %-22s %3d collectives  %10s  %v\n", s.Stage, s.Collectives, Size(s.Sent), round(s.Time))
 	}
 	return strings.TrimRight(b.String(), "\n")
+}
+
+// timed tells whether anybody knows what computing takes.
+func (f *Forecast) timed() bool { return f.Rates.Forward > 0 }
+
+// rowsPerS is how many rows all ranks train in a second.
+func (f *Forecast) rowsPerS() float64 { return float64(f.Rows) / f.StepTime.Seconds() }
+
+// hidden is the share of communication that computing hides.
+func (f *Forecast) hidden() float64 {
+	if f.Comm == 0 {
+		return 1
+	}
+	return 1 - float64(f.Exposed)/float64(f.Comm)
+}
+
+// traffic is that of stages, those of all layers together, the one that takes longest first.
+func (f *Forecast) traffic() []Traffic {
+	all := layersTogether(f.Stages)
+	sort.SliceStable(all, func(i, j int) bool { return all[i].Time > all[j].Time })
+	return all
 }
 
 var layerNumber = regexp.MustCompile(`\b\d+\.`)

@@ -235,6 +235,9 @@ func (l OneOrMore[T]) MarshalYAML() (any, error) {
 	return []T(l), nil
 }
 
+// Cuts are numbers of dimensions that embeddings are cut to, the first ones; 0, or no numbers: all. Several make as many tasks, whose texts are embedded once.
+type Cuts = OneOrMore[int]
+
 // EarlyStopping ends a run when so many evaluations in a row were no better by more than MinDelta than the last one that was.
 type EarlyStopping struct {
 	Patience int     `yaml:"patience"`
@@ -256,7 +259,7 @@ type Retrieval struct {
 	Qrels   string `yaml:"qrels,omitempty" path:"~"`
 
 	Prompts    *Prompts `yaml:"prompts,omitempty"`    // of queries and documents; nil: those of other evaluations
-	Dimensions int      `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Dimensions Cuts     `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // Paraphrases are texts among which those that say the same are to be found.
@@ -265,7 +268,7 @@ type Paraphrases struct {
 	Texts string `yaml:"texts" path:"~"`
 	Pairs string `yaml:"pairs" path:"~"` // of their ids, as qrels are
 
-	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // Rerank is a retrieval task of which BM25's first documents are reranked.
@@ -285,7 +288,7 @@ type STS struct {
 	B     string `yaml:"b"`
 	Score string `yaml:"score"`
 
-	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // PairClassification are pairs of texts with labels: 1 or true of those that belong together, 0 or false of others.
@@ -296,7 +299,7 @@ type PairClassification struct {
 	B     string `yaml:"b"`
 	Label string `yaml:"label"`
 
-	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // Triplets are queries with a document that each is to be nearer to than to another.
@@ -308,7 +311,7 @@ type Triplets struct {
 	Negative string  `yaml:"negative"`
 	Margin   float64 `yaml:"margin,omitempty"` // by which it is to be nearer, at least 0
 
-	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // Candidates are queries, a row each, with texts to rank.
@@ -321,7 +324,7 @@ type Candidates struct {
 	Documents string `yaml:"documents,omitempty"` // all candidates, in an order of theirs, which is measured too
 	Found     bool   `yaml:"found,omitempty"`     // positives that are not among documents have been missed: they are not ranked
 
-	Dimensions int `yaml:"dimensions,omitempty"` // that embeddings are cut to, the first ones; 0: all
+	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 type Save struct {

@@ -761,7 +761,7 @@ func TestSetOnlyElement(t *testing.T) {
 	for _, written := range []string{"{queries: q, corpus: c, qrels: r}", "[{queries: q, corpus: c, qrels: r}]"} {
 		for _, set := range []string{"eval.retrieval.queries=x", "eval.retrieval[0].queries=x", "eval.retrieval.0.queries=x", "eval.retrieval.0={queries: x, corpus: c, qrels: r}"} {
 			r, err := Parse("r.yaml", []byte(minimal+"\neval: {retrieval: "+written+"}\n"), []string{set})
-			if err != nil || len(r.Eval.Retrieval) != 1 || r.Eval.Retrieval[0] != (Retrieval{Queries: "x", Corpus: "c", Qrels: "r"}) {
+			if err != nil || len(r.Eval.Retrieval) != 1 || !reflect.DeepEqual(r.Eval.Retrieval[0], Retrieval{Queries: "x", Corpus: "c", Qrels: "r"}) {
 				t.Errorf("%s, %s: %+v, %v", written, set, r.Eval.Retrieval, err)
 			}
 			text, err := r.YAML()

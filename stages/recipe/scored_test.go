@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -460,7 +461,7 @@ func TestDimensions(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := j.pairsTask(t, p)
-	if _, err := j.run(t, "run", nil, 0, false, fmt.Sprintf("eval.sts=[{dimensions: 4, %s}, {%[1]s}]", sts), fmt.Sprintf("eval.retrieval=[{dimensions: 4, %s}, {%[1]s}]", found), "eval.metric=mrr", "train.max_steps=1"); err != nil {
+	if _, err := j.run(t, "run", nil, 0, false, fmt.Sprintf("eval.sts={dimensions: [4, 0], %s}", sts), fmt.Sprintf("eval.retrieval=[{dimensions: 4, %s}, {%[1]s}]", found), "eval.metric=mrr", "train.max_steps=1"); err != nil {
 		t.Fatal(err)
 	}
 	e, err := embedder.Load(filepath.Join(j.dir, "run", "model"))
@@ -508,6 +509,36 @@ func TestDimensions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	both, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.nanobeir={dataset: org/name, tasks: nq, dimensions: [0, 4]}", "eval.triplets={name: mine, path: t, query: q, positive: p, negative: n, dimensions: [6, 0]}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var named []string
+	for _, t := range both.Eval.tasks() {
+		named = append(named, fmt.Sprintf("%s of %s by %d from %s", t.name, t.of, t.cut, t.from))
+	}
+	if want := []string{"name/NanoNQ of name by 0 from NanoNQ of org/name", "name-4/NanoNQ of name-4 by 4 from NanoNQ of org/name, 4 dimensions", "mine-6 of  by 6 from mine: t, 6 dimensions", "mine of  by 0 from mine: t"}; !slices.Equal(named, want) {
+		t.Errorf("%q, want %q", named, want)
+	}
+	if text, err := both.YAML(); err != nil || !strings.Contains(string(text), "dimensions:") {
+		t.Errorf("%s: %v", text, err)
+	} else if again, err := Parse("again", text, nil); err != nil || len(again.Eval.tasks()) != 4 {
+		t.Errorf("%v: %s", err, text)
+	}
+	// What is read otherwise is embedded by itself, however alike its files are.
+	apart, err := Parse("job", []byte(j.text), []string{"save.dir=x", "eval.retrieval=[{name: a, queries: t, corpus: t, qrels: p}, {name: b, queries: t, corpus: t, qrels: p, dimensions: 4}, {name: c, queries: t, corpus: t, qrels: p, prompts: {query: q}}]", "eval.paraphrases={name: d, texts: t, pairs: p}",
+		"eval.sts=[{name: e, path: p, a: a, b: b, score: s}, {name: f, path: p, a: b, b: a, score: s}]", "eval.pair_classification={name: g, path: p, a: a, b: b, label: s}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks := apart.Eval.tasks()
+	for i := range tasks {
+		for k := range i {
+			if alike := tasks[i].alike(&tasks[k]); alike != (i == 1) {
+				t.Errorf("%s and %s are alike: %t", tasks[k].name, tasks[i].name, alike)
+			}
+		}
+	}
 	all := r.Eval.tasks()
 	if n := all[:2]; n[0].of != "name" || n[0].name != "name/NanoNQ" || n[0].cut != 0 || n[1].of != "name-4" || n[1].name != "name-4/NanoNQ" {
 		t.Errorf("%+v", n)
@@ -522,6 +553,32 @@ func TestDimensions(t *testing.T) {
 	if less := whole.Memory.Evaluation - short.Memory.Evaluation; less != 4*2*12*(32-4) {
 		t.Errorf("shorter embeddings of 12 queries and 12 documents take %d bytes less", less)
 	}
+	// The card tells them apart, and texts go through the model once.
+	card := j.card(t, "run")
+	for _, k := range []int{0, 2} {
+		from := map[int]string{0: filepath.Base(j.dir) + "/queries.jsonl", 2: filepath.Base(j.stsFile(t))}[k]
+		metric := map[int]string{0: "mrr", 2: "spearman"}[k]
+		for i, name := range []string{from + ", 4 dimensions", from} {
+			if row := fmt.Sprintf("| %s | %s | %.4f |", name, metric, got[k+i].Value); !strings.Contains(card, row) {
+				t.Errorf("the card has no %q:\n%s", row, card)
+			}
+		}
+	}
+	embedded := func(cuts string) [2]int {
+		passed := 0
+		x := j.opened(t, []string{"save.dir=" + j.dir, "eval.sts={dimensions: " + cuts + ", " + sts + "}", "eval.retrieval={dimensions: " + cuts + ", " + found + "}"})
+		engine := &embedder.Engine{Model: x.model, Stream: x.stream, Told: func(done, total int) { passed += total }}
+		defer engine.Close()
+		ev, err := x.evaluate(t.Context(), engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return [2]int{passed, len(ev.Tasks)}
+	}
+	one, two := embedded("8"), embedded("[8, 4, 3]")
+	if one[0] == 0 || one[0] != two[0] || one[1] != 2 || two[1] != 6 {
+		t.Errorf("by one number of dimensions so many texts are embedded for so many tasks: %v; by three: %v", one, two)
+	}
 	if f := first(t, whole); f == first(t, short) {
 		t.Errorf("measured alone, 4 dimensions have the figures that all have: %s", f)
 	}
@@ -529,6 +586,9 @@ func TestDimensions(t *testing.T) {
 		"eval.sts: dimensions: is 33, and the model's embeddings have 32":      {"eval.sts={dimensions: 33, " + sts + "}"},
 		"eval.sts.dimensions: is 4, want at least 1, of the embeddings of a ":  {"model.kind=multi_vector", "eval.sts={dimensions: 4, " + sts + "}"},
 		"eval.sts.dimensions: is -1, want at least 1, of the embeddings of a ": {"eval.sts={dimensions: -1, " + sts + "}"},
+		"eval.sts.dimensions: has 4 twice":                                     {"eval.sts={name: x, dimensions: [4, 5, 4], " + sts + "}"},
+		"is that of eval.sts[0] too":                                           {"eval.sts=[{" + sts + "}, {dimensions: [4, 0], " + sts + "}]"},
+		"names NanoNQ twice":                                                   {"eval.nanobeir={tasks: nq, dimensions: [4, 4]}"},
 	} {
 		r, err := Parse("job", []byte(j.text), append(sets, "save.dir="+filepath.Join(j.dir, "wrong")))
 		if err == nil {

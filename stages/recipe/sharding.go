@@ -128,19 +128,34 @@ func (x *Run) mostTraffic(s sharding) int64 {
 	return int64(bytes)
 }
 
-// describeSharding says what ranks hold and send in a step, with a word such as "at most " before what they send: the choice that holds, and the others.
-func (x *Run) describeSharding(word string, sent func(sharding) int64) string {
+// Holding is what each rank of the shard axis holds by a choice, and sends.
+type Holding struct {
+	Choice string `json:"choice"`
+	Chosen bool   `json:"chosen"`
+	State  int64  `json:"state_bytes"` // of model and optimizer
+	Sent   int64  `json:"sent_bytes"`  // per step
+}
+
+// holdings are those of all choices; nil without a shard axis.
+func (x *Run) holdings(sent func(sharding) int64) (all []Holding) {
 	if x.Recipe.Mesh.Shard == 1 {
-		return ""
+		return nil
 	}
-	text := x.sharding.String()
 	for _, s := range x.shardings(x.Recipe.Mesh) {
-		verb := "would be"
-		if s == x.sharding {
-			verb = "are"
-		}
 		m := x.predict(s)
-		text += fmt.Sprintf("\n        %s: %s %s of model and optimizer on each rank and %s%s sent per step", s, verb, Size(m.State()), word, Size(sent(s)))
+		all = append(all, Holding{Choice: s.String(), Chosen: s == x.sharding, State: m.State(), Sent: sent(s)})
+	}
+	return all
+}
+
+// describeSharding says what ranks hold and send in a step, with a word such as "at most " before what they send: the choice that holds, and the others.
+func describeSharding(word string, all []Holding) (text string) {
+	for _, h := range all {
+		verb := "would be"
+		if h.Chosen {
+			verb, text = "are", h.Choice+text
+		}
+		text += fmt.Sprintf("\n        %s: %s %s of model and optimizer on each rank and %s%s sent per step", h.Choice, verb, Size(h.State), word, Size(h.Sent))
 	}
 	return text
 }

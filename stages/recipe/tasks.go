@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 type task struct {
 	key     string   // eval.retrieval, or of several eval.retrieval[1]
 	name    string   // tells it from others; "": it is the only one
+	nano    string   // of NanoBEIR: what it is called there
 	of      string   // of NanoBEIR: the name of those that count as one, by their mean; "": it counts alone
 	from    string   // its files, for the model card
 	files   []string // what it is read from
@@ -49,6 +51,29 @@ func (t *task) at() string {
 // defaultTop is how many of BM25's documents are reranked.
 const defaultTop = 100
 
+// each are the dimensions of the tasks that some make.
+func each(cuts Cuts) []int {
+	if len(cuts) == 0 {
+		return []int{0}
+	}
+	return cuts
+}
+
+// cutTo has the task compare so many dimensions.
+func (t *task) cutTo(cut int) {
+	if t.cut = cut; cut > 0 {
+		t.from += fmt.Sprintf(", %d dimensions", cut)
+	}
+}
+
+// alike tells whether tasks have the same texts, read alike, and differ by their dimensions alone.
+func (t *task) alike(o *task) bool {
+	a, b := t.source, o.source
+	a.Instead, b.Instead = nil, nil
+	return t.kind == o.kind && t.mined == o.mined && t.nano == o.nano && slices.Equal(t.files, o.files) && reflect.DeepEqual(a, b) &&
+		reflect.DeepEqual(t.prompts, o.prompts) && reflect.DeepEqual(t.rerank, o.rerank)
+}
+
 // taskName is what a task is called if its recipe gives no name: its folder, or its file without the ending, with the dimensions that embeddings are cut to.
 func taskName(name, path string, cut int) string {
 	if name != "" || path == "" {
@@ -74,45 +99,57 @@ func taskKey(kind string, i, n int) string {
 
 // tasks are all of them, in the order in which they are measured.
 func (e Eval) tasks() (all []task) {
-	ranked := func(kind string, i, n int, name string, cut int, queries, corpus, qrels string) task {
+	ranked := func(kind string, i, n int, queries, corpus, qrels string) task {
 		return task{
-			key: taskKey(kind, i, n), name: taskName(name, queries, cut), from: shortTask(queries), files: []string{queries, corpus, qrels}, cut: cut,
+			key: taskKey(kind, i, n), from: shortTask(queries), files: []string{queries, corpus, qrels},
 			load: func(ctx context.Context) (*dataset.Retrieval, error) {
 				return dataset.LoadRetrieval(ctx, queries, corpus, qrels)
 			},
 		}
 	}
-	scored := func(kind *scoring.Kind, i, n int, name string, cut int, s scoring.Source) {
-		t := task{key: taskKey(kind.Key, i, n), name: taskName(name, s.Path, cut), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s, cut: cut}
+	// add adds a task for each of cuts.
+	add := func(t task, name string, cuts Cuts) {
+		for _, cut := range each(cuts) {
+			t := t
+			t.name = taskName(name, t.files[0], cut)
+			if name != "" && len(cuts) > 1 {
+				t.name = shorter(name, cut)
+			}
+			t.cutTo(cut)
+			all = append(all, t)
+		}
+	}
+	scored := func(kind *scoring.Kind, i, n int, name string, cuts Cuts, s scoring.Source) {
+		t := task{key: taskKey(kind.Key, i, n), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s}
 		if name != "" {
 			t.from = name + ": " + t.from
 		}
 		t.source.Instead = func(role string) string {
 			return fmt.Sprintf("it takes another file (%s.path) or column (%[1]s.%s), or no eval.%s", t.key, role, kind.Key)
 		}
-		all = append(all, t)
+		add(t, name, cuts)
 	}
 	for i, r := range e.Retrieval {
-		t := ranked("retrieval", i, len(e.Retrieval), r.Name, r.Dimensions, r.Queries, r.Corpus, r.Qrels)
+		t := ranked("retrieval", i, len(e.Retrieval), r.Queries, r.Corpus, r.Qrels)
 		t.prompts = r.Prompts
-		all = append(all, t)
+		add(t, r.Name, r.Dimensions)
 	}
 	nano := e.nano()
 	if len(nano) > 0 && nano[0].kind == nil {
 		all, nano = append(all, nano...), nil
 	}
 	for i, r := range e.Rerank {
-		t := ranked("rerank", i, len(e.Rerank), r.Name, 0, r.Queries, r.Corpus, r.Qrels)
+		t := ranked("rerank", i, len(e.Rerank), r.Queries, r.Corpus, r.Qrels)
 		t.from, t.rerank = t.from+", BM25's candidates", &r
-		all = append(all, t)
+		add(t, r.Name, nil)
 	}
 	for i, s := range e.STS {
 		scored(scoring.STS, i, len(e.STS), s.Name, s.Dimensions, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
 	}
 	for i, p := range e.Paraphrases {
-		t := ranked("paraphrases", i, len(e.Paraphrases), p.Name, p.Dimensions, p.Texts, p.Texts, p.Pairs)
+		t := ranked("paraphrases", i, len(e.Paraphrases), p.Texts, p.Texts, p.Pairs)
 		t.load, t.mined = paraphrases(t.load), true
-		all = append(all, t)
+		add(t, p.Name, p.Dimensions)
 	}
 	for i, p := range e.PairClassification {
 		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, p.Dimensions, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
@@ -165,7 +202,9 @@ func (c *checker) checkTasks(e Eval, kind string) {
 		if t.of != "" {
 			continue // checkNano did
 		}
-		if other, ok := names[t.name]; ok {
+		if other, ok := names[t.name]; ok && other == t.key {
+			c.fail(t.key+".dimensions", "has %d twice", t.cut)
+		} else if ok {
 			c.fail(t.key+".name", "%q is that of %s too: several tasks are told apart by their names", t.name, other)
 		}
 		if t.name != "" {
@@ -278,6 +317,12 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	if all := x.model.EmbeddingSize(); t.cut > all {
 		return fmt.Errorf("dimensions: is %d, and the model's embeddings have %d", t.cut, all)
 	}
+	for i := range x.tasks {
+		if o := &x.tasks[i]; o.alike(t) {
+			t.data, t.retrieval, t.first, t.scored = o.data, o.retrieval, o.first, o.scored
+			return nil
+		}
+	}
 	if t.kind != nil {
 		t.scored, err = t.kind.Load(noting, t.source)
 		return err
@@ -304,10 +349,14 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	return err
 }
 
-// noting has what is to be known of a key's files become notes of the run.
+// noting has what is to be known of a key's files become notes of the run, and the observer hear of their download.
 func (x *Run) noting(ctx context.Context, key string) context.Context {
 	if !x.Main() {
-		return dataset.WithNote(ctx, nil)
+		return dataset.WithNote(dataset.WithProgress(ctx, nil), nil)
+	}
+	ctx = dataset.WithProgress(ctx, nil)
+	if tell := x.obs.Download; tell != nil {
+		ctx = dataset.WithProgress(ctx, func(file string, done, total int64) { tell(hfmodel.Progress{File: file, Done: done, Total: total}) })
 	}
 	return dataset.WithNote(ctx, func(message string) { x.obs.note("%s: %s", key, message) })
 }
