@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 
+	"contraflow/stages/evaluate"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 )
@@ -178,7 +179,7 @@ func (x *comparison) byEmbeddings(ctx context.Context, e *Engine, cuts []int) (a
 	}
 	compare := cosine
 	if e.Model.Head.Dot {
-		compare = innerProduct
+		compare = evaluate.Product
 	}
 	for _, cut := range cuts {
 		of := func(k int) []float32 { return vecs[k*size : k*size+cut] }
@@ -235,13 +236,6 @@ func cosine(a, b []float32) float64 {
 		return 0
 	}
 	return ab / math.Sqrt(aa*bb)
-}
-
-func innerProduct(a, b []float32) (sum float64) {
-	for i := range a {
-		sum += float64(a[i]) * float64(b[i])
-	}
-	return sum
 }
 
 // pairBlock is pairs that are scored together.

@@ -29,6 +29,14 @@ func Normalize(embeddings []float32, dim int) {
 	}
 }
 
+// Product is the inner product of two embeddings.
+func Product(a, b []float32) (sum float64) {
+	for i, v := range a {
+		sum += float64(v) * float64(b[i])
+	}
+	return sum
+}
+
 // Search finds the k documents nearest to each query by the product of their embeddings, which are [n, dim] one after the other: exactly,
 // block by block on the stream's device. Equal scores rank by tie. progress, which may be nil, is told of scores done.
 func Search(ctx context.Context, s gpustage.Stream, queries, corpus []float32, dim, k int, tie TieOrder, progress func(done, total int64)) (Run, error) {
