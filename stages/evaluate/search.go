@@ -29,7 +29,7 @@ func Normalize(embeddings []float32, dim int) {
 	}
 }
 
-// Product is that of two embeddings, in float64.
+// Product is the inner product of two embeddings, in float64.
 func Product(a, b []float32) (sum float64) {
 	for i, v := range a {
 		sum += float64(v) * float64(b[i])

@@ -200,11 +200,6 @@ func (p Pairs) Depth(o Options) int {
 	return o.Depth(p.Most) + same
 }
 
-// Score is the product of two embeddings.
-func Score(queries, corpus []float32, dim, query, doc int) float32 {
-	return float32(evaluate.Product(queries[query*dim:(query+1)*dim], corpus[doc*dim:(doc+1)*dim]))
-}
-
 // Row is a pair with its negatives.
 type Row struct {
 	Query, Positive int // of Pairs.Queries and Pairs.Corpus
@@ -226,7 +221,9 @@ func (p Pairs) Mine(ctx context.Context, d gpustage.Device, o Options, queries, 
 	if err != nil {
 		return nil, 0, err
 	}
-	return p.Choose(ctx, o, run, func(query, doc int) float32 { return Score(queries, corpus, dim, query, doc) })
+	return p.Choose(ctx, o, run, func(query, doc int) float32 {
+		return float32(evaluate.Product(queries[query*dim:(query+1)*dim], corpus[doc*dim:(doc+1)*dim]))
+	})
 }
 
 // Choose is Mine where a search of any kind has found the p.Depth(o) best documents of each query, and score is that of a pair.
