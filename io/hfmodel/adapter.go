@@ -69,8 +69,8 @@ type ownAlpha struct {
 
 // IsAdapter tells whether a folder holds an adapter in a model's place.
 func IsAdapter(dir string) bool {
-	has := func(name string) bool {
-		_, err := os.Stat(filepath.Join(dir, name))
+	has := func(name string) bool { // a link to nothing too, which is an error where it is read
+		_, err := os.Lstat(filepath.Join(dir, name))
 		return err == nil
 	}
 	return has(adapterConfigFile) && !has(weightsFile) && !has(indexFile)
