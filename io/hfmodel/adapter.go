@@ -282,6 +282,9 @@ func (a *Adapter) readTensors() error {
 		if f.Scale = a.alpha(module) / r; a.RSLoRA {
 			f.Scale = a.alpha(module) / math.Sqrt(r)
 		}
+		if math.Abs(f.Scale) > math.MaxFloat32 {
+			return fmt.Errorf("%s: lora_alpha of %s is %v, which float32 does not have", module, adapterConfigFile, a.alpha(module))
+		}
 		a.Factors = append(a.Factors, f)
 	}
 	if len(pairs) == 0 && len(a.Whole) == 0 {

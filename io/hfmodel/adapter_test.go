@@ -204,7 +204,11 @@ func TestAdapterErrors(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	dir := copyAdapter(t, "bert-qv", nil)
+	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["lora_alpha"] = 1e308 })
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "lora_alpha of adapter_config.json is 1e+308, which float32 does not have") {
+		t.Errorf("error %v", err)
+	}
+	dir = copyAdapter(t, "bert-qv", nil)
 	os.Remove(filepath.Join(dir, AdapterWeights))
 	os.WriteFile(filepath.Join(dir, "adapter_model.bin"), nil, 0o600)
 	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "a Python pickle") {
