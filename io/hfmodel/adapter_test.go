@@ -18,7 +18,7 @@ import (
 )
 
 // copyAdapter copies a golden adapter, whose base is then an absolute path.
-func copyAdapter(t *testing.T, name string, change func(config map[string]any)) string {
+func copyAdapter(t testing.TB, name string, change func(config map[string]any)) string {
 	t.Helper()
 	dir := t.TempDir()
 	from := goldens.Path(t, "lora/"+name)
