@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
 
 	"contraflow/testdata/goldens"
 	"contraflow/testdata/harness"
@@ -82,4 +85,60 @@ func contents(t testing.TB, dir string) map[string][]byte {
 		all[name] = data
 	}
 	return all
+}
+
+// FuzzDatasetCard: what a stranger's card of a dataset says of its files is read, or refused, in time.
+func FuzzDatasetCard(f *testing.F) {
+	f.Add([]byte("---\nlanguage: en\nconfigs:\n- config_name: pair\n  default: true\n  data_files:\n  - split: train\n    path: \"tr*\"\n- config_name: more\n  data_dir: sub\n---\n# A"), "sub/train.jsonl")
+	f.Add([]byte("\ufeff---\r\n{configs: [{config_name: a, data_files: [\"**/*.jsonl\", a]}]}\r\n---\r\n"), "a/b/c/d.jsonl")
+	f.Add([]byte("---\nconfigs:\n- data_files: '[!a]**/[.]b'\n---"), ".a/__b")
+	f.Fuzz(func(t *testing.T, card []byte, name string) {
+		files := []string{"train.jsonl", "test.jsonl", "sub/valid.jsonl", "data/train-00000-of-00001.parquet", "data/dev.csv", name}
+		for _, split := range []string{"", "test"} {
+			harness.Bounded(t, func() {
+				found, err := whole{url: "hf://datasets/org/name", files: files, card: card, part: part{split: split}}.pick()
+				for _, file := range found {
+					if err != nil || !slices.Contains(files, file) {
+						t.Errorf("%q, %v", file, err)
+					}
+				}
+			})
+		}
+	})
+}
+
+// FuzzCard: whatever a run's texts are, the head of a model's card is YAML that has them, and below it no text is more than itself.
+func FuzzCard(f *testing.F) {
+	f.Add("m", "query: ", "data/*.parquet", "model: {path: m}\n")
+	f.Add("a\n---\nb: [", "```\n## Usage", "a|b\nc", "````\n# x\n```")
+	f.Add("\u2028 '\"\\", "`", "", "\n")
+	f.Fuzz(func(t *testing.T, name, prompt, data, recipe string) {
+		if !utf8.ValidString(name) || !utf8.ValidString(data) {
+			t.Skip()
+		}
+		c := Card{Name: "n" + name, BaseModel: "org/" + data, TrainingData: []Dataset{{Name: data, Columns: []string{name}}}, Recipe: "r" + recipe, Metrics: []Metric{{Dataset: data, Name: name, Value: 0.5}}}
+		spec := Spec{Prompts: map[string]string{"query": prompt}, Pooling: Pooling{Dimension: 3}}
+		harness.Bounded(t, func() {
+			card := string(c.render("folder", spec, spec.Pooling))
+			_, rest, _ := strings.Cut(card, "---\n")
+			head, rest, _ := strings.Cut(rest, "\n---\n")
+			var got struct {
+				Index []struct {
+					Name    string
+					Results []struct{ Dataset struct{ Name string } }
+				} `yaml:"model-index"`
+			}
+			if err := yaml.Unmarshal([]byte(head), &got); err != nil || len(got.Index) != 1 || got.Index[0].Name != oneLine(c.Name) || len(got.Index[0].Results) != 1 || got.Index[0].Results[0].Dataset.Name != oneLine(data) {
+				t.Fatalf("%+v, %v\n%s", got, err, head)
+			}
+			rest, below, _ := strings.Cut(rest, "\n## Recipe\n\n") // of a recipe it is the last
+			fence, text, _ := strings.Cut(below, "yaml\n")
+			if text != strings.TrimRight(c.Recipe, "\n")+"\n"+fence+"\n" || strings.Trim(fence, "`") != "" || strings.Contains(c.Recipe, fence) {
+				t.Errorf("the recipe %q stands as %q", c.Recipe, below)
+			}
+			if n := strings.Count(rest, "\n## "); n != 4 {
+				t.Errorf("%d headings:\n%s", n, rest)
+			}
+		})
+	})
 }
