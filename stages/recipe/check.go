@@ -254,13 +254,10 @@ func (c *checker) checkRest(r *Recipe) {
 	c.words("train.on_nan", string(stages.StopOnNaN), string(stages.SkipOnNaN), string(stages.RollbackOnNaN))
 	c.require(r.Mesh.Replicate >= 0, "mesh.replicate", "is negative")
 	c.positive("mesh.shard", r.Mesh.Shard)
-	for _, axis := range []struct {
-		key   string
-		ranks int
-	}{{"mesh.replicate", int(r.Mesh.Replicate)}, {"mesh.shard", r.Mesh.Shard}} {
-		c.require(axis.ranks <= collective.MaxRanks, axis.key, "is %d, want at most %d", axis.ranks, collective.MaxRanks)
-	}
-	if m := r.Mesh.of(0); max(m.Replicate, m.Shard) <= collective.MaxRanks {
+	m := collective.Mesh{Replicate: max(1, int(r.Mesh.Replicate)), Shard: r.Mesh.Shard}
+	c.require(m.Replicate <= collective.MaxRanks, "mesh.replicate", "is %d, want at most %d", m.Replicate, collective.MaxRanks)
+	c.require(m.Shard <= collective.MaxRanks, "mesh.shard", "is %d, want at most %d", m.Shard, collective.MaxRanks)
+	if max(m.Replicate, m.Shard) <= collective.MaxRanks {
 		c.require(m.Size() <= collective.MaxRanks, "mesh", "%v is %d ranks, want at most %d", m, m.Size(), collective.MaxRanks)
 	}
 	c.words("mesh.wire", "f32", "bf16")
