@@ -12,6 +12,9 @@ type Mesh struct {
 	Shard     int // S: number of parts of each replica
 }
 
+// MaxRanks is more than any job has.
+const MaxRanks = 1 << 16
+
 // Size is the number of ranks.
 func (m Mesh) Size() int { return m.Replicate * m.Shard }
 

@@ -75,12 +75,21 @@ func loadFolder(dir string, alone bool) (*Tokenizer, error) {
 	return t, nil
 }
 
-// readPlain refuses a pipe that has a name, which would be waited for, and a device.
+// readPlain refuses a pipe that has a name, which would be waited for, and a device; and what only stands for a file, which is not one that is
+// missing: a link to nothing, and a pointer of git-lfs.
 func readPlain(path string) ([]byte, error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
 		return nil, fmt.Errorf("%s is not a plain file", path)
 	}
-	return os.ReadFile(path)
+	if to, link := os.Readlink(path); errors.Is(err, fs.ErrNotExist) && link == nil {
+		return nil, fmt.Errorf("%s is a link to %s, and nothing is there: copy the folder with the files that its links lead to (cp -rL), or download it again", path, to)
+	}
+	data, err := os.ReadFile(path)
+	if bytes.HasPrefix(data, []byte("version https://git-lfs.github.com/spec/")) {
+		return nil, fmt.Errorf("%s is a pointer of git-lfs: get its contents with: git lfs install && git lfs pull, in the folder that was cloned", path)
+	}
+	return data, err
 }
 
 // LoadFile reads a tokenizer.json that stands alone.

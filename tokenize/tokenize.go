@@ -89,6 +89,20 @@ func (t *Tokenizer) ID(token string) (id int32, ok bool) {
 // Token returns the token that has the id, or "" if there is none.
 func (t *Tokenizer) Token(id int32) string { return t.texts[id] }
 
+// UnknownID returns the id of the token that stands for what the vocabulary has no tokens for; false if there is none, as for most models of bytes.
+func (t *Tokenizer) UnknownID() (id int32, ok bool) {
+	id = -1
+	switch m := t.model.(type) {
+	case *wordPiece:
+		id = m.unknown
+	case *unigram:
+		id = m.unknown
+	case *bpe:
+		id = m.unknown
+	}
+	return id, id >= 0
+}
+
 // PadID returns the padding token's id: that of tokenizer_config.json's pad_token, else that of tokenizer.json's padding
 // section, else that of [PAD] or <pad>.
 func (t *Tokenizer) PadID() (id int32, ok bool) { return t.pad, t.pad >= 0 }

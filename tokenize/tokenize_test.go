@@ -414,6 +414,7 @@ func TestLoadErrors(t *testing.T) {
 		{fileTokenizer, `{"post_processor": {"type": "TemplateProcessing", "single": [], "pair": [{}], "special_tokens": {}}, ` + model + `}`, `pair has a piece that is neither`, false},
 		{fileVocab, "a\nb\n", `vocab.txt: the unknown token "[UNK]"`, false},
 		{fileVocab, "a\n\xff\n", "vocab.txt: line 2 is not UTF-8", false},
+		{fileVocab, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n[UNK]\n", "git lfs pull", false},
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.content), 0o666); err != nil {
@@ -444,6 +445,13 @@ func TestLoadErrors(t *testing.T) {
 	}
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), `tokenizer_config.json: key "do_lower_case": want bool, got string`) {
 		t.Errorf("a bad tokenizer_config.json: %v", err)
+	}
+	link := filepath.Join(dir, fileTokenizer) // without it, vocab.txt would be another tokenizer
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, fileConfig), []byte("{}"), 0o666), os.Symlink("../../blobs/0123", link)); err != nil {
+		t.Skip(err)
+	}
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), link+" is a link to ../../blobs/0123, and nothing is there") {
+		t.Errorf("a link to nothing: %v", err)
 	}
 }
 

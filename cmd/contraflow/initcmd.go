@@ -81,6 +81,9 @@ func (f *initFlags) check(cmd *cobra.Command) error {
 	if err := atLeastOne(cmd, "hidden", "layers", "heads", "vocab", "max-length"); err != nil {
 		return err
 	}
+	if d := f.spec.Dropout; !(d >= 0 && d < 1) {
+		return usageError{fmt.Errorf("--dropout is %v, want at least 0 and less than 1", d)}
+	}
 	if f.config != "" {
 		if err := withConfig(cmd, f.config, &f.spec); err != nil {
 			return err

@@ -111,7 +111,7 @@ func TestPlan(t *testing.T) {
 	if r := succeed(t, "plan", "-c", filepath.Join(dir, "recipe.yaml"), "--steps", "1"); strings.Contains(r.stdout, "link") || !strings.Contains(r.stdout, "one rank") {
 		t.Errorf("%s", r.stdout)
 	}
-	for option, want := range map[string]string{"gpus=3": "do not make a mesh", "steps=0": "--steps is 0", "link=infGb": `link "infGb"`, "tokens-per-s=-1": "--tokens-per-s is -1",
+	for option, want := range map[string]string{"gpus=3": "do not make a mesh", "nodes=4611686018427387904": "are more than a job can have", "steps=0": "--steps is 0", "link=infGb": `link "infGb"`, "tokens-per-s=-1": "--tokens-per-s is -1",
 		"tokens-per-s=1e6": "--steps are measured on this machine", "memory=80x": `--memory is "80x"`, "memory=0": `--memory is "0"`} {
 		if r := contraflow(t, "", append(plan, "--set", "mesh.shard=2", "--"+option)...); r.code != 2 || !strings.Contains(r.stderr, want) {
 			t.Errorf("--%s: exit code %d\n%s", option, r.code, r.stderr)

@@ -91,6 +91,8 @@ func (f *planFlags) check(cmd *cobra.Command, r recipe.Recipe) error {
 		return fmt.Errorf("--steps is %d, want at least 1", f.steps)
 	case given("tokens-per-s") && !(f.tokens > 0 && f.tokens < math.Inf(1)):
 		return fmt.Errorf("--tokens-per-s is %v, want a positive number", f.tokens)
+	case f.gpus > collective.MaxRanks || f.nodes > collective.MaxRanks || f.gpus*f.nodes > collective.MaxRanks:
+		return fmt.Errorf("%d nodes of %d devices are more than a job can have: at most %d devices", f.nodes, f.gpus, collective.MaxRanks)
 	case f.gpus < 1 || f.nodes < 1 || f.gpus*f.nodes%r.Mesh.Shard != 0:
 		return fmt.Errorf("%d nodes of %d devices do not make a mesh with mesh.shard %d", f.nodes, f.gpus, r.Mesh.Shard)
 	case f.elsewhere() && given("steps"):

@@ -31,7 +31,7 @@ var walls = map[string][]string{
 	"io/spelling":          {},
 	"io/safetensors":       {"io/atomicfile", "io/spelling", "io/internal/"},
 	"io/checkpoint":        {"io/safetensors", "io/atomicfile", "io/internal/"},
-	"io/dataset":           {"tokenize", "io/atomicfile", "io/spelling"},
+	"io/dataset":           {"tokenize", "io/atomicfile", "io/spelling", "io/internal/"},
 	"io/tensorboard":       {},
 	"io/objects":           {"io/dataset", "io/atomicfile"},
 	"io/prep":              {"tokenize", "io/dataset", "io/atomicfile", "io/spelling", "io/internal/"},

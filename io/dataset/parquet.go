@@ -13,6 +13,8 @@ import (
 	"github.com/parquet-go/parquet-go/encoding/thrift"
 	"github.com/parquet-go/parquet-go/format"
 	"github.com/zeebo/xxh3"
+
+	"contraflow/io/internal/plainfile"
 )
 
 // parquetFile is what is kept of a parquet file between reads: no file handle, no page.
@@ -44,6 +46,9 @@ func openParquet(path string) (*parquetFile, error) {
 // openFile opens a file for reading; a size that isn't want any more (unless that is -1) is an error: the row ids, and
 // with them the order of the data, would no longer be what the run began with.
 func openFile(path string, want int64) (*os.File, int64, error) {
+	if err := plainfile.Here(path); errors.Is(err, plainfile.ErrElsewhere) {
+		return nil, 0, err
+	}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && want < 0 {
 		err = fail(ErrNoFiles, "%w", err)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"contraflow/io/internal/plainfile"
 )
 
 // A Source says which columns of which files are a training set. Columns are named as in the files; a.b is field b of
@@ -566,10 +568,12 @@ func Missing(path string) error {
 		_, err := matching(path)
 		return err
 	}
-	_, err := os.Stat(filepath.Clean(path)) // as it is read: a/../b needs no a
-	if not := (*fs.PathError)(nil); errors.As(err, &not) && errors.Is(err, fs.ErrNotExist) && !Remote(path) {
-		not.Op = "open" // as where it is read
+	err := plainfile.Here(filepath.Clean(path)) // as it is read: a/../b needs no a
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !Remote(path):
 		return fail(ErrNoFiles, "%w%s", err, onHub(path))
+	case errors.Is(err, plainfile.ErrElsewhere):
+		return err
 	}
 	return nil
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"contraflow/io/internal/plainfile"
 )
 
 // write puts files into a folder and returns it.
@@ -81,7 +83,11 @@ func TestOpenErrors(t *testing.T) {
 		"cut.parquet":  "PAR1 cut off here",
 		"text.parquet": "just text, of some length",
 		"cut.jsonl.gz": "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab",
+		"lfs.csv":      "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n",
 	})
+	if err := os.Symlink("nowhere", filepath.Join(folder, "link.jsonl")); err != nil {
+		t.Skip(err)
+	}
 	at := func(name string) []string { return []string{filepath.Join(folder, name)} }
 	wide := `{"c0": 0`
 	for i := 1; i < 23; i++ {
@@ -95,7 +101,7 @@ func TestOpenErrors(t *testing.T) {
 		want string
 	}{
 		{Source{Query: "query", Positive: "answer"}, ErrNoFiles, "no path"},
-		{Source{Paths: at("*.csv"), Query: "query", Positive: "answer"}, ErrNoFiles, "*.csv matches no file"},
+		{Source{Paths: at("*.tsv"), Query: "query", Positive: "answer"}, ErrNoFiles, "*.tsv matches no file"},
 		{Source{Paths: []string{"data/**/*.csv"}, Query: "query", Positive: "answer"}, ErrNoFiles, "data/**/*.csv: ** for folders in folders is not known: name them, or give a path for each depth, such as data/*.csv and data/*/*.csv"},
 		{Source{Paths: []string{"hf://datasets/a/b/**/*.csv"}, Query: "query", Positive: "answer"}, ErrNoFiles, "such as hf://datasets/a/b/*.csv and hf://datasets/a/b/*/*.csv"},
 		{Source{Paths: at("[.jsonl"), Query: "query", Positive: "answer"}, ErrNoFiles, "syntax error"},
@@ -116,6 +122,8 @@ func TestOpenErrors(t *testing.T) {
 		{Source{Paths: at("broken.jsonl"), Query: "query", Positive: "query"}, ErrCorrupt, "broken.jsonl:2: not JSON at byte 2: 'q' where a key in quotes should be"},
 		{Source{Paths: at("cut.jsonl.gz"), Query: "query", Positive: "query"}, ErrCorrupt, "cut.jsonl.gz"},
 		{Source{Paths: at("page.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "page.parquet: "},
+		{Source{Paths: at("lfs.csv"), Query: "query", Positive: "answer"}, plainfile.ErrElsewhere, "lfs.csv is a pointer of git-lfs"},
+		{Source{Paths: at("link.*"), Query: "query", Positive: "answer"}, plainfile.ErrElsewhere, "link.jsonl is a link to nowhere, and nothing is there"},
 		{Source{Paths: at("cut.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "cut.parquet: the file is cut off"},
 		{Source{Paths: at("text.parquet"), Query: "query", Positive: "answer"}, ErrCorrupt, "text.parquet: not a parquet file"},
 		{Source{Paths: types, Query: "Text", Positive: "text"}, ErrMissingColumn, `types.parquet has no column "Text" (did you mean "text"?)`},

@@ -69,8 +69,8 @@ type ownAlpha struct {
 
 // IsAdapter tells whether a folder holds an adapter in a model's place.
 func IsAdapter(dir string) bool {
-	has := func(name string) bool {
-		_, err := os.Stat(filepath.Join(dir, name))
+	has := func(name string) bool { // a link to nothing too, which is an error where it is read
+		_, err := os.Lstat(filepath.Join(dir, name))
 		return err == nil
 	}
 	return has(adapterConfigFile) && !has(weightsFile) && !has(indexFile)
@@ -281,6 +281,9 @@ func (a *Adapter) readTensors() error {
 		r := float64(f.A.Shape[0])
 		if f.Scale = a.alpha(module) / r; a.RSLoRA {
 			f.Scale = a.alpha(module) / math.Sqrt(r)
+		}
+		if math.Abs(f.Scale) > math.MaxFloat32 {
+			return fmt.Errorf("%s: lora_alpha of %s is %v, which float32 does not have", module, adapterConfigFile, a.alpha(module))
 		}
 		a.Factors = append(a.Factors, f)
 	}

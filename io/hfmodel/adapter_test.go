@@ -18,7 +18,7 @@ import (
 )
 
 // copyAdapter copies a golden adapter, whose base is then an absolute path.
-func copyAdapter(t *testing.T, name string, change func(config map[string]any)) string {
+func copyAdapter(t testing.TB, name string, change func(config map[string]any)) string {
 	t.Helper()
 	dir := t.TempDir()
 	from := goldens.Path(t, "lora/"+name)
@@ -204,7 +204,11 @@ func TestAdapterErrors(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	dir := copyAdapter(t, "bert-qv", nil)
+	dir := copyAdapter(t, "bert-qv", func(c map[string]any) { c["lora_alpha"] = 1e308 })
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "lora_alpha of adapter_config.json is 1e+308, which float32 does not have") {
+		t.Errorf("error %v", err)
+	}
+	dir = copyAdapter(t, "bert-qv", nil)
 	os.Remove(filepath.Join(dir, AdapterWeights))
 	os.WriteFile(filepath.Join(dir, "adapter_model.bin"), nil, 0o600)
 	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "a Python pickle") {

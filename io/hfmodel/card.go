@@ -189,10 +189,7 @@ func (c Card) rest(line func(string, ...any)) {
 		}
 	}
 	if c.Recipe != "" {
-		fence := "```"
-		for strings.Contains(c.Recipe, fence) {
-			fence += "`"
-		}
+		fence := fence(c.Recipe, 3)
 		line("")
 		line("## Recipe")
 		line("")
@@ -247,12 +244,21 @@ func cell(s string) string { return strings.ReplaceAll(oneLine(s), "|", `\|`) }
 // Code sets s in Markdown as code, whatever backticks and spaces at its ends it has: a prompt's last space counts.
 func Code(s string) string {
 	s = strings.NewReplacer("\n", `\n`, "\r", `\r`).Replace(s)
-	fence := "`"
-	for strings.Contains(s, fence) {
-		fence += "`"
-	}
+	fence := fence(s, 1)
 	if strings.ContainsAny(s, "`") {
 		s = " " + s + " "
 	}
 	return fence + s + fence
+}
+
+// fence is so many backticks, or more, that s has no such run of them.
+func fence(s string, least int) string {
+	longest, run := 0, 0
+	for i := range len(s) {
+		if run++; s[i] != '`' {
+			run = 0
+		}
+		longest = max(longest, run)
+	}
+	return strings.Repeat("`", max(least, longest+1))
 }

@@ -15,7 +15,7 @@ import (
 
 // denseFolderOf adds two Dense modules to a copy of a golden folder, as sentence-transformers saves them: from 16 to 3 features and from 3
 // to 2.
-func denseFolderOf(t *testing.T) string {
+func denseFolderOf(t testing.TB) string {
 	t.Helper()
 	dir := copyGolden(t, "st6")
 	put(t, dir, "modules.json", `[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},

@@ -116,8 +116,8 @@ func (m Module) Kind() string { return m.Type[strings.LastIndexByte(m.Type, '.')
 // The folder of a LoRA adapter is opened with its base model, which must be a folder here or in the hub's cache, where Resolve puts it.
 func Open(dir string) (*Folder, error) { return openOn(dir, "", false) }
 
-// OpenSettings is Open for who wants no weights: a transformer's need not be there, or not all of them, and what tensors there are is then not known.
-// Weights are an error that are there and can't be read.
+// OpenSettings is Open for who wants no weights: a transformer's need not be there, or not all of them, and what tensors there are is then not known;
+// nor need what a link or a pointer of git-lfs stands for. Weights are an error that are there and can't be read.
 func OpenSettings(dir string) (*Folder, error) { return openOn(dir, "", true) }
 
 func openOn(dir, base string, bare bool) (_ *Folder, err error) {
@@ -190,7 +190,7 @@ func openOn(dir, base string, bare bool) (_ *Folder, err error) {
 	}
 	if f.Adapter == nil {
 		f.weights, err = openWeights(f.TransformerDir)
-		if bare && (errors.Is(err, ErrNoWeights) || errors.Is(err, fs.ErrNotExist)) { // all, or a shard
+		if bare && (errors.Is(err, ErrNoWeights) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, plainfile.ErrElsewhere)) { // all, or a shard
 			f.weights, err = weights{dir: f.TransformerDir}, nil
 		}
 		if err != nil {

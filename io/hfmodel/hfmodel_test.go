@@ -41,7 +41,7 @@ func open(t *testing.T, dir string) *Folder {
 }
 
 // copyGolden is a golden folder to spoil.
-func copyGolden(t *testing.T, name string) string {
+func copyGolden(t testing.TB, name string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
 	if err := os.CopyFS(dir, os.DirFS(golden+name)); err != nil {
@@ -50,7 +50,7 @@ func copyGolden(t *testing.T, name string) string {
 	return dir
 }
 
-func put(t *testing.T, dir, name, text string) {
+func put(t testing.TB, dir, name, text string) {
 	t.Helper()
 	path := filepath.Join(dir, filepath.FromSlash(name))
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
@@ -445,7 +445,7 @@ func TestRealMiniLM(t *testing.T) {
 }
 
 // tree lists every file below dir, with its content's length, so that nothing can hide.
-func tree(t *testing.T, dir string) []string {
+func tree(t testing.TB, dir string) []string {
 	t.Helper()
 	var all []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

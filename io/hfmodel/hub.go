@@ -327,7 +327,8 @@ func complete(snapshot string, bare bool) error {
 	case name == "":
 		return noWeights(f.TransformerDir)
 	case !isIndex(name):
-		return nil
+		_, err := os.Stat(filepath.Join(f.TransformerDir, name))
+		return err
 	}
 	index, err := plainfile.Read(filepath.Join(f.TransformerDir, name))
 	if err != nil {

@@ -102,17 +102,33 @@ func hidden(name string) bool { return strings.HasPrefix(name, ".") || strings.H
 
 // globMatch matches a path by a card's glob, in which ** is any folders, none included, or any files in them. A pattern that is malformed matches nothing.
 func globMatch(pattern, name []string) bool {
-	if len(pattern) == 0 || len(name) == 0 {
-		return len(pattern) == len(name)
+	reached := make([]bool, len(name)+1) // how many of the name's parts those of the pattern so far may have matched
+	reached[0] = true
+	for i, p := range pattern {
+		next := make([]bool, len(name)+1)
+		for n, part := range name {
+			switch {
+			case p != "**":
+				next[n+1] = reached[n] && partMatch(p, part)
+			case !hidden(part): // the next part of the pattern may begin here, or ** take this one as well
+				next[n] = reached[n] || n > 0 && next[n-1]
+			}
+		}
+		if p == "**" && i == len(pattern)-1 {
+			return len(name) > 0 && next[len(name)-1]
+		}
+		reached = next
 	}
-	if hidden(name[0]) && !strings.HasPrefix(pattern[0], name[0][:1]) {
+	return reached[len(name)]
+}
+
+// partMatch matches one part of a path, by a part without **.
+func partMatch(pattern, name string) bool {
+	if hidden(name) && !strings.HasPrefix(pattern, name[:1]) {
 		return false
 	}
-	if pattern[0] == "**" {
-		return len(pattern) == 1 && len(name) == 1 || globMatch(pattern, name[1:]) || len(pattern) > 1 && globMatch(pattern[1:], name)
-	}
-	ok, err := path.Match(strings.ReplaceAll(pattern[0], "[!", "[^"), name[0])
-	return ok && err == nil && globMatch(pattern[1:], name[1:])
+	ok, err := path.Match(strings.ReplaceAll(pattern, "[!", "[^"), name)
+	return ok && err == nil
 }
 
 // cardConfig is a configuration of a dataset's card.
@@ -178,11 +194,16 @@ func onlyConfigs(lines []string) error {
 	return nil
 }
 
-// checkYAML refuses a head that takes far more memory than it is long.
+// checkYAML refuses a head that takes far more memory or time than it is long: time grows with the square of a line's length.
 func checkYAML(head string) error {
-	const most, deepest = 8 << 20, 100
+	const most, widest, deepest = 8 << 20, 16 << 10, 100
 	if len(head) > most {
 		return fmt.Errorf("its card, README.md, has a head of more than %d MiB", most>>20)
+	}
+	for i, line := range strings.Split(head, "\n") {
+		if len(line) > widest {
+			return fmt.Errorf("its card, README.md, has a line of more than %d KiB in its configs (line %d): name the files that you want", widest>>10, i+1)
+		}
 	}
 	depth := 0
 	for _, t := range lexer.Tokenize(head) {
@@ -204,12 +225,21 @@ func checkYAML(head string) error {
 // splits are the files of each of a configuration's splits, and missing what the card names of each that no file is.
 func (c cardConfig) splits(files []string) (splits, missing map[string][]string, err error) {
 	missing = map[string][]string{}
+	listed := map[string]bool{} // cards that name their files one by one name many
+	for _, f := range files {
+		listed[f] = true
+	}
 	in := func(split, pattern string) (found []string) {
 		pattern = path.Join(c.Dir, pattern)
-		for _, f := range files {
-			if f == pattern || globMatch(strings.Split(pattern, "/"), strings.Split(f, "/")) {
-				found = append(found, f)
+		switch parts := strings.Split(pattern, "/"); {
+		case strings.ContainsAny(pattern, `*?[\`):
+			for _, f := range files {
+				if f == pattern || globMatch(parts, strings.Split(f, "/")) {
+					found = append(found, f)
+				}
 			}
+		case listed[pattern]:
+			found = []string{pattern}
 		}
 		if len(found) == 0 {
 			missing[split] = append(missing[split], pattern)

@@ -48,6 +48,49 @@ func TestSplitsGolden(t *testing.T) {
 	}
 }
 
+// What ** stands for, told by trying all there is: folders, none included, or files, of which none is hidden, nor what the part behind ** begins with.
+func TestGlobMatch(t *testing.T) {
+	var stands func(pattern, name []string) bool
+	stands = func(pattern, name []string) bool {
+		switch {
+		case len(pattern) == 0 || len(name) == 0:
+			return len(pattern) == len(name)
+		case pattern[0] != "**":
+			return partMatch(pattern[0], name[0]) && stands(pattern[1:], name[1:])
+		case hidden(name[0]):
+			return false
+		case len(pattern) == 1:
+			return len(name) == 1 || stands(pattern, name[1:])
+		}
+		return stands(pattern[1:], name) || stands(pattern, name[1:])
+	}
+	pick := func(words []string, n int) (out []string) {
+		for range 1 + n%4 {
+			n /= 4
+			out = append(out, words[n%len(words)])
+			n /= len(words)
+		}
+		return out
+	}
+	matched := 0
+	for i := range 40000 {
+		pattern, name := pick([]string{"**", "a", "*", "_*", ".*", "**"}, i*7919), pick([]string{"a", "_b", "__c", ".d", "a"}, i*104729/3)
+		want := stands(pattern, name)
+		if got := globMatch(pattern, name); got != want {
+			t.Fatalf("%q, %q: %v", pattern, name, got)
+		}
+		if want {
+			matched++
+		}
+	}
+	if matched < 1000 {
+		t.Errorf("%d of all match", matched)
+	}
+	if globMatch(strings.Split(strings.Repeat("**/", 40)+"x", "/"), strings.Split(strings.Repeat("a/", 80)+"y", "/")) {
+		t.Error("x is no y")
+	}
+}
+
 // Folders are of a split by each of its words.
 func TestSplitWords(t *testing.T) {
 	for split, words := range map[string][]string{"train": {"train", "training"}, "validation": {"validation", "valid", "dev", "val"}, "test": {"test", "testing", "eval", "evaluation"}} {
@@ -129,6 +172,7 @@ func TestDataSplits(t *testing.T) {
 		"---\nconfigs:\n- {config_name: a, data_files: [{split: train}]}\n---\n":                       `data_files of the configuration "a" that are no pattern`,
 		"---\na: &x [1]\nconfigs: *x\n---\n":                                                           "has an alias in its configs (line 3), which is not read; files of it may be named, as in hf://datasets/org/name/a.jsonl",
 		"\n---\na: &x 1\nconfigs:\n- " + strings.Repeat("[", 200) + strings.Repeat("]", 200) + "\n---": "more than 100 levels (line 5)",
+		"---\nconfigs:\n- {config_name: a, data_files: [" + strings.Repeat("a, ", 6000) + "a]}\n---":   "a line of more than 16 KiB in its configs (line 3)",
 		"---\na: b\n# c\nconfigs:\n- {config_name: a, data_files: [*x]}\n---":                          "an alias in its configs (line 5)",
 		"---\na: b\nconfigs: 5\n---":                                                                   "[3:10]",
 		"---\nconfigs: []\na: 1\nconfigs: []\n---":                                                     "has configs twice (lines 2 and 4)",

@@ -16,7 +16,7 @@ import (
 )
 
 // m3Folder is testdata/golden/m3/model, as FlagEmbedding saves it, with a tokenizer's files.
-func m3Folder(t *testing.T) string {
+func m3Folder(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "m3/model"))); err != nil {

@@ -17,7 +17,7 @@ import (
 const tokenModule = `{"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}`
 
 // multiVectorFolder is testdata/golden/bert/minilm-tiny as a MultiVectorEncoder, as sentence-transformers 6.2 saves it, with other files by their names.
-func multiVectorFolder(t *testing.T, files map[string]string) string {
+func multiVectorFolder(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {

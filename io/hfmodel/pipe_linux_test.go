@@ -13,8 +13,21 @@ import (
 	"contraflow/tokenize"
 )
 
-// A pipe among a model's files is an error that names it. Who opened it would wait for a writer, for ever.
-func TestPipes(t *testing.T) {
+// What stands in a file's place and is none is an error that names it: a pipe, whose opener would wait for a writer, for ever; a link to nothing, which
+// is not a file that the folder does not have; and a pointer of git-lfs.
+func TestNoFiles(t *testing.T) {
+	for what, put := range map[string]func(path string) error{
+		"not a plain file": func(path string) error { return syscall.Mkfifo(path, 0o666) },
+		"nothing is there": func(path string) error { return os.Symlink("../blobs/0123", path) },
+		"git lfs pull": func(path string) error {
+			return os.WriteFile(path, []byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 133466304\n"), 0o666)
+		},
+	} {
+		testNoFiles(t, what, put)
+	}
+}
+
+func testNoFiles(t *testing.T, what string, put func(path string) error) {
 	models := map[string]func() string{
 		"model":        func() string { return copyGolden(t, "st6") },
 		"Dense":        func() string { return denseFolderOf(t) },
@@ -37,7 +50,7 @@ func TestPipes(t *testing.T) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
-			if err := syscall.Mkfifo(path, 0o666); err != nil {
+			if err := put(path); err != nil {
 				t.Skip(err)
 			}
 			end := make(chan error, 1)
@@ -53,13 +66,13 @@ func TestPipes(t *testing.T) {
 			}()
 			select {
 			case err := <-end:
-				if err == nil || !strings.Contains(err.Error(), filepath.Base(name)) {
-					t.Errorf("%s: %s is a pipe: %v", kind, name, err)
+				if err == nil || !strings.Contains(err.Error(), filepath.Base(name)) || !strings.Contains(err.Error(), what) {
+					t.Errorf("%s: %s: %v, want %q", kind, name, err, what)
 				}
 			case <-time.After(10 * time.Second):
 				w, _ := os.OpenFile(path, os.O_RDWR, 0)
 				w.Close()
-				t.Errorf("%s: %s is a pipe: it is waited for", kind, name)
+				t.Errorf("%s: %s is waited for", kind, name)
 			}
 		}
 	}
@@ -86,5 +99,25 @@ func TestRewritePipe(t *testing.T) {
 		if _, there := os.Stat(out); err == nil || !strings.Contains(err.Error(), path+" is not a plain file") || there == nil {
 			t.Errorf("%s: %v, %v", name, err, there)
 		}
+	}
+}
+
+// Who wants no weights reads a folder of which only they are elsewhere, and a cache whose blobs are gone is not all of a model.
+func TestWeightsElsewhere(t *testing.T) {
+	dir := copyGolden(t, "st6")
+	weights := filepath.Join(dir, weightsFile)
+	if err := os.Remove(weights); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../../blobs/0123", weights); err != nil {
+		t.Skip(err)
+	}
+	f, err := OpenSettings(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if err := complete(dir, false); err == nil || !strings.Contains(err.Error(), weightsFile) {
+		t.Errorf("a snapshot without its weights: %v", err)
 	}
 }

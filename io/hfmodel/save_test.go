@@ -332,3 +332,12 @@ func big(t *testing.T, f *Folder) Spec {
 	s.Tensors = append(s.Tensors, x)
 	return s
 }
+
+// Code stands between runs of backticks that it does not have itself.
+func TestCode(t *testing.T) {
+	for s, want := range map[string]string{"": "``", "a ": "`a `", "a`b\n": "`` a`b\\n ``", "``": "``` `` ```", "```a`": "```` ```a` ````"} {
+		if got := Code(s); got != want {
+			t.Errorf("%q: %s, want %s", s, got, want)
+		}
+	}
+}

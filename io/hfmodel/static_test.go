@@ -17,7 +17,7 @@ import (
 )
 
 // staticFolder is one of static embeddings, with these tensors.
-func staticFolder(t *testing.T, path string, tensors ...safetensors.Tensor) string {
+func staticFolder(t testing.TB, path string, tensors ...safetensors.Tensor) string {
 	t.Helper()
 	dir := t.TempDir()
 	put(t, dir, "modules.json", `[{"idx": 0, "name": "0", "path": "`+path+`", "type": "sentence_transformers.models.StaticEmbedding"},
@@ -30,7 +30,7 @@ func staticFolder(t *testing.T, path string, tensors ...safetensors.Tensor) stri
 	return dir
 }
 
-func floatsOf(t *testing.T, name string, shape []int, vs ...float32) safetensors.Tensor {
+func floatsOf(t testing.TB, name string, shape []int, vs ...float32) safetensors.Tensor {
 	t.Helper()
 	x, err := safetensors.FromFloat32s(name, shape, vs)
 	if err != nil {

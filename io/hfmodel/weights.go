@@ -36,7 +36,7 @@ func openTensors(dir, name string) (*safetensors.File, error) {
 		return safetensors.Open(file)
 	}
 	f, err := torchfile.Open(file)
-	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, torchfile.ErrUnsafe) {
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, plainfile.ErrElsewhere) || errors.Is(err, torchfile.ErrUnsafe) {
 		return f, err
 	}
 	return nil, fmt.Errorf("%w; this is a Python pickle that only Python reads; if you trust it, convert it with: %s", err, convertCommand(dir))
@@ -67,10 +67,10 @@ func openWeights(dir string) (weights, error) {
 	return w, nil
 }
 
-// weightsIn is the first of weightFiles that a folder has; "" for none.
+// weightsIn is the first of weightFiles that a folder has, if only as a link; "" for none.
 func weightsIn(dir string) string {
 	for _, name := range weightFiles {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
 			return name
 		}
 	}

@@ -183,6 +183,9 @@ func (c *Config) complete() {
 	n.Bands, n.Rows = cmp.Or(n.Bands, d.Dedupe.Near.Bands), cmp.Or(n.Rows, d.Dedupe.Near.Rows)
 }
 
+// most is how many words a shingle and a run that is looked for may have, which are kept while a text is read, and how many minima there are of each.
+const most = 4096
+
 // Check returns every mistake that can be seen without opening files. It names inputs that have no name, and completes what Default has.
 func (c *Config) Check() (found []Problem) {
 	c.complete()
@@ -293,8 +296,8 @@ func (c *Config) Check() (found []Problem) {
 		if !(n.Threshold > 0 && n.Threshold <= 1) {
 			bad("dedupe.near.threshold", "is %v, want a Jaccard similarity above 0 and at most 1", n.Threshold)
 		}
-		if n.Shingle < 1 || n.Bands < 1 || n.Rows < 1 || n.Bands*n.Rows > 4096 {
-			bad("dedupe.near", "shingles of %d words, %d bands of %d rows: want at least 1 of each, and at most 4096 minima", n.Shingle, n.Bands, n.Rows)
+		if n.Shingle < 1 || n.Shingle > most || n.Bands < 1 || n.Rows < 1 || n.Bands > most/n.Rows {
+			bad("dedupe.near", "shingles of %d words, %d bands of %d rows: want at least 1 of each, at most %d words and as many minima, bands x rows", n.Shingle, n.Bands, n.Rows, most)
 		}
 	} else if n != (Near{}) && n != Default().Dedupe.Near {
 		found = append(found, NearWithoutColumn)
@@ -304,8 +307,8 @@ func (c *Config) Check() (found []Problem) {
 			bad(fmt.Sprintf("decontaminate.against[%d]", i), "needs path and columns")
 		}
 	}
-	if c.Decontaminate.Words < 1 {
-		bad("decontaminate.words", "is %d, want at least 1", c.Decontaminate.Words)
+	if w := c.Decontaminate.Words; w < 1 || w > most {
+		bad("decontaminate.words", "is %d, want 1 to %d", w, most)
 	}
 	if !(c.Split.Dev >= 0 && c.Split.Dev < 1) {
 		bad("split.dev", "is %v, want a share of at least 0 and below 1", c.Split.Dev)

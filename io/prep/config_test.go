@@ -136,6 +136,9 @@ func TestChecks(t *testing.T) {
 			c.Decontaminate.Against = []Against{{Path: []string{"x"}, Columns: []string{"text"}}, {Path: []string{"x"}}}
 		},
 		"decontaminate.against[0]: needs path and columns": func(c *Config) { c.Decontaminate.Against = []Against{{Columns: []string{"text"}}} },
+		"decontaminate.words: is 4097, want 1 to 4096":     func(c *Config) { c.Decontaminate.Words = 4097 },
+		"shingles of 4097 words":                           func(c *Config) { c.Dedupe.Near = Near{Column: "query", Shingle: 4097} },
+		"4611686018427387904 bands of 4 rows":              func(c *Config) { c.Dedupe.Near = Near{Column: "query", Bands: 1 << 62, Rows: 4} },
 		"decontaminate.words: is -1":                       func(c *Config) { c.Decontaminate.Words = -1 },
 		"filter.script.name: \"\" is no script":            func(c *Config) { c.Filter.Script.Share = 0.5 },
 		"filter.script.share: is 0, want a share above 0":  func(c *Config) { c.Filter.Script.Name = "Latin" },

@@ -58,6 +58,8 @@ func (o Options) Check() error {
 	switch {
 	case o.Negatives < 1:
 		return fmt.Errorf("%d negatives, want at least 1", o.Negatives)
+	case max(o.Negatives, o.RangeMin, o.RangeMax) > math.MaxInt32:
+		return fmt.Errorf("%d negatives of the range %d to %d: want numbers of at most %d, which no corpus has more documents than", o.Negatives, o.RangeMin, o.RangeMax, math.MaxInt32)
 	case o.RangeMin < 0:
 		return fmt.Errorf("the range begins at %d, want at least 0", o.RangeMin)
 	case o.RangeMax != 0 && o.RangeMax-o.RangeMin < o.Negatives:

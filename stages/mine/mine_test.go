@@ -328,9 +328,10 @@ func TestCheck(t *testing.T) {
 		"0 negatives, want at least 1":                 {},
 		"the range begins at -1":                       {Negatives: 1, RangeMin: -1},
 		"the range 3 to 5 has no room for 3 negatives": {Negatives: 3, RangeMin: 3, RangeMax: 5},
-		"at least 4 negatives of 3":                    {Negatives: 3, Fewest: 4},
-		"other scores matter only with a margin":       {Negatives: 1, Rescore: func(context.Context, []string, []string) ([]float32, error) { return nil, nil }},
-		"a score or margin of NaN":                     {Negatives: 1, MaxScore: &bad},
+		"3 negatives of the range 0 to 9223372036854775807: want numbers of at most 2147483647": {Negatives: 3, RangeMax: math.MaxInt},
+		"at least 4 negatives of 3":              {Negatives: 3, Fewest: 4},
+		"other scores matter only with a margin": {Negatives: 1, Rescore: func(context.Context, []string, []string) ([]float32, error) { return nil, nil }},
+		"a score or margin of NaN":               {Negatives: 1, MaxScore: &bad},
 	} {
 		if err := o.Check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"contraflow/collective"
 	"contraflow/io/dataset"
 	"contraflow/stages"
 	"contraflow/stages/transformer"
@@ -164,7 +165,7 @@ func (c *checker) checkModel(m *Model) {
 	}
 	if l := m.LoRA; l != nil {
 		c.positive("model.lora.rank", l.Rank)
-		c.require(l.Alpha > 0 && !math.IsInf(l.Alpha, 0), "model.lora.alpha", "is %v, want a positive number", l.Alpha)
+		c.require(l.Alpha > 0 && l.Alpha <= math.MaxFloat32, "model.lora.alpha", "is %v, want a positive number that float32 has", l.Alpha)
 		c.require(l.Dropout >= 0 && l.Dropout < 1, "model.lora.dropout", "is %v, want at least 0 and less than 1", l.Dropout)
 		c.require(len(l.Targets) > 0, "model.lora.targets", "are missing: names of linear layers such as query, or %s", transformer.AllLinear)
 	}
@@ -215,6 +216,7 @@ func (c *checker) checkBatch(b *Batch, datasets int) {
 	c.positive("batch.global_size", b.GlobalSize)
 	c.require(b.OneDataset || datasets == 1, "batch.one_dataset", "not yet: each batch has the rows of one dataset")
 	c.positive("batch.accumulate", b.Accumulate)
+	c.require(b.Accumulate <= 1<<30, "batch.accumulate", "is %d, want at most %d", b.Accumulate, 1<<30) // and a product with global_size is a number
 	c.words("batch.cache", "auto", "always", "never")
 	c.require(b.Cache != "never" || b.ReplayBudget == nil, "batch.replay_budget", "makes no sense with batch.cache: never, which keeps everything")
 }
@@ -255,13 +257,19 @@ const noDir = "is missing: the folder for the run (--out sets it)"
 
 func (c *checker) checkRest(r *Recipe) {
 	t := r.Train
-	c.require(t.Epochs > 0 && t.Epochs <= 1<<30, "train.epochs", "is %v, want a positive number", t.Epochs)
+	c.require(t.Epochs > 0 && t.Epochs <= 1<<30, "train.epochs", "is %v, want a positive number of at most %d; train.max_steps ends a run before", t.Epochs, 1<<30)
 	c.require(t.MaxSteps >= 0, "train.max_steps", "is negative; 0 means all epochs")
 	c.words("train.precision", "auto", "f32", "tf32", "bf16")
 	c.words("train.sync", "last", "every")
 	c.words("train.on_nan", string(stages.StopOnNaN), string(stages.SkipOnNaN), string(stages.RollbackOnNaN))
 	c.require(r.Mesh.Replicate >= 0, "mesh.replicate", "is negative")
 	c.positive("mesh.shard", r.Mesh.Shard)
+	m := collective.Mesh{Replicate: max(1, int(r.Mesh.Replicate)), Shard: r.Mesh.Shard}
+	c.require(m.Replicate <= collective.MaxRanks, "mesh.replicate", "is %d, want at most %d", m.Replicate, collective.MaxRanks)
+	c.require(m.Shard <= collective.MaxRanks, "mesh.shard", "is %d, want at most %d", m.Shard, collective.MaxRanks)
+	if max(m.Replicate, m.Shard) <= collective.MaxRanks {
+		c.require(m.Size() <= collective.MaxRanks, "mesh", "%v is %d ranks, want at most %d", m, m.Size(), collective.MaxRanks)
+	}
 	c.words("mesh.wire", "f32", "bf16")
 	c.words("mesh.parameters", "resident", "streamed", "auto")
 	c.words("mesh.gradients", "late", "early", "auto")

@@ -84,10 +84,11 @@ func TestSeveralTasks(t *testing.T) {
 	harness.Thorough(t)
 	j := newJob(t, 40)
 	tasks, sts := j.tasks(t), j.sts(t)
-	common := []string{"eval.every=1", "eval.metric=recall@3", "eval.at_start=true", "optimizer.lr=1e-2", "save.best=true", "save.every=1"}
+	plain := []string{"eval.every=1", "eval.metric=recall@3", "eval.at_start=true", "optimizer.lr=1e-2"}
+	common := append(slices.Clip(plain), "save.best=true", "save.every=1")
 	alone := map[string][]evaluated{}
 	for name, set := range map[string]string{"easy": "eval.retrieval=" + tasks[0], "the other": "eval.retrieval=" + tasks[1], "sts": sts} {
-		if _, err := j.run(t, "alone "+name, nil, 0, false, append(common, set)...); err != nil {
+		if _, err := j.run(t, "alone "+name, nil, 0, false, append(slices.Clip(plain), set)...); err != nil {
 			t.Fatal(err)
 		}
 		alone[name] = j.evaluations(t, "alone "+name)

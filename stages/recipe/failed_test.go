@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,7 +15,9 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/gpustage"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
+	"contraflow/io/safetensors"
 	"contraflow/pipeline"
 	"contraflow/stages"
 )
@@ -176,6 +180,81 @@ func TestErrorsOfRanks(t *testing.T) {
 			if several := mesh == "mesh.replicate=2"; errors.As(err, &re) != several || several && (tt.fails != nil && re.Rank != 1 || !strings.HasPrefix(err.Error(), fmt.Sprintf("rank %d: ", re.Rank))) {
 				t.Errorf("%s, %s: %v does not say which rank", mesh, name, err)
 			}
+		}
+	}
+}
+
+// opened is the disk, and knows what has been opened of checkpoints.
+type opened struct {
+	checkpoint.Disk
+	mu    *sync.Mutex
+	files *[]*safetensors.File
+}
+
+func (o opened) Tensors(path string) (*safetensors.File, error) {
+	f, err := o.Disk.Tensors(path)
+	if err == nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		*o.files = append(*o.files, f)
+	}
+	return f, err
+}
+
+// open counts the files that nobody has closed, and those that there were.
+func (o opened) open(t *testing.T) (open, all int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, f := range *o.files {
+		x, err := f.Tensor(f.Names()[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.Float32s(make([]float32, x.Len())) == nil {
+			open++
+		}
+	}
+	return open, len(*o.files)
+}
+
+// What a run opens of a checkpoint is closed once it has its state, and also where the run fails before that.
+func TestCheckpointClosed(t *testing.T) {
+	for _, fails := range []string{"", "journal", "recipe", "stage"} {
+		j := newJob(t, 60)
+		if _, err := j.run(t, "run", nil, 2, false); err != nil {
+			t.Fatal(err)
+		}
+		var sets []string
+		disk, steps := opened{mu: new(sync.Mutex), files: new([]*safetensors.File)}, 0
+		switch fails {
+		case "journal":
+			metrics := filepath.Join(j.dir, "run", "metrics.jsonl")
+			if err := errors.Join(os.Remove(metrics), os.Mkdir(metrics, 0o777)); err != nil {
+				t.Fatal(err)
+			}
+		case "recipe":
+			sets = []string{"train.max_steps=1"}
+		default:
+			j.opts = []TrainOption{WithStages(func(g *pipeline.Graph, p Ports) error {
+				if fails != "" {
+					return errors.New(fails)
+				}
+				pipeline.Sink(g, "look", p.Results, func(*pipeline.Task, stages.StepResult) error {
+					if open, all := disk.open(t); open > 0 {
+						t.Errorf("%d of %d files are open while it trains", open, all)
+					}
+					steps++
+					return nil
+				})
+				return nil
+			})}
+		}
+		_, err := j.run(t, "run", disk, 0, true, sets...)
+		if (err == nil) != (fails == "") || (steps == 0) != (fails != "") {
+			t.Errorf("%q: %d steps, %v", fails, steps, err)
+		}
+		if open, all := disk.open(t); open > 0 || all == 0 {
+			t.Errorf("%q: %d of %d files are open at the end", fails, open, all)
 		}
 	}
 }

@@ -181,7 +181,7 @@ func (x *Run) openHeldOutFiles(ctx context.Context, key string, h HeldOut) (*hel
 	if err != nil {
 		return nil, err
 	}
-	x.noteFiles(key, d)
+	x.noteFiles(ctx, key, d)
 	if err := x.checkTeacher(l, at, d.TeacherSize()); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}

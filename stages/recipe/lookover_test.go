@@ -198,3 +198,34 @@ func TestPlanPassesOver(t *testing.T) {
 		t.Errorf("a run without them: %v, %v", x, err)
 	}
 }
+
+// Texts that the tokenizer does not know are told of, with their share of the tokens, before training and by check; a few are not.
+func TestUnknownTexts(t *testing.T) {
+	j := newJob(t, 30)
+	for name, c := range map[string]struct {
+		row  string
+		said string
+	}{
+		"cyrillic": {`{"q": "река", "p": "a b город"}`, "50 % of the tokens of its first rows are [UNK]"},
+		"a few":    {`{"q": "река", "p": "` + strings.Repeat("a b ", 15) + `"}`, ""},
+	} {
+		path := filepath.Join(j.dir, "rows.jsonl")
+		if err := os.WriteFile(path, []byte(strings.Repeat(c.row+"\n", 300)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		source := fmt.Sprintf("{path: %q, query: q, positive: p}", path)
+		sets := []string{"data.train=[" + source + "]", "batch.no_duplicates=false", "train.max_steps=1", "eval.loss=" + source}
+		o, err := j.run(t, "run", nil, 0, false, sets...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, notes := j.lookOver(t, sets...)
+		for _, notes := range [][]string{o.notes, notes} {
+			for _, key := range []string{"data.train[0]: ", "eval.loss: "} {
+				if has := slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, key) && strings.Contains(n, "[UNK]") }); has != (c.said != "") || has && !strings.Contains(strings.Join(notes, "\n"), key+c.said) {
+					t.Errorf("%s, %s%q: %q", name, key, c.said, notes)
+				}
+			}
+		}
+	}
+}

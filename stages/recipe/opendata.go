@@ -224,20 +224,60 @@ func (x *Run) openFiles(ctx context.Context, i int, src Source) (*dataset.Datase
 	if err != nil {
 		return nil, err
 	}
-	x.noteFiles(fmt.Sprintf("data.train[%d]", i), d)
+	x.noteFiles(ctx, fmt.Sprintf("data.train[%d]", i), d)
 	if err := x.checkTeacher(r.lossOf(i), r.lossKey(i), d.TeacherSize()); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
 }
 
-// noteFiles tells what a dataset has noted of its files.
-func (x *Run) noteFiles(key string, d *dataset.Dataset) {
+// noteFiles tells what a dataset has noted of its files, and of a tokenizer that does not know their texts.
+func (x *Run) noteFiles(ctx context.Context, key string, d *dataset.Dataset) {
 	if x.Main() {
 		for _, n := range d.Notes() {
 			x.obs.note("%s: %s", key, n)
 		}
+		if share, token := x.unknown(ctx, d); share > mostUnknown {
+			x.obs.note("%s: %.0f %% of the tokens of its first rows are %s, which stands for all that the tokenizer does not know: a model whose vocabulary is of their language, or writing, reads them", key, 100*share, token)
+		}
 	}
+}
+
+// mostUnknown is the share of unknown tokens from which on it is told, unknownRows of how many rows.
+const mostUnknown, unknownRows = 0.05, 256
+
+// unknown is the share of a dataset's first rows' tokens that are the unknown one, and its text. What can't be read is for others to tell.
+func (x *Run) unknown(ctx context.Context, d *dataset.Dataset) (share float64, token string) {
+	id, ok := x.tok.UnknownID()
+	if !ok || d.Tokens() != nil {
+		return 0, ""
+	}
+	b, err := d.ReadBlock(ctx, 0)
+	if err != nil {
+		return 0, ""
+	}
+	all, unknown := 0, 0
+	var texts []string
+	var ids []int32
+	_, rows := d.BlockRows(0)
+	for row := range min(rows, unknownRows) {
+		if b.Check(row) != nil {
+			continue
+		}
+		for column := range d.Lists() {
+			texts = b.Texts(texts[:0], row, column)
+			for _, text := range texts {
+				ids, _ = x.tok.Append(ids[:0], text, 0)
+				all += len(ids) - x.tok.Specials(false)
+				for _, t := range ids {
+					if t == id {
+						unknown++
+					}
+				}
+			}
+		}
+	}
+	return float64(unknown) / float64(max(1, all)), x.tok.Token(id)
 }
 
 // part is a dataset as batches take it, after the first pass.

@@ -236,6 +236,8 @@ func (x *Run) agreeOn(ctx context.Context, find func() (*checkpoint.Checkpoint, 
 	}
 	all, err := stages.Consult(collective.For(ctx, "opening a checkpoint"), x.ranks, mine)
 	switch {
+	case err != nil && c != nil:
+		return nil, errors.Join(err, c.Close())
 	case err != nil:
 		return nil, err
 	case all[0].Failed != "":

@@ -370,13 +370,17 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	if from == nil {
 		x.noteReplaced(dir)
 	}
+	defer func() { // which pass may not have come to
+		if from != nil {
+			err = errors.Join(err, from.Close())
+		}
+	}()
 	if from != nil {
 		switch p := x.saves.progress; {
 		case from.Step > x.Steps:
-			return nil, errors.Join(fmt.Errorf("the run is to make %d steps, and has made %d: train.max_steps or train.epochs must allow for those, or begin anew in another save.dir", x.Steps, from.Step), from.Close())
+			return nil, fmt.Errorf("the run is to make %d steps, and has made %d: train.max_steps or train.epochs must allow for those, or begin anew in another save.dir", x.Steps, from.Step)
 		case (from.Step == x.Steps || p.Over && p.Enough) && !p.Unmeasured: // what has made its last step may be given more of them
-			s, err := x.finish(from)
-			return s, errors.Join(err, from.Close())
+			return x.finish(from)
 		}
 	}
 	if x.Main() {
@@ -582,11 +586,9 @@ func leftBehind(dir string) error {
 	return fmt.Errorf("%s is still that of the run before: recipe.yaml%s and metrics.jsonl%s belong to it", filepath.Join(dir, "model"), previous, previous)
 }
 
-// pass builds the graph and runs it, from a checkpoint's state if there is one, which it closes. back is where the run is to roll back from.
+// pass builds the graph and runs it, from a checkpoint's state if there is one, which it closes once it has it: save.keep may remove the files, whose room
+// on the disk would be taken as long as they are open. back is where the run is to roll back from.
 func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journal, opts []pipeline.RunOption) (back *stages.RollbackError, err error) {
-	if from != nil {
-		defer func() { err = errors.Join(err, from.Close()) }()
-	}
 	g, enc, engine, err := x.graph(log)
 	if err != nil {
 		return nil, err
@@ -596,6 +598,9 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	if from != nil {
 		if err := enc.Restore(from); err != nil {
 			return nil, fmt.Errorf("%s: %w", x.saves.store.Dir(), err)
+		}
+		if err := from.Close(); err != nil {
+			return nil, err
 		}
 	}
 	if from != nil && x.saves.progress.Unmeasured {

@@ -207,13 +207,16 @@ func (c Config) check() error {
 		{"intermediate_size", c.FeedForward}, {"max_position_embeddings", positions},
 		{"num_key_value_heads", c.kvHeads()}, {"embedding_size", c.WordDim()},
 	} {
-		if x.v <= 0 || x.v > 1<<30 {
+		switch {
+		case x.v <= 0:
 			return bad(x.key, "%d, want a positive number", x.v)
+		case x.v > 1<<30:
+			return bad(x.key, "%d, want at most %d", x.v, 1<<30)
 		}
 	}
 	switch {
 	case c.Layers > 10000:
-		return bad("num_hidden_layers", "%d", c.Layers)
+		return bad("num_hidden_layers", "%d, want at most 10000", c.Layers)
 	case c.MaxPositions < 1 && !c.unbounded():
 		return bad("max_position_embeddings", "%d, of which padding takes %d", c.MaxPositions+c.PadPositions, c.PadPositions)
 	case c.TypeVocab < 0 || c.TypeVocab == 0 && f.names.kind != "" && !f.names.optionalKind:

@@ -391,6 +391,8 @@ func TestParseConfigErrors(t *testing.T) {
 		`{`:                                      "config.json: unexpected end of JSON input",
 		`{"model_type":"xlnet"}`:                 `model_type "xlnet" is not supported (supported: bert`,
 		`{"model_type":"bert","hidden_size":-3}`: "hidden_size is -3, want a positive number",
+		`{"model_type":"bert","hidden_size":1000000000000}`:              "hidden_size is 1000000000000, want at most 1073741824",
+		`{"model_type":"bert","num_hidden_layers":1000000000}`:           "num_hidden_layers is 1000000000, want at most 10000",
 		`{"model_type":"bert","hidden_size":30,"num_attention_heads":4}`: "hidden_size 30 is not a multiple of num_attention_heads 4",
 		`{"model_type":"bert","hidden_act":"mish"}`:                      `hidden_act "mish" is not supported`,
 		`{"model_type":"bert","position_embedding_type":"relative_key"}`: `position_embedding_type "relative_key" is not supported`,

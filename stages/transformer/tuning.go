@@ -112,8 +112,8 @@ func (l *LoRA) check() error {
 	switch {
 	case l.Rank < 1 || l.Rank > maxRank:
 		return wrong("lora.rank", "is %d, want 1 to %d", l.Rank, maxRank)
-	case l.Alpha <= 0 || !finite(l.Alpha):
-		return wrong("lora.alpha", "is %v, want a positive number", l.Alpha)
+	case l.Alpha <= 0 || !finite(float32(l.Alpha)):
+		return wrong("lora.alpha", "is %v, want a positive number that float32 has", l.Alpha)
 	case l.Dropout < 0 || l.Dropout >= 1 || math.IsNaN(l.Dropout):
 		return wrong("lora.dropout", "is %v, want at least 0 and less than 1", l.Dropout)
 	case len(l.Targets) == 0:

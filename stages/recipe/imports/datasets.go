@@ -177,7 +177,7 @@ func (r *recipe) columns(of string, v any) (columns []string) {
 	for _, v := range all {
 		columns = append(columns, fmt.Sprint(v))
 	}
-	if len(columns) == 0 {
+	if len(columns) == 0 || slices.Contains(all, nil) {
 		r.fail(fewColumns, of, show(v))
 	}
 	return columns
@@ -427,6 +427,10 @@ func (r *recipe) source(p *part) string {
 	if last := inputs[strings.LastIndexByte(inputs, ' ')+1:]; last != "" { // of what kind the last column is, where it is no text
 		n := len(p.texts) - 1
 		more, p.texts = fmt.Sprintf(", %s: %s", last, plain(p.texts[n])), p.texts[:n]
+	}
+	if of.lists && len(p.texts) < 2 {
+		r.fail("columns: %swant the query, a column of lists of documents and one of their labels, got %s", p.of(), show(p.columns))
+		return ""
 	}
 	text := "{path: "
 	if len(files) == 1 {

@@ -219,6 +219,10 @@ func (r *recipe) list(name string) (out []string) {
 	}
 	if vs, ok := v.([]any); ok {
 		for _, x := range vs {
+			if x == nil {
+				r.wrong(name, "texts", v)
+				return nil
+			}
 			out = append(out, fmt.Sprint(x))
 		}
 		return out

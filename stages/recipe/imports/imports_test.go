@@ -1,6 +1,7 @@
 package imports_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -8,8 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	yaml "github.com/goccy/go-yaml/parser"
+
 	"contraflow/stages/recipe"
 	"contraflow/stages/recipe/imports"
+	"contraflow/testdata/harness"
 )
 
 // convert makes a recipe and parses it: whatever is printed must be one.
@@ -473,11 +477,60 @@ func TestWrongSettings(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	for _, text := range []string{"", "[1]", "a: [", "7"} {
-		if s, err := imports.ReadMapping("x.yaml", []byte(text)); err == nil {
-			t.Errorf("%q: %v", text, s)
+	for _, name := range []string{"x.yaml", "x.json"} {
+		for _, text := range []string{"", "[1]", "a: [", "7", "null", "{\"a\": 1"} {
+			s, err := imports.ReadMapping(name, []byte(text))
+			if err == nil || text != "" && name == "x.json" && json.Valid([]byte(text)) && !strings.HasSuffix(err.Error(), "want a mapping of settings to values") {
+				t.Errorf("%q: %v, %v", text, s, err)
+			}
 		}
 	}
+	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"columns": []any{"a", nil}}, 1); err == nil || !strings.Contains(err.Error(), `got ["a",null]`) {
+		t.Errorf("columns of null: %v", err)
+	}
+	lists := imports.Settings{"arguments": "CrossEncoderTrainingArguments", "loss": "LambdaLoss", "columns": []any{"query", "label"}}
+	if _, err := imports.Convert(imports.SentenceTransformers, lists, 1); err == nil || !strings.Contains(err.Error(), `a column of lists of documents and one of their labels, got ["query","label"]`) {
+		t.Errorf("no documents: %v", err)
+	}
+}
+
+// FuzzConvert: settings of a stranger, of which one has another value, become a recipe, in which keys may be wrong and YAML is not, or an error.
+func FuzzConvert(f *testing.F) {
+	for _, text := range []string{
+		flagCommand, `{"model": "m", "args": {"output_dir": "o", "num_train_epochs": 1.5, "prompts": {"a": "q: "}, "lr_scheduler_kwargs": {"num_cycles": 2}}, "train_dataset": ["d.jsonl"], "columns": ["a", "b"]}`,
+		"arguments: CrossEncoderTrainingArguments\nloss: {name: LambdaLoss, k: 10}\ncolumns: [q, d, label]\nadapter: {r: 8, target_modules: [query]}",
+		`{"arguments": "SparseEncoderTrainingArguments", "loss": {"name": "SpladeLoss", "loss": "SparseMultipleNegativesRankingLoss", "document_regularizer_weight": 3e-5}, "columns": ["a", "b"]}`,
+		`{"arguments": "MultiVectorEncoderTrainingArguments", "query_length": 32, "query_expansion": {"strategy": "fixed"}, "skiplist_words": [".", ","], "evaluator": [{"name": "e", "primary_metric": "ndcg"}]}`,
+		`{"train_dataset": {"a": "a.parquet", "b": "b.parquet"}, "columns": {"a": ["x", "y"], "b": ["x", "y", "z"]}, "loss": {"a": {"name": "MatryoshkaLoss", "loss": "CoSENTLoss", "matryoshka_dims": [8, 4]}, "b": "GISTEmbedLoss"}, "guide": "g"}`,
+	} {
+		for at, value := range []string{"null", "-1", "1e308", `""`, `[null]`, `{"name": null}`, `{"a": {"a": "\u0000: {"}}`} {
+			f.Add([]byte(text), uint8(at), []byte(value))
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte, at uint8, value []byte) {
+		harness.Bounded(t, func() {
+			from, devices := imports.SentenceTransformers, 0
+			s, err := imports.ReadMapping("settings", text)
+			if err != nil {
+				from = imports.FlagEmbedding
+				if s, devices, err = imports.ReadCommand(string(text)); err != nil {
+					return
+				}
+			}
+			var v any
+			if names := slices.Sorted(maps.Keys(s)); len(names) > 0 && json.Unmarshal(value, &v) == nil {
+				s[names[int(at)%len(names)]] = v
+			}
+			res, err := imports.Convert(from, s, devices)
+			if err != nil {
+				return
+			}
+			if _, err := yaml.ParseBytes([]byte(res.Recipe), 0); err != nil {
+				t.Errorf("%v\n%s", err, res.Recipe)
+			}
+			recipe.Parse("imported", []byte(res.Recipe), nil)
+		})
+	})
 }
 
 // max_steps ends a run, however many epochs are said.

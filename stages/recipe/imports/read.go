@@ -74,12 +74,12 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 	}
 	var m map[string]any
 	orders := keyOrders{}
-	if err := json.Unmarshal(text, &m); err == nil {
+	if err := json.Unmarshal(text, &m); err == nil && m != nil {
 		orders.ofJSON(json.NewDecoder(bytes.NewReader(text)), "")
 	} else {
 		m = nil
 		if yamlErr := yaml.Unmarshal(text, &m); yamlErr != nil || m == nil {
-			if strings.HasSuffix(name, ".json") {
+			if strings.HasSuffix(name, ".json") && !json.Valid(text) {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
 			return nil, fmt.Errorf("%s: %w", name, errors.Join(yamlErr, errors.New("want a mapping of settings to values")))
