@@ -1,6 +1,7 @@
 package gpustage
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sort"
@@ -102,7 +103,7 @@ func OpenAuto(share Share) (kind string, d Device, passed, err error) {
 			return k, d, passed, err
 		}
 	}
-	return "", nil, passed, fmt.Errorf("no device opens; this program has: %s (import contraflow/gpustage/cpu for the processor)", strings.Join(kinds, ", "))
+	return "", nil, passed, fmt.Errorf("no device opens; this program has: %s (import contraflow/gpustage/cpu for the processor)", cmp.Or(strings.Join(kinds, ", "), "none"))
 }
 
 // OpenBest is Open("auto"). warn, which may be nil, is told if a better device that is there was passed over, and why.

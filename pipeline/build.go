@@ -53,8 +53,12 @@ func Devices(ds ...Device) BuildOption { return func(p *Plan) { p.devices = ds }
 // Workers sets the number of host tasks that may run at once, at least 1. The default is GOMAXPROCS, but at least 2.
 func Workers(n int) BuildOption { return func(p *Plan) { p.workers = n } }
 
-// Build checks the graph and fixes its order. It returns every mistake it finds, joined.
+// Build checks the graph and fixes its order, once. It returns every mistake it finds, joined.
 func (g *Graph) Build(opts ...BuildOption) (*Plan, error) {
+	if g.built {
+		return nil, fmt.Errorf("graph %q has been built before: a graph is built once, and another one for another run", g.name)
+	}
+	g.built = true
 	p := &Plan{name: g.name, workers: max(2, runtime.GOMAXPROCS(0))}
 	for _, o := range opts {
 		o(p)

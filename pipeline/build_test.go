@@ -179,6 +179,18 @@ func TestBuildErrors(t *testing.T) {
 	}
 }
 
+// A second Build, which would find in the graph what the first has left there, says what is wrong.
+func TestBuildTwice(t *testing.T) {
+	g := New("once")
+	Source(g, "rows", func(context.Context) (int, error) { return 0, io.EOF })
+	if _, err := g.Build(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Build(); err == nil || !strings.HasPrefix(err.Error(), `graph "once" has been built before`) {
+		t.Error(err)
+	}
+}
+
 func TestBuildOptions(t *testing.T) {
 	for _, tt := range []struct {
 		option BuildOption

@@ -12,6 +12,7 @@ type Graph struct {
 	stages []*Stage
 	ports  []*port
 	errs   []error
+	built  bool
 }
 
 // New begins a graph. The name appears in errors, traces and drawings.

@@ -98,6 +98,7 @@ type Encoder struct {
 	ranks    *Replicas
 	began    string // a hash of the weights before the first step, among ranks
 	restored int    // steps that the checkpoint had made from which Restore has the state
+	applied  bool   // the graph has an update
 	wired    wired
 	replication
 	guided guided

@@ -2,6 +2,7 @@ package stages
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -48,6 +49,12 @@ type looks struct {
 
 // Guided adds the stages that embed batches with a guide, whose tokens Text.Guide has made. Loss takes what it returns as GuidedBy.
 func Guided(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Port[Embedded], e *Encoder, guide Guide) pipeline.Port[Guidance] {
+	if guide.Model == nil {
+		s := g.Stage("guide", pipeline.At(pipeline.Batch))
+		s.Refuse(errors.New("Guide.Model is nil: it wants the model that looks at texts"))
+		s.Do(func(*pipeline.Task) error { return nil })
+		return pipeline.Out[Guidance](s, "guidance").Port
+	}
 	engine := &embedder.Engine{Model: guide.Model, Tokens: guide.Tokens}
 	e.guided = guided{engine: engine, device: guide.Device, size: guide.Model.EmbeddingSize()}
 	if guide.Device == e.device {

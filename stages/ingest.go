@@ -189,8 +189,8 @@ type planned struct {
 // checkStep compares the plan's count of steps with the run's.
 func (b *Batch) checkStep(before int) error {
 	if p := b.plan; p != nil && p.before != before {
-		return fmt.Errorf("the plan has %d steps before this one, and the run has %d: set Plan.FirstStep and pipeline.FirstStep both to how many were made before, "+
-			"and leave the steps' ends where Ingest puts them", p.before, before)
+		return fmt.Errorf("the plan has %d steps before this one, and the run has %d: set Plan.FirstStep and pipeline.FirstStep both to how many were made before (of a checkpoint, "+
+			"Plan.ResumeLatest before Ingest and Encoder.Restore before Encoder.Run do so), and leave the steps' ends where Ingest puts them", p.before, before)
 	}
 	return nil
 }

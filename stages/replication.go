@@ -16,7 +16,6 @@ type replication struct {
 	rowsReady  pipeline.Output[*Batch]   // the batch that ends the step
 	reduced    []pipeline.Port[struct{}] // what an update waits for
 	seen       int                       // sub-batches of the step so far
-	applied    bool                      // the graph has an update
 
 	rowsOut gpustage.Tensor // [U, C]: the last sub-batch's gradient of the word embeddings
 	rowsIn  gpustage.Tensor // [sum of U, C]: all ranks'

@@ -3,6 +3,7 @@ package stages
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
@@ -13,14 +14,21 @@ func MapRows(g *pipeline.Graph, name string, chunks pipeline.Port[*Chunk], f fun
 	return pipeline.Map(g, name, chunks, func(t *pipeline.Task, c *Chunk) (*Chunk, error) { return c.MapRows(t, f) })
 }
 
-// MapRows calls f with each of a chunk's rows. It may change the texts, not their number, of which MapRows computes the hashes anew; and the weight, label,
-// scores and teacher's embedding. A row that f returns an error for can't be used: the run ends before its step, as after [Chunk.Unusable].
+// MapRows is a chunk of what f makes of each row; c itself stays as it is, for other stages that read it. f may change the texts, not their number, of which
+// MapRows computes the hashes anew; and the weight, label, scores and teacher's embedding. A row that f returns an error for can't be used: the run ends before
+// its step, as after [Chunk.Unusable].
 func (c *Chunk) MapRows(t *pipeline.Task, f func(*Chunk, *dataset.Example) error) (*Chunk, error) {
-	for i := range c.Examples {
-		e := &c.Examples[i]
+	if c == nil || c.Data == nil { // Tokenize says so
+		return c, nil
+	}
+	mapped := *c
+	mapped.Examples = slices.Clone(c.Examples)
+	for i := range mapped.Examples {
+		e := &mapped.Examples[i]
+		e.Texts, e.Scores, e.Teacher = slices.Clone(e.Texts), slices.Clone(e.Scores), slices.Clone(e.Teacher)
 		row, n := e.Row, len(e.Texts)
 		where := func(err error) error { return fmt.Errorf("%v: %w", c.Data.Locate(row-c.Offset), err) }
-		if err := f(c, e); err != nil {
+		if err := f(&mapped, e); err != nil {
 			return c.Unusable(t, where(err))
 		}
 		if e.Row != row || len(e.Texts) != n {
@@ -33,7 +41,7 @@ func (c *Chunk) MapRows(t *pipeline.Task, f func(*Chunk, *dataset.Example) error
 			e.Hashes[k] = dataset.HashText(text)
 		}
 	}
-	return c, nil
+	return &mapped, nil
 }
 
 // RowsError ends a run before the step that has rows which can't be used or read, here or on another rank. All steps before that one are done on all ranks, and

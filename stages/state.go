@@ -210,6 +210,9 @@ func (e *Encoder) Restore(c *checkpoint.Checkpoint) (err error) {
 	if c == nil {
 		return nil
 	}
+	if !e.applied {
+		return errors.New("stages: the encoder has no optimizer yet whose state Restore could put back: Restore comes after Train, or Apply")
+	}
 	if err := e.fits(c); err != nil {
 		return err
 	}

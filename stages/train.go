@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/pipeline"
 	"contraflow/stages/loss"
@@ -57,8 +58,7 @@ func Train(g *pipeline.Graph, chunks pipeline.Port[*Chunk], e *Encoder, step Ste
 }
 
 // BeforeUpdate adds a stage that calls f once a step, on the encoder's lane, when the step's gradient is summed over all ranks and before Apply updates by
-// it: it stands between Sync and Apply, in a program that has Train's three lines in its place. f reads
-// [Encoder.Gradients].
+// it: it stands between Sync and Apply, in a program that has Train's three lines in its place. f reads [Encoder.Gradients].
 func BeforeUpdate(g *pipeline.Graph, name string, contributions pipeline.Port[Contribution], e *Encoder, f func(*pipeline.Task) error) {
 	s := g.Stage(name, e.on(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)
@@ -97,10 +97,19 @@ const hostWorkers = 4
 // Build builds the encoder's graph for the devices of its model and of its guide's, with as many workers as its ranks need. A graph with stages on other
 // devices is built by pipeline.Graph.Build.
 func (e *Encoder) Build() (*pipeline.Plan, error) {
-	devices := make([]pipeline.Device, 1+max(e.device, e.guided.device))
-	devices[e.device] = OnDevice(e.Model.Device)
-	if x := e.guided; x.engine != nil && x.device != e.device {
-		devices[x.device] = OnDevice(x.engine.Model.Device)
+	at := map[int]gpustage.Device{e.device: e.Model.Device}
+	if x := e.guided; x.engine != nil {
+		if d := x.engine.Model.Device; x.device == e.device && d != e.Model.Device {
+			return nil, fmt.Errorf("graph %q: Guide.Device is %d, as the encoder's, and the guide's model is on another device than the encoder's", e.graph.Name(), x.device)
+		}
+		at[x.device] = x.engine.Model.Device
+	}
+	devices := make([]pipeline.Device, len(at))
+	for i := range devices {
+		if at[i] == nil {
+			return nil, fmt.Errorf("graph %q: no model is on device %d of those that are counted from 0: NewEncoder has been given device %d, and Guide.Device is %d", e.graph.Name(), i, e.device, e.guided.device)
+		}
+		devices[i] = OnDevice(at[i])
 	}
 	return e.graph.Build(pipeline.Devices(devices...), pipeline.Workers(max(hostWorkers, runtime.GOMAXPROCS(0))))
 }

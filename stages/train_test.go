@@ -268,3 +268,101 @@ func TestResumeLatest(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What is called in another order than it belongs, or twice, is an error that says what it wants.
+func TestTrainMisused(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	elsewhere, err := embedder.LoadTrainable(filepath.Join(p.dir, "model"), ref.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer elsewhere.Close()
+	guide := p.text
+	chain := func(device int, g *stages.Guide) (*stages.Encoder, func() error, error) {
+		graph := pipeline.New("misused")
+		enc, err := stages.NewEncoder(graph, p.model, device, -1, 1)
+		if err != nil {
+			return nil, nil, err
+		}
+		t.Cleanup(func() { enc.Close() })
+		plan, err := stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 4, Epochs: 1}, animals(t))
+		if err != nil {
+			return nil, nil, err
+		}
+		text := p.text
+		if g != nil {
+			text.Guide = &guide
+		}
+		chunks := stages.Ingest(graph, plan)
+		train := func() error {
+			_, err := stages.Train(graph, chunks, enc, stages.Step{Text: text, Size: stages.Size{Rows: 4}, Loss: loss.InfoNCE{}, Guide: g}, plain)
+			return err
+		}
+		return enc, train, nil
+	}
+	run := func(device int, g *stages.Guide) error {
+		enc, train, err := chain(device, g)
+		return errors.Join(err, train(), enc.Run(t.Context()))
+	}
+	for want, try := range map[string]func() error{
+		`graph "misused" has been built before`: func() error {
+			enc, train, err := chain(0, nil)
+			if err := errors.Join(err, train(), enc.Run(t.Context())); err != nil {
+				t.Error(err)
+			}
+			return enc.Run(t.Context())
+		},
+		"the encoder has an update already": func() error {
+			_, train, err := chain(0, nil)
+			if err := errors.Join(err, train()); err != nil {
+				t.Error(err)
+			}
+			return train()
+		},
+		"Restore comes after Train": func() error {
+			enc, _, err := chain(0, nil)
+			return errors.Join(err, enc.Restore(&checkpoint.Checkpoint{}))
+		},
+		"no model is on device 0":         func() error { return run(1, nil) },
+		"and Guide.Device is -1":          func() error { return run(0, &stages.Guide{Model: elsewhere.Model, Device: -1}) },
+		"and Guide.Device is 2":           func() error { return run(0, &stages.Guide{Model: elsewhere.Model, Device: 2}) },
+		"Guide.Device is 0, as the enc":   func() error { return run(0, &stages.Guide{Model: elsewhere.Model}) },
+		`stage "guide": Guide.Model is n`: func() error { return run(0, &stages.Guide{}) },
+	} {
+		if err := try(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if err := errors.Join(run(0, &stages.Guide{Model: elsewhere.Model, Device: 1}), run(1, &stages.Guide{Model: elsewhere.Model})); err != nil {
+		t.Error(err)
+	}
+}
+
+// Another stage that reads the chunks of which MapRows changes the rows sees them as they were.
+func TestMapRowsLeavesChunks(t *testing.T) {
+	data := animals(t)
+	before := &stages.Chunk{Data: data, Examples: []dataset.Example{dataset.NewExample(0, "what barks", "a dog")}}
+	e := &before.Examples[0]
+	e.Scores, e.Teacher = []float32{1}, []float32{2}
+	want := e.Hashes[0]
+	after, err := before.MapRows(nil, func(_ *stages.Chunk, e *dataset.Example) error {
+		e.Texts[0], e.Scores[0], e.Teacher[0], e.Weight = "who barks", 3, 4, 5
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Texts[0] != "what barks" || e.Hashes[0] != want || e.Scores[0] != 1 || e.Teacher[0] != 2 || e.Weight != 1 {
+		t.Errorf("it has become %+v", *e)
+	}
+	if x := after.Examples[0]; x.Texts[0] != "who barks" || x.Hashes[0] != dataset.HashText("who barks") || x.Scores[0] != 3 || x.Teacher[0] != 4 || x.Weight != 5 {
+		t.Errorf("%+v", x)
+	}
+	if none, err := (*stages.Chunk)(nil).MapRows(nil, nil); none != nil || err != nil { // Tokenize says so
+		t.Errorf("%v, %v", none, err)
+	}
+}

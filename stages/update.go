@@ -177,6 +177,9 @@ func Apply(g *pipeline.Graph, contributions pipeline.Port[Contribution], grads p
 	if err := errors.Join(u.check(), e.checkWired()); err != nil {
 		return pipeline.Port[StepResult]{}, fmt.Errorf("stages: %w", err)
 	}
+	if e.applied {
+		return pipeline.Port[StepResult]{}, errors.New("stages: the encoder has an update already: Train, or Apply, is called once for each")
+	}
 	e.ranks.tell("the update", Settings(u))
 	s := g.Stage(StepStages.End, e.on(), pipeline.At(pipeline.Step))
 	pipeline.Collect(s, "contributions", contributions)

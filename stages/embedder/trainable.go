@@ -41,8 +41,9 @@ func ModelOptions(o transformer.Options) TrainableOption {
 // Dropout is that of hidden states and of attention, in place of what config.json says.
 func Dropout(p float64) TrainableOption { return func(t *trainableOptions) { t.dropout = &p } }
 
-// LoadTrainable loads a model folder for training on a device; nil is the best one of those that the program imports, as with [Load], which Close closes. It loads it with the folder's dropout, pooling and normalization, in f32 where no option says
-// otherwise. An adapter is merged into its base model's weights, and all of them train; with LoRA among the options its factors train, which must be
+// LoadTrainable loads a model folder for training, with the folder's dropout, pooling and normalization, in f32 where no option says otherwise. A nil device
+// is the best one of those that the program imports, as with [Load]: Close closes it. ([gpustage.OpenBest] also says why a better one was passed over.) An
+// adapter is merged into its base model's weights, and all of them train; with LoRA among the options its factors train, which must be
 // as many and as large as the options say.
 func LoadTrainable(folder string, d gpustage.Device, opts ...TrainableOption) (*Trainable, error) {
 	var o trainableOptions

@@ -30,9 +30,10 @@ func WithRow(f func(*dataset.Example) error) TrainOption {
 	return func(o *trainOptions) { o.own.row = f }
 }
 
-// WithStages has add put stages of one's own into the graph that trains: what looks at batches, results or gradients, or measures something else, of
-// this rank. A graph is built anew after a step that is rolled back (train.on_nan), and add called again. Stages that change what is trained are
-// WithRow's and WithLoss's matter, of which checkpoints know.
+// WithStages has add put stages of one's own into the graph that trains: what looks at batches or results, or measures something else, of this rank.
+// Of a step's gradient they find its norm (StepResult.GradNorm): the update has cleared it, and stages.BeforeUpdate is for graphs of one's own. A graph
+// is built anew after a step that is rolled back (train.on_nan), and add called again. Stages that change what is trained are WithRow's and WithLoss's
+// matter, of which checkpoints know.
 func WithStages(add func(g *pipeline.Graph, p Ports) error) TrainOption {
 	return func(o *trainOptions) { o.own.stages = add }
 }

@@ -26,9 +26,10 @@ type Trainable struct {
 }
 
 // LoadTrainable loads a reranker's folder for training, or that of an encoder or a language model, which gets a head that scores: a new one, or the
-// logits of the language model's yes and no. A nil device is the best one of those that the program imports, which Close closes. o says how the model computes and what of it trains (bf16, activation checkpointing, LoRA); its
-// zero value is f32, and all. A layer-wise reranker trains by the scores of all its layers, the last layer's first, by which it is measured. Adapters are
-// errors.
+// logits of the language model's yes and no. A nil device is the best one of those that the program imports, as with [Load]: Close
+// closes it. ([gpustage.OpenBest] also says why a better one was passed over.) o says how the model computes and what of it trains (bf16, activation
+// checkpointing, LoRA); its zero value is f32, and all. A layer-wise reranker trains by the scores of all its layers, the last layer's first, by which it is
+// measured. Adapters are errors.
 func LoadTrainable(folder string, d gpustage.Device, text TextOptions, o transformer.Options) (*Trainable, error) {
 	f, err := hfmodel.Open(folder)
 	if err != nil {
