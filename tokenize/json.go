@@ -113,6 +113,8 @@ func decodeJSON(data []byte, into any) error {
 	var syntax *json.SyntaxError
 	var kind *json.UnmarshalTypeError
 	switch {
+	case bytes.HasPrefix(data, []byte("\ufeff")):
+		return errors.New("it begins with a byte order mark, which JSON has none of, for Python too: save it as UTF-8 without one")
 	case errors.As(err, &syntax):
 		before := data[:min(int(syntax.Offset), len(data))]
 		line := 1 + bytes.Count(before, []byte("\n"))

@@ -399,6 +399,7 @@ func TestLoadErrors(t *testing.T) {
 		{fileTokenizer, "{\"version\": \"1.0\",\n \"model\": }", "tokenizer.json: line 2, column 11", false},
 		{fileTokenizer, `{"version": "1.0", "model"`, "tokenizer.json: line 1, column 26: unexpected end", false},
 		{fileTokenizer, ``, "tokenizer.json: line 1", false},
+		{fileTokenizer, "\ufeff{" + model + "}", "tokenizer.json: it begins with a byte order mark", false},
 		{fileTokenizer, `{}`, `key "model" is missing`, false},
 		{fileTokenizer, `{"added_tokens": 5, ` + model + `}`, `key "added_tokens": want`, false},
 		{fileTokenizer, `{"model": {"type": "WordPiece"}}`, "WordPiece needs unk_token", false},

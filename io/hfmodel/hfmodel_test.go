@@ -278,6 +278,7 @@ func TestBadFolders(t *testing.T) {
 		"adapter and weights": {all(remove("config.json"), write("adapter_config.json", "{}"), write("adapter_model.safetensors", "x")), []string{"not a model folder", "no config.json"}},
 		"broken config": {write("config.json", "{\n\"model_type\":\n oops}"),
 			[]string{"config.json: line 3: not valid JSON"}},
+		"byte order mark":     {write("config.json", "\ufeff{\"model_type\": \"bert\"}"), []string{"config.json: it begins with a byte order mark"}},
 		"config a list":       {write("config.json", "[1]"), []string{"config.json: line 1: got a JSON array, want an object"}},
 		"no model_type":       {write("config.json", "{}"), []string{"config.json: no model_type"}},
 		"model_type a number": {write("config.json", `{"model_type": 3}`), []string{"config.json: model_type: got 3, want a string"}},

@@ -139,6 +139,8 @@ func unmarshal(data []byte, v any) error {
 	var syntax *json.SyntaxError
 	var wrong *json.UnmarshalTypeError
 	switch {
+	case bytes.HasPrefix(data, []byte("\ufeff")):
+		return errors.New("it begins with a byte order mark, which JSON has none of, for Python too: save it as UTF-8 without one")
 	case errors.As(err, &syntax):
 		return fmt.Errorf("line %d: not valid JSON: %w", line(data, syntax.Offset), err)
 	case errors.As(err, &wrong):

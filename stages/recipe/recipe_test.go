@@ -511,6 +511,7 @@ func TestErrors(t *testing.T) {
 		{"optimizer: {betas: [0.9]}", "optimizer.betas: are [0.9], want two numbers"},
 		{"train: {epochs: \"3\"}", `train.epochs: want a number, got "3"`},
 		{"train: {epochs: 0}", "train.epochs: is 0, want a positive number"},
+		{"\xff\xfem\x00o\x00", "r.yaml is UTF-16, as Windows PowerShell's > writes files: it has to be UTF-8"},
 		{"train: {epochs: 2e9}", "train.epochs: is 2e+09, want a positive number of at most 1073741824"},
 		{"batch: {accumulate: 9223372036854775807}", "batch.accumulate: is 9223372036854775807, want at most 1073741824"},
 		{"mesh: {replicate: 9007199254740993}", "mesh.replicate: is 9007199254740993, want at most 65536"},

@@ -51,6 +51,9 @@ func readTree(path string) (*node, error) {
 
 func parseTree(name string, data []byte) (*node, error) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // that editors of Windows put before a text
+	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
+		return nil, fmt.Errorf("%s is UTF-16, as Windows PowerShell's > writes files: it has to be UTF-8, as | Out-File -Encoding utf8 %s writes it there", name, name)
+	}
 	f, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		line, what := syntax(err)

@@ -488,6 +488,9 @@ func TestWrongSettings(t *testing.T) {
 	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"columns": []any{"a", nil}}, 1); err == nil || !strings.Contains(err.Error(), `got ["a",null]`) {
 		t.Errorf("columns of null: %v", err)
 	}
+	if s, err := imports.ReadMapping("x.json", []byte("\ufeff{\"model\": \"m\"}")); err != nil || s["model"] != "m" {
+		t.Errorf("behind a byte order mark: %v, %v", s, err)
+	}
 	lists := imports.Settings{"arguments": "CrossEncoderTrainingArguments", "loss": "LambdaLoss", "columns": []any{"query", "label"}}
 	if _, err := imports.Convert(imports.SentenceTransformers, lists, 1); err == nil || !strings.Contains(err.Error(), `a column of lists of documents and one of their labels, got ["query","label"]`) {
 		t.Errorf("no documents: %v", err)

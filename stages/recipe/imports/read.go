@@ -72,6 +72,7 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 	if IsPython(name, text) {
 		return nil, fmt.Errorf("%s is a Python script, and settings are read here, not scripts: %s", name, FromPython)
 	}
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // that PowerShell puts before a text
 	var m map[string]any
 	orders := keyOrders{}
 	if err := json.Unmarshal(text, &m); err == nil && m != nil {
