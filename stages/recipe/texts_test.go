@@ -166,7 +166,9 @@ func TestLookAtIDs(t *testing.T) {
 	two.Mesh.Replicate = 2
 	var common *shared
 	err = OnRanks(t.Context(), two, Place{}, Observer{}, func(x *Run) error {
-		common = x.shared
+		if x.Main() {
+			common = x.shared
+		}
 		if n := x.data[0].Rows(); n != 60 {
 			return fmt.Errorf("%d rows", n)
 		}
