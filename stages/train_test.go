@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/collective"
 	"contraflow/collective/local"
@@ -103,6 +104,21 @@ func trained(ctx context.Context, p parts, data []*dataset.Dataset, ranks *stage
 	return steps, enc.Run(ctx)
 }
 
+// two runs f on two ranks.
+func two(ctx context.Context, f func(*stages.Replicas) error) error {
+	return local.Run(2, func(w collective.World) error {
+		comm, err := collective.Connect(ctx, w, collective.Mesh{Replicate: 2, Shard: 1})
+		if err != nil {
+			return err
+		}
+		ranks, err := stages.Join(ctx, comm, stages.Exchanging{})
+		if err != nil {
+			return err
+		}
+		return f(ranks)
+	})
+}
+
 func unchanged(*stages.Chunk, *dataset.Example) error { return nil }
 
 func nothing(*pipeline.Graph, stages.Chain, *stages.Encoder) error { return nil }
@@ -145,17 +161,7 @@ func TestBeforeUpdate(t *testing.T) {
 	if err := check(nil); err != nil {
 		t.Error(err)
 	}
-	if err := local.Run(2, func(w collective.World) error {
-		comm, err := collective.Connect(t.Context(), w, collective.Mesh{Replicate: 2, Shard: 1})
-		if err != nil {
-			return err
-		}
-		ranks, err := stages.Join(t.Context(), comm, stages.Exchanging{})
-		if err != nil {
-			return err
-		}
-		return check(ranks)
-	}); err != nil {
+	if err := two(t.Context(), check); err != nil {
 		t.Error(err)
 	}
 }
@@ -364,5 +370,76 @@ func TestMapRowsLeavesChunks(t *testing.T) {
 	}
 	if none, err := (*stages.Chunk)(nil).MapRows(nil, nil); none != nil || err != nil { // Tokenize says so
 		t.Errorf("%v, %v", none, err)
+	}
+}
+
+// A rank that fails while its own lane waits for another rank, which waits as well, ends both runs, long before anything's deadline.
+func TestRunEndsOtherRanks(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	data := []*dataset.Dataset{animals(t)}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err = two(ctx, func(ranks *stages.Replicas) error {
+		_, err := trained(ctx, p, data, ranks, loss.InfoNCE{}, unchanged, func(g *pipeline.Graph, c stages.Chain, enc *stages.Encoder) error {
+			if ranks.Rank() == 0 {
+				stages.BeforeUpdate(g, "waits", c.Contributions, enc, func(t *pipeline.Task) error {
+					select {
+					case <-ranks.Comm.World.Done():
+						return errors.New("the job is over")
+					case <-t.Context().Done():
+						return t.Context().Err()
+					}
+				})
+				return nil
+			}
+			pipeline.Sink(g, "fails", c.Batches, func(t *pipeline.Task, _ *stages.Batch) error {
+				if t.Index.Step == 0 {
+					return nil
+				}
+				time.Sleep(500 * time.Millisecond) // by then the gather of this step waits for rank 0
+				return errors.New("boom")
+			})
+			return nil
+		})
+		return err
+	})
+	if err == nil || !strings.Contains(err.Error(), `rank 1: graph "trained": stage "fails", item 1.0: boom`) || ctx.Err() != nil {
+		t.Errorf("%v, %v", err, ctx.Err())
+	}
+}
+
+// What Run is told besides counts before what it knows itself: a plan put behind some steps without a checkpoint.
+func TestRunOptions(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	plan, err := stages.NewPlan(t.Context(), dataset.SamplerConfig{GlobalSize: 4, Epochs: 2}, animals(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan.FirstStep = 3
+	g := pipeline.New("from 3")
+	enc, err := stages.NewEncoder(g, p.model, 0, -1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer enc.Close()
+	c, err := stages.Train(g, stages.Ingest(g, plan), enc, stages.Step{Text: p.text, Size: stages.Size{Rows: 4}, Loss: loss.InfoNCE{}}, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var steps []int
+	pipeline.Sink(g, "keep", c.Results, func(_ *pipeline.Task, r stages.StepResult) error {
+		steps = append(steps, r.Step)
+		return nil
+	})
+	if err := enc.Run(t.Context(), pipeline.FirstStep(3)); err != nil || !slices.Equal(steps, []int{3, 4}) {
+		t.Errorf("steps %v, %v", steps, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"contraflow/io/checkpoint"
+	"contraflow/io/dataset"
 	"contraflow/io/prep"
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
@@ -78,6 +79,10 @@ func TestPreparedTokens(t *testing.T) {
 	}
 	if _, err := j.run(t, "other", nil, 0, false, "data.train.0.ids=true"); err == nil || !strings.Contains(err.Error(), "has no token ids") {
 		t.Errorf("files without ids: %v", err)
+	}
+	j.opts = []TrainOption{WithRow(func(*dataset.Example) error { return nil })}
+	if _, err := j.run(t, "other", nil, 0, false, path, "data.train.0.ids=true"); err == nil || !strings.Contains(err.Error(), "the row comes as token ids, whose texts can't be changed: data.train[0].ids: false takes its texts") {
+		t.Errorf("ids, and a program that changes texts: %v", err)
 	}
 }
 
