@@ -245,6 +245,9 @@ func TestRerankTasks(t *testing.T) {
 	if len(both) != 2 || both[0] != first[0] || both[1] != second[0] || first[0] == second[0] {
 		t.Errorf("%v, alone %v and %v", both, first, second)
 	}
+	if card := j.card(t, "first"); !strings.Contains(card, "/easy, BM25's candidates | ") {
+		t.Errorf("the card does not say what was reranked:\n%s", card)
+	}
 	sets = append(sets, "eval.metric=mrr@10") // whose figure of BM25's order is then the one beside it
 	values("mrr", tasks[1])
 	e := j.evaluations(t, "mrr")[0]

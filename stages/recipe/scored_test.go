@@ -190,6 +190,11 @@ func TestScoredTasks(t *testing.T) {
 			if err != nil || !strings.Contains(string(card), "mcc") || !strings.Contains(string(card), "mrr@3") || !strings.Contains(string(card), "type: reranking") {
 				t.Errorf("%s: %v: the card has no mcc, or no mrr@3 of reranking:\n%s", out, err, card)
 			}
+			for what, n := range map[string]int{"type: semantic-similarity": 1, "type: binary-classification": 1, "type: triplet": 2} {
+				if strings.Count(string(card), what+"\n") != n {
+					t.Errorf("%s: the card does not say %q of %d tasks:\n%s", out, what, n, card)
+				}
+			}
 		}
 	}
 }
@@ -397,6 +402,9 @@ func TestParaphrases(t *testing.T) {
 			}
 		}
 	}
+	if card := j.card(t, "one"); strings.Count(card, "type: paraphrase-mining") != 2 {
+		t.Errorf("the card does not say what the two tasks are:\n%s", card)
+	}
 	if same, short := j.evaluations(t, "one")[0].Tasks[0].Value, j.evaluations(t, "one")[0].Tasks[1].Value; same == short {
 		t.Errorf("both are %v", same)
 	}
@@ -537,6 +545,12 @@ func TestDimensions(t *testing.T) {
 			if alike := tasks[i].alike(&tasks[k]); alike != (i == 1) {
 				t.Errorf("%s and %s are alike: %t", tasks[k].name, tasks[i].name, alike)
 			}
+		}
+	}
+	// What decides which evaluation is the best goes by eval.metric where documents are ranked, and where paraphrases are found by their own.
+	for i, want := range map[int]string{0: "mrr@5", 1: "mrr@5 of 4 dimensions", 5: "ap"} {
+		if name, _ := tasks[i].identity("mrr@5", nil); name != want {
+			t.Errorf("%s goes by %s, want %s", tasks[i].name, name, want)
 		}
 	}
 	all := r.Eval.tasks()
