@@ -477,9 +477,9 @@ func TestLoadFile(t *testing.T) {
 func TestUnknownID(t *testing.T) {
 	for text, want := range map[string]int32{
 		`{"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9, "vocab": {"a": 0, "u": 1}}`: 1,
-		`{"type": "Unigram", "unk_id": 2, "vocab": [["a", -1], ["b", -2], ["u", 0]]}`:                                                         2,
-		`{"type": "BPE", "unk_token": "u", "vocab": {"a": 0, "u": 3}, "merges": []}`:                                                          3,
-		`{"type": "BPE", "vocab": {"a": 0, "u": 3}, "merges": []}`:                                                                            -1,
+		`{"type": "Unigram", "unk_id": 2, "vocab": [["a", -1], ["b", -2], ["u", 0]]}`:                                                          2,
+		`{"type": "BPE", "unk_token": "u", "vocab": {"a": 0, "u": 3}, "merges": []}`:                                                           3,
+		`{"type": "BPE", "vocab": {"a": 0, "u": 3}, "merges": []}`:                                                                             -1,
 	} {
 		tok, err := parseTokenizerJSON([]byte(`{"model": `+text+`}`), nil)
 		if err != nil {
