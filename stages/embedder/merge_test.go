@@ -3,6 +3,7 @@ package embedder
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -334,6 +335,49 @@ func TestMergeOfAnother(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+}
+
+// Training goes on with an adapter whose factors fit the weights, on both sides.
+func TestCheckAdapterShapes(t *testing.T) {
+	base := goldens.Path(t, "bert/minilm-tiny")
+	d := ref.New()
+	f, err := hfmodel.Open(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c, err := ConfigOf(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := transformer.New(d, c, transformer.Head{}, transformer.Options{Tuning: transformer.Tuning{LoRA: &transformer.LoRA{Rank: 2, Alpha: 8, Targets: []string{"query"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, shape := range [][2]int{{32, 32}, {31, 32}, {32, 31}} {
+		var tensors []safetensors.Tensor
+		for l := range c.Layers {
+			for side, rows := range map[string][]int{"A": {2, shape[0]}, "B": {shape[1], 2}} {
+				x, err := safetensors.FromFloat32s(fmt.Sprintf("%sencoder.layer.%d.attention.self.query.lora_%s.weight", hfmodel.AdapterPrefix, l, side), rows, make([]float32, rows[0]*rows[1]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				tensors = append(tensors, x)
+			}
+		}
+		dir := copyFolder(t, goldens.Path(t, "lora/bert-qv"))
+		if err := safetensors.Write(filepath.Join(dir, "adapter_model.safetensors"), tensors, nil); err != nil {
+			t.Fatal(err)
+		}
+		a, err := hfmodel.OpenOn(base, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckAdapter(a, m); (err == nil) != (shape == [2]int{32, 32}) || err != nil && !strings.Contains(err.Error(), "and the weight has [32 32]") {
+			t.Errorf("%v: %v", shape, err)
+		}
+		a.Close()
 	}
 }
 
