@@ -472,3 +472,24 @@ func TestLoadFile(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What stands for text that a vocabulary has no tokens for: of each kind of model, or none.
+func TestUnknownID(t *testing.T) {
+	for text, want := range map[string]int32{
+		`{"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9, "vocab": {"a": 0, "u": 1}}`: 1,
+		`{"type": "Unigram", "unk_id": 2, "vocab": [["a", -1], ["b", -2], ["u", 0]]}`:                                                          2,
+		`{"type": "BPE", "unk_token": "u", "vocab": {"a": 0, "u": 3}, "merges": []}`:                                                           3,
+		`{"type": "BPE", "vocab": {"a": 0, "u": 3}, "merges": []}`:                                                                             -1,
+	} {
+		tok, err := parseTokenizerJSON([]byte(`{"model": `+text+`}`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, ok := tok.UnknownID(); id != want || ok != (want >= 0) {
+			t.Errorf("%s: %d, %v", text, id, ok)
+		}
+		if ids := tok.Encode("ж", 0); want >= 0 && !slices.Equal(ids, []int32{want}) {
+			t.Errorf("%s: %v", text, ids)
+		}
+	}
+}

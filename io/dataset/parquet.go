@@ -46,8 +46,10 @@ func openParquet(path string) (*parquetFile, error) {
 // openFile opens a file for reading; a size that isn't want any more (unless that is -1) is an error: the row ids, and
 // with them the order of the data, would no longer be what the run began with.
 func openFile(path string, want int64) (*os.File, int64, error) {
-	if err := plainfile.Here(path); errors.Is(err, plainfile.ErrElsewhere) {
-		return nil, 0, err
+	if want < 0 {
+		if err := plainfile.Here(path); errors.Is(err, plainfile.ErrElsewhere) {
+			return nil, 0, err
+		}
 	}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && want < 0 {

@@ -65,7 +65,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 	if rules.NeedsKeys() {
 		dir, err := os.MkdirTemp(o.TempDir, "contraflow-prep-*")
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("a folder for what is compared (contraflow prep --temp DIR chooses another place): %w", err)
 		}
 		defer os.RemoveAll(dir)
 		if err := l.compare(ctx, dir); err != nil {

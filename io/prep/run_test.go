@@ -775,6 +775,10 @@ func TestSpillsAreNameless(t *testing.T) {
 	if err != nil || most > 0 {
 		t.Errorf("%d files could be seen (%v)", most, err)
 	}
+	c, _ = corpus(t, 300)
+	if _, err := Run(t.Context(), c, Options{TempDir: filepath.Join(temp, "none")}); err == nil || !strings.Contains(err.Error(), "--temp DIR chooses another place") {
+		t.Errorf("no folder to spill into: %v", err)
+	}
 }
 
 func TestCancelled(t *testing.T) {

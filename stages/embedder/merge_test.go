@@ -3,6 +3,7 @@ package embedder
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -314,29 +315,89 @@ func TestMergeAlpha(t *testing.T) {
 	}
 }
 
-// An adapter of another model is refused by name.
+// An adapter of another model is refused by name; a pooler's tensors, which embeddings don't use, are left out.
 func TestMergeOfAnother(t *testing.T) {
 	base := goldens.Path(t, "bert/minilm-tiny")
-	for want, name := range map[string]string{
-		`the adapter is for a layer "layers.0.self_attn.o_proj", which the base model does not have`:        "lora/qwen3-qo",
-		"minilm-tiny: factors of 14 and 64 elements do not fit encoder.layer.0.attention.self.query.weight": "",
+	const query, pooler = "encoder.layer.0.attention.self.query", "pooler.dense"
+	zeros := func(name string, shape ...int) safetensors.Tensor {
+		n := 1
+		for _, d := range shape {
+			n *= d
+		}
+		x, err := safetensors.FromFloat32s(hfmodel.AdapterPrefix+name, shape, make([]float32, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	factors := func(module string, in int) []safetensors.Tensor {
+		return []safetensors.Tensor{zeros(module+".lora_A.weight", 2, in), zeros(module+".lora_B.weight", 32, 2)}
+	}
+	for want, tensors := range map[string][]safetensors.Tensor{
+		`the adapter is for a layer "layers.0.self_attn.o_proj", which the base model does not have`:        nil,
+		"minilm-tiny: factors of 14 and 64 elements do not fit encoder.layer.0.attention.self.query.weight": factors(query, 7),
+		`the adapter has a tensor "base_model.model.classifier.weight", which the base model does not have`: append(factors(query, 32), zeros("classifier.weight", 2, 32)),
+		"the adapter has factors of " + query + ".weight twice":                                             append(factors(query, 32), factors("bert."+query, 32)...),
+		"": append(append(factors(query, 32), factors(pooler, 32)...), zeros(pooler+".bias", 32)),
 	} {
-		dir := t.TempDir()
-		if name != "" {
-			dir = goldens.Path(t, name)
-		} else {
+		dir := goldens.Path(t, "lora/qwen3-qo")
+		if tensors != nil {
 			config, err := os.ReadFile(filepath.Join(goldens.Path(t, "lora/bert-qv"), "adapter_config.json"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			os.WriteFile(filepath.Join(dir, "adapter_config.json"), config, 0o600)
-			a, _ := safetensors.FromFloat32s(hfmodel.AdapterPrefix+"encoder.layer.0.attention.self.query.lora_A.weight", []int{2, 7}, make([]float32, 14))
-			b, _ := safetensors.FromFloat32s(hfmodel.AdapterPrefix+"encoder.layer.0.attention.self.query.lora_B.weight", []int{32, 2}, make([]float32, 64))
-			safetensors.Write(filepath.Join(dir, "adapter_model.safetensors"), []safetensors.Tensor{a, b}, nil)
+			dir = t.TempDir()
+			if err := errors.Join(os.WriteFile(filepath.Join(dir, "adapter_config.json"), config, 0o600), safetensors.Write(filepath.Join(dir, "adapter_model.safetensors"), tensors, nil)); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), "", ref.New(), nil); err == nil || !strings.Contains(err.Error(), want) {
+		err := Merge(base, dir, filepath.Join(t.TempDir(), "x"), "", ref.New(), nil)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+}
+
+// Training goes on with an adapter whose factors fit the weights, on both sides.
+func TestCheckAdapterShapes(t *testing.T) {
+	base := goldens.Path(t, "bert/minilm-tiny")
+	d := ref.New()
+	f, err := hfmodel.Open(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c, err := ConfigOf(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := transformer.New(d, c, transformer.Head{}, transformer.Options{Tuning: transformer.Tuning{LoRA: &transformer.LoRA{Rank: 2, Alpha: 8, Targets: []string{"query"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, shape := range [][2]int{{32, 32}, {31, 32}, {32, 31}} {
+		var tensors []safetensors.Tensor
+		for l := range c.Layers {
+			for side, rows := range map[string][]int{"A": {2, shape[0]}, "B": {shape[1], 2}} {
+				x, err := safetensors.FromFloat32s(fmt.Sprintf("%sencoder.layer.%d.attention.self.query.lora_%s.weight", hfmodel.AdapterPrefix, l, side), rows, make([]float32, rows[0]*rows[1]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				tensors = append(tensors, x)
+			}
+		}
+		dir := copyFolder(t, goldens.Path(t, "lora/bert-qv"))
+		if err := safetensors.Write(filepath.Join(dir, "adapter_model.safetensors"), tensors, nil); err != nil {
+			t.Fatal(err)
+		}
+		a, err := hfmodel.OpenOn(base, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckAdapter(a, m); (err == nil) != (shape == [2]int{32, 32}) || err != nil && !strings.Contains(err.Error(), "and the weight has [32 32]") {
+			t.Errorf("%v: %v", shape, err)
+		}
+		a.Close()
 	}
 }
 

@@ -96,6 +96,8 @@ func TestMistakesAreNamed(t *testing.T) {
 	// A full heap drops most scores unseen: not this one.
 	fails(t, "NaN", top.Add(0, 3, []float32{nan}, 1), "query 0", "document 3")
 
+	_, err = NewBM25(t.Context(), []string{"a"}, BM25Options{B: 0.5})
+	fails(t, "k1", err, "k1 = 0")
 	_, err = NewBM25(t.Context(), []string{"a"}, BM25Options{K1: -1, B: 0.5})
 	fails(t, "k1", err, "k1 = -1")
 	_, err = NewBM25(t.Context(), []string{"a"}, BM25Options{K1: 1, B: 1.5})
