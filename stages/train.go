@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"time"
 
 	"contraflow/gpustage"
@@ -107,7 +109,7 @@ func (e *Encoder) Build() (*pipeline.Plan, error) {
 	devices := make([]pipeline.Device, len(at))
 	for i := range devices {
 		if at[i] == nil {
-			return nil, fmt.Errorf("graph %q: no model is on device %d of those that are counted from 0: NewEncoder has been given device %d, and Guide.Device is %d", e.graph.Name(), i, e.device, e.guided.device)
+			return nil, fmt.Errorf("graph %q: no model is on device %d of those that are counted from 0, but on %v (NewEncoder's device, and Guide.Device)", e.graph.Name(), i, slices.Sorted(maps.Keys(at)))
 		}
 		devices[i] = OnDevice(at[i])
 	}

@@ -333,9 +333,9 @@ func TestTrainMisused(t *testing.T) {
 			enc, _, err := chain(0, nil)
 			return errors.Join(err, enc.Restore(&checkpoint.Checkpoint{}))
 		},
-		"no model is on device 0":         func() error { return run(1, nil) },
-		"and Guide.Device is -1":          func() error { return run(0, &stages.Guide{Model: elsewhere.Model, Device: -1}) },
-		"and Guide.Device is 2":           func() error { return run(0, &stages.Guide{Model: elsewhere.Model, Device: 2}) },
+		"no model is on device 0 of those that are counted from 0, but on [1]": func() error { return run(1, nil) },
+		"but on [-1 0]":                   func() error { return run(0, &stages.Guide{Model: elsewhere.Model, Device: -1}) },
+		"but on [0 2]":                    func() error { return run(0, &stages.Guide{Model: elsewhere.Model, Device: 2}) },
 		"Guide.Device is 0, as the enc":   func() error { return run(0, &stages.Guide{Model: elsewhere.Model}) },
 		`stage "guide": Guide.Model is n`: func() error { return run(0, &stages.Guide{}) },
 	} {
