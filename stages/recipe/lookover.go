@@ -306,8 +306,22 @@ func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) e
 
 func (x *Run) lookOverTasks(ctx context.Context, l *Lookover) error {
 	ctx = hfmodel.ListOnce(ctx)
-	for _, t := range x.Recipe.Eval.tasks() {
-		if err := l.add(ctx, t.at(), func(p *LookoverPart) error { return x.lookOverTask(ctx, p, t) }); err != nil {
+	tasks := x.Recipe.Eval.tasks()
+	for i, t := range tasks {
+		same := func(o task) bool { return o.key == t.key && o.alike(&t) } // by other dimensions
+		if slices.ContainsFunc(tasks[:i], same) {
+			continue
+		}
+		err := l.add(ctx, t.at(), func(p *LookoverPart) error {
+			err := x.lookOverTask(ctx, p, t)
+			for _, o := range tasks[i:] {
+				if same(o) {
+					err = errors.Join(err, x.checkCut(&o))
+				}
+			}
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}

@@ -145,6 +145,38 @@ func TestLookOverBesides(t *testing.T) {
 	}
 }
 
+// The file of a task of several numbers of dimensions is looked at once, and each number is one that the model has.
+func TestLookOverDimensions(t *testing.T) {
+	j := newJob(t, 30)
+	sts := j.stsFile(t)
+	good, err := os.ReadFile(sts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := filepath.Join(j.dir, "bad.jsonl")
+	if err := os.WriteFile(bad, append(good, `{"a": "one", "b": "two", "s": "many"}`...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	set := func(path string) string {
+		return fmt.Sprintf("{path: %q, a: a, b: b, score: s, dimensions: [4, 33, 0]}", path)
+	}
+	l, _ := j.lookOver(t, "eval.sts=["+set(sts)+", "+set(bad)+"]")
+	var keys []string
+	rows := 0
+	for _, p := range l.Parts {
+		if strings.HasPrefix(p.Key, "eval.sts") {
+			keys = append(keys, p.Key)
+			rows += len(p.Bad)
+		}
+	}
+	if want := []string{"eval.sts[0]", "eval.sts[1]"}; !slices.Equal(keys, want) || rows != 1 {
+		t.Errorf("%d rows of %q can't be used, want one of %q", rows, keys, want)
+	}
+	if !all(l.Err(), "eval.sts[0]: dimensions: is 33, and the model's embeddings have 32", "eval.sts[1]: dimensions: is 33", "1 row to measure the model on can't be used") {
+		t.Error(l.Err())
+	}
+}
+
 // A plan does not download what the model is measured on: it says so, and still tells when evaluations are made.
 func TestPlanPassesOver(t *testing.T) {
 	j := newJob(t, 30)

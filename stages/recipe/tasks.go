@@ -312,10 +312,18 @@ func (x *Run) openTasks(ctx context.Context) error {
 	return nil
 }
 
-func (x *Run) openTask(ctx context.Context, t *task) (err error) {
-	noting := x.noting(ctx, t.at())
+// checkCut finds a task of more dimensions than the model's embeddings have.
+func (x *Run) checkCut(t *task) error {
 	if all := x.model.EmbeddingSize(); t.cut > all {
 		return fmt.Errorf("dimensions: is %d, and the model's embeddings have %d", t.cut, all)
+	}
+	return nil
+}
+
+func (x *Run) openTask(ctx context.Context, t *task) (err error) {
+	noting := x.noting(ctx, t.at())
+	if err := x.checkCut(t); err != nil {
+		return err
 	}
 	for i := range x.tasks {
 		if o := &x.tasks[i]; o.alike(t) {
