@@ -301,6 +301,11 @@ func TestRatesAt(t *testing.T) {
 		if got := rates.Backward / rates.Forward; !(math.Abs(got-want) <= 0.02) || !(math.Abs(rates.TokensPerS()-1000) <= 1e-6) {
 			t.Errorf("%s: backward takes %.3f times as long as forward, want %v; %v tokens/s", set, got, want, rates.TokensPerS())
 		}
+		for _, tokens := range []float64{1e-200, 1e15} {
+			if _, err := x.Forecast(t.Context(), collective.Mesh{Replicate: 1, Shard: 1}, sim.Link{}, x.RatesAt(tokens)); err == nil || !strings.Contains(err.Error(), "no step takes a time") {
+				t.Errorf("%s, %g tokens/s: %v", set, tokens, err)
+			}
+		}
 		// A product of so many multiplications and additions takes as long wherever it is.
 		perProduct := rates.Forward / float64(x.Facts().Parameters)
 		if rates.Score < perProduct*3*128 || rates.Score > 3*perProduct*3*128 {

@@ -211,6 +211,9 @@ func (x *Run) Forecast(ctx context.Context, mesh collective.Mesh, link sim.Link,
 	f.Shardings = y.holdings(func(s sharding) int64 { return sent[s] })
 	c.communicates(f.Stages)
 	f.time(c, p, enc)
+	if f.timed() && f.StepTime <= 0 { // a Duration has no figure of it
+		return nil, fmt.Errorf("with %g tokens/s on each rank no step takes a time that can be told", r.TokensPerS())
+	}
 	// Where tasks on both sides wait for each other, or communicate themselves, what that adds to a step is exposed.
 	if y.sharding != (sharding{}) || c.serial || x.Recipe.Train.Sync == "every" {
 		clear(c.comm)
