@@ -14,6 +14,7 @@ import (
 
 	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/scoring"
@@ -246,7 +247,7 @@ func (f *evalFlags) rank(cmd *cobra.Command, e *embedder.Embedder) error {
 		for i := range found {
 			name := m.name
 			if len(found) > 1 {
-				name = fmt.Sprintf("%s, %d dimensions", m.name, f.cuts[i])
+				name = m.name + ", " + spelling.Count(f.cuts[i], "dimension", "dimensions")
 			}
 			rows = append(rows, evaluate.Row{Name: name, Result: found[i][k].model})
 		}

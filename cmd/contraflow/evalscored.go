@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"contraflow/io/spelling"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/scoring"
 )
@@ -137,7 +138,7 @@ func measureScored(cmd *cobra.Command, kind *scoring.Kind, s scoring.Source, cut
 	}
 	for i, result := range results {
 		if len(results) > 1 {
-			result = fmt.Sprintf("%d dimensions: %v", cuts[i], result)
+			result = fmt.Sprintf("%s: %v", spelling.Count(cuts[i], "dimension", "dimensions"), result)
 		}
 		if _, err := fmt.Fprintln(cmd.OutOrStdout(), result); err != nil {
 			return err

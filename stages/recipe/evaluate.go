@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/reranker"
@@ -344,7 +345,7 @@ func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task, cuts 
 		if err != nil {
 			at := t.at()
 			if cuts[i] > 0 {
-				at += fmt.Sprintf(", %d dimensions,", cuts[i])
+				at += ", " + spelling.Count(cuts[i], "dimension", "dimensions") + ","
 			}
 			if len(x.tasks)+len(x.heldOut) == 1 {
 				x.obs.note("%s has no figure this time: %v", at, err)

@@ -10,6 +10,7 @@ import (
 
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/spelling"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/scoring"
@@ -62,7 +63,7 @@ func each(cuts Cuts) []int {
 // cutTo has the task compare so many dimensions.
 func (t *task) cutTo(cut int) {
 	if t.cut = cut; cut > 0 {
-		t.from += fmt.Sprintf(", %d dimensions", cut)
+		t.from += ", " + spelling.Count(cut, "dimension", "dimensions")
 	}
 }
 
