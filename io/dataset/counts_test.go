@@ -121,6 +121,23 @@ func TestCounts(t *testing.T) {
 			t.Errorf("%s: the texts of a row are asked for %d times, alone %d times", name, n, asked)
 		}
 	}
+	few := make(fixedTexts, len(texts)) // which have fewer batches
+	for i := range few {
+		few[i] = []uint64{uint64(i % 7)}
+	}
+	other := evenLayout(200, 10)
+	other.Fingerprint.Lo++
+	var lens [2]int64
+	for i, c := range []*Counts{nil, &counts} {
+		x, err := NewSampler(other, few, SamplerConfig{Seed: 1, GlobalSize: 5, Epochs: epochs, Shuffle: true, NoDuplicates: true, DropLast: true, Counts: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lens[i] = x.Len(0)
+	}
+	if lens[0] != lens[1] || lens[0] == want[0] {
+		t.Errorf("other data has %d batches, with the counts of these %d", lens[0], lens[1])
+	}
 }
 
 // lengthsOf are lengths that go round.

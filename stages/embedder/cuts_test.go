@@ -1,6 +1,7 @@
 package embedder
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"os"
@@ -57,6 +58,11 @@ func TestCuts(t *testing.T) {
 		if e.engine.Model.Head.Dot != (name == "dot") {
 			t.Fatalf("%s: the folder says otherwise", name)
 		}
+		vecs, err := e.Embed(t.Context(), data.Docs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		score := map[string]func(a, b []float32) float64{"cosine": cosine, "dot": evaluate.Product}[name]
 		cuts := []int{5, 0, 1, 9}
 		x := Text{Tokenizer: e.tok, QueryLength: e.maxLength, DocumentLength: e.maxLength}
 		count := func(do func() error) int {
@@ -102,6 +108,14 @@ func TestCuts(t *testing.T) {
 			for k, alone := range []any{runs, found, alike, asked} {
 				if got, want := reflect.ValueOf(together[k]).Index(i).Interface(), reflect.ValueOf(alone).Index(0).Interface(); !reflect.DeepEqual(got, want) {
 					t.Errorf("%s, %d dimensions among others: %v, alone %v", name, cut, got, want)
+				}
+			}
+			for q, hits := range runs[0] {
+				for _, h := range hits {
+					n := cmp.Or(cut, e.Size())
+					if want := score(vecs[q][:n], vecs[h.Doc][:n]); !(math.Abs(float64(h.Score)-want) <= 1e-6) {
+						t.Fatalf("%s, %d dimensions: texts %d and %d are ranked by %v, want %v", name, cut, q, h.Doc, h.Score, want)
+					}
 				}
 			}
 			short, same := open(Dimensions(cut))
