@@ -54,7 +54,7 @@ func repeats(d *dataset.Dataset, index *dataset.Index, progress func(done, total
 
 // repeated counts rows with the key of an earlier one, and says which is the first of them, and which the earlier one. There are so many rows at most, each of
 // which takes 16 bytes: keys are sorted, and what they can't say then is found by going through the rows again, as far as the first that repeats one.
-// A map of 5 million took 213 MiB, and of 30 million 3.8 GB.
+// A map takes 45 bytes of each of 5 million rows, and 60 of each of 30 million.
 func repeated(rows iter.Seq2[int64, dataset.Hash128], most int64, through func(row int64)) (n int, first, of int64) {
 	compare := func(a, b dataset.Hash128) int { return cmp.Or(cmp.Compare(a.Hi, b.Hi), cmp.Compare(a.Lo, b.Lo)) }
 	keys := make([]dataset.Hash128, 0, most)
