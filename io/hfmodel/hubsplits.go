@@ -210,6 +210,8 @@ func checkYAML(head string) error {
 		switch t.Type {
 		case token.AliasType, token.MergeKeyType:
 			return fmt.Errorf("its card, README.md, has an alias in its configs (line %d), which is not read", t.Position.Line)
+		case token.TagType: // goccy/go-yaml panics on one without a value
+			return fmt.Errorf("its card, README.md, has a tag in its configs (line %d), which is not read", t.Position.Line)
 		case token.MappingStartType, token.SequenceStartType:
 			depth++
 		case token.MappingEndType, token.SequenceEndType:

@@ -174,6 +174,7 @@ func TestDataSplits(t *testing.T) {
 		"\n---\na: &x 1\nconfigs:\n- " + strings.Repeat("[", 200) + strings.Repeat("]", 200) + "\n---": "more than 100 levels (line 5)",
 		"---\nconfigs:\n- {config_name: a, data_files: [" + strings.Repeat("a, ", 6000) + "a]}\n---":   "a line of more than 16 KiB in its configs (line 3)",
 		"---\na: b\n# c\nconfigs:\n- {config_name: a, data_files: [*x]}\n---":                          "an alias in its configs (line 5)",
+		"---\nconfigs: !\n\n---":                                                                       "a tag in its configs (line 2)",
 		"---\na: b\nconfigs: 5\n---":                                                                   "[3:10]",
 		"---\nconfigs: []\na: 1\nconfigs: []\n---":                                                     "has configs twice (lines 2 and 4)",
 		"---\n{configs: &x [1], b: *x}\n---":                                                           "an alias in its configs (line 2)",
