@@ -203,6 +203,14 @@ func TestPairs(t *testing.T) {
 	if ids, types, _, err := tok.AppendPair([]int32{7}, nil, "a", "b", 2, LongestFirst); !errors.Is(err, ErrTooShort) || !strings.Contains(err.Error(), "2 is less than the 3 special tokens") || len(ids) != 1 || len(types) > 0 {
 		t.Errorf("a pair cut to 2: %v, %v, %v", ids, types, err)
 	}
+	for how, texts := range map[Truncation][2]string{OnlyFirst: {"a a a", "a a"}, OnlySecond: {"a a", "a a a"}} { // one id is enough, none is not
+		if ids, _, cut, err := tok.AppendPair(nil, nil, texts[0], texts[1], 6, how); err != nil || len(ids) != 6 || !cut {
+			t.Errorf("%v cut to an id: %v, %t, %v", how, ids, cut, err)
+		}
+		if ids, _, _, err := tok.AppendPair(nil, nil, texts[0], texts[1], 5, how); !errors.Is(err, ErrTooShort) {
+			t.Errorf("%v cut to nothing: %v, %v", how, ids, err)
+		}
+	}
 }
 
 // TestVocabTxt loads a folder without tokenizer.json: odd line ends, spaces at line ends, a token twice, a [CLS] that

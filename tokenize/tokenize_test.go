@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -490,6 +492,55 @@ func TestUnknownID(t *testing.T) {
 		}
 		if ids := tok.Encode("ж", 0); want >= 0 && !slices.Equal(ids, []int32{want}) {
 			t.Errorf("%s: %v", text, ids)
+		}
+	}
+}
+
+// A split cuts what the normalizer has left of its pattern: nothing, if that is replaced as a whole. Ids are those of Hugging Face's tokenizers.
+func TestIdleSplit(t *testing.T) {
+	const model = `"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "-": 2, "_": 3, "a-": 4, "a_": 5, "bb": 6}, "merges": ["a -", "a _", "b b"]}`
+	for _, c := range []struct {
+		text, split, old, new string
+		inverted              bool // what is not the pattern is removed
+		want                  []int32
+	}{
+		{"a-b", "-", "-", "_", false, []int32{5, 1}},
+		{"a-b", "-", " ", "_", false, []int32{0, 2, 1}},
+		{"a-b", "-", "-", "--", false, []int32{0, 2, 2, 1}},
+		{"a-b", "a-", "-", "_", false, []int32{5, 1}},
+		{"aabb", "ab", "ab", "b", false, []int32{0, 1, 1}},
+		{"a-b", "-", "-", "_", true, nil},
+		{"a-b", "-", " ", "_", true, []int32{2}},
+	} {
+		behavior := "Isolated"
+		if c.inverted {
+			behavior = "Removed"
+		}
+		tok, err := parseTokenizerJSON(fmt.Appendf(nil, `{"normalizer": {"type": "Replace", "pattern": {"String": %q}, "content": %q},
+			"pre_tokenizer": {"type": "Split", "pattern": {"String": %q}, "behavior": %q, "invert": %t}, %s}`, c.old, c.new, c.split, behavior, c.inverted, model), nil)
+		if err != nil {
+			t.Errorf("%+v: %v", c, err)
+		} else if got := tok.Encode(c.text, 0); !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// WordPiece without one of the keys that it needs is an error that lists them.
+func TestWordPieceNeeds(t *testing.T) {
+	all := map[string]any{"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9, "vocab": map[string]int{"u": 0}}
+	for key := range all {
+		model := maps.Clone(all)
+		if delete(model, key); key == "type" {
+			model["vocab"], key = []any{[]any{"u", 0}}, "vocab" // Unigram's
+			model["type"] = "WordPiece"
+		}
+		data, err := json.Marshal(map[string]any{"model": model})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parseTokenizerJSON(data, nil); err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("without %s: %v", key, err)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/io/spelling"
 	"contraflow/stages/recipe"
 	"contraflow/stages/recipe/imports"
 )
@@ -148,6 +149,9 @@ func readSettings(cmd *cobra.Command, args []string) (from imports.Source, s imp
 		text, err = io.ReadAll(cmd.InOrStdin())
 	} else {
 		text, err = os.ReadFile(args[0])
+	}
+	if err == nil {
+		text, err = spelling.UTF8(args[0], text)
 	}
 	if err != nil {
 		return 0, nil, 0, err

@@ -550,6 +550,7 @@ func TestInit(t *testing.T) {
 		{[]string{"--out", start, "--input", good, "--force", "--max-length", "2"}, 1, "no room for text"},
 		{[]string{"--out", start, "--input", good, "--force", "--config", config, "--max-length", "50"}, 1, "beyond config.json's 40 positions"},
 		{[]string{"--out", filepath.Join(dir, "new"), "--input", bad}, 1, "bad.jsonl:2"},
+		{[]string{"--out", start, "--input", good, "--dropout", "1"}, 2, "--dropout is 1, want at least 0 and less than 1"},
 		{[]string{"--out", start, "--input", good, "--layers", "0"}, 2, "--layers is 0, want at least 1"},
 		{[]string{"--out", start, "--input", good, "--layers", "2", "--config", config}, 2, "--layers and --config"},
 	} {

@@ -290,6 +290,7 @@ func TestMPIResumeOnAnotherMesh(t *testing.T) {
 	}
 	<-job.Ended // mpirun may say that its ranks were told to end; the checkpoint says whether all was well
 	done := len(losses(t, at("stopped")))
+	t.Logf("told to end after the fourth, it ended after step %d of %d", done, len(whole))
 	if done >= len(whole) {
 		t.Fatalf("all %d steps were made before it was told to end", done)
 	}

@@ -82,7 +82,7 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 	if w := b.Weight(row); math.IsNaN(float64(w)) {
 		return d.src.Weight, "the weight is null or NaN: it must be a number >= 0"
 	} else if !(w >= 0 && w <= math.MaxFloat32) {
-		return d.src.Weight, fmt.Sprintf("a weight of %v: it must be a number >= 0", w)
+		return d.src.Weight, fmt.Sprintf("a weight of %s: it must be a number >= 0", numberName(w))
 	}
 	if k := d.number.relevance; k >= 0 && !finite(b.numbers[k].values[row]) {
 		return name(k), fmt.Sprintf("the relevance is %s: it must be a number", numberName(b.numbers[k].values[row]))
@@ -162,6 +162,9 @@ func finite(v float32) bool { return v-v == 0 }
 func numberName(v float32) string {
 	if math.IsNaN(float64(v)) {
 		return "null or NaN"
+	}
+	if !finite(v) { // as written, or as float32
+		return fmt.Sprintf("%v, infinite or beyond the %v of float32", v, float32(math.Copysign(math.MaxFloat32, float64(v))))
 	}
 	return fmt.Sprint(v)
 }

@@ -126,7 +126,7 @@ func sampleOf(got, list []string) bool {
 func TestReaderBadRows(t *testing.T) {
 	ctx := context.Background()
 	folder := write(t, map[string]string{"a.jsonl": strings.Join([]string{
-		`{"q": "a", "p": "b", "w": 1}`, `{"q": "a", "p": ""}`, ``, `{"q": 5, "p": "b", "w": 1}`, `{"q": "a", "p": "b", "w": -1}`, `{"q": "a", "p": "b"}`, `{"q": "a"`, `{"p": "b", "w": 1}`, `{"q": "a", "p": "` + "\xff" + `", "w": 1}`,
+		`{"q": "a", "p": "b", "w": 1}`, `{"q": "a", "p": ""}`, ``, `{"q": 5, "p": "b", "w": 1}`, `{"q": "a", "p": "b", "w": -1}`, `{"q": "a", "p": "b"}`, `{"q": "a"`, `{"p": "b", "w": 1}`, `{"q": "a", "p": "` + "\xff" + `", "w": 1}`, `{"q": "a", "p": "b", "w": 1e308}`,
 	}, "\n")})
 	file := filepath.Join(folder, "a.jsonl")
 	// The first rows are looked at when the file is opened; what is wrong must not stand there.
@@ -142,6 +142,7 @@ func TestReaderBadRows(t *testing.T) {
 	want := []string{
 		"", `a.jsonl:5002, column "p": the text is empty`, `a.jsonl:5004, column "q": it is a number, want a string`,
 		`a.jsonl:5005, column "w": a weight of -1`, `a.jsonl:5006, column "w": the weight is null or NaN`, `a.jsonl:5007: not JSON at byte 10`, `a.jsonl:5008, column "q": the text is missing: the row has no such key`, `a.jsonl:5009, column "p": the text is not UTF-8, which it has to be (iconv -f`,
+		`a.jsonl:5010, column "w": a weight of +Inf, infinite or beyond the 3.4`,
 	}
 	r := d.NewReader(ReaderConfig{})
 	defer r.Close()

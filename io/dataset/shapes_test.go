@@ -192,7 +192,7 @@ func TestShapeErrors(t *testing.T) {
 		"2 s: the row has 2 scores for its 3 documents: scores are one for the positive and one for each negative, in the order of their columns; if they are differences to the positive's score, d1, d2, ... (margin_mse), the scores are 0, -d1, -d2, ...",
 		"3 s: score 1 of the list is null or NaN: it must be a number",
 		"4 s: it is a string, want a list of numbers",
-		"5 s: score 1 of the list is +Inf: it must be a number",
+		"5 s: score 1 of the list is +Inf, infinite or beyond the 3.4028235e+38 of float32: it must be a number",
 		"6 l: it is null, want a number",
 		"7 e: the list has 1 numbers, the first one has 2: a teacher's embeddings all have one length",
 		"8 e: the list is null or empty",

@@ -88,6 +88,11 @@ func TestOpenErrors(t *testing.T) {
 	if err := os.Symlink("nowhere", filepath.Join(folder, "link.jsonl")); err != nil {
 		t.Skip(err)
 	}
+	for name, want := range map[string]string{"lfs.csv": "is a pointer of git-lfs", "link.jsonl": "is a link to nowhere", "cut.parquet": ""} {
+		if err := Missing(filepath.Join(folder, name)); want == "" && err != nil || want != "" && (!errors.Is(err, plainfile.ErrElsewhere) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
 	at := func(name string) []string { return []string{filepath.Join(folder, name)} }
 	wide := `{"c0": 0`
 	for i := 1; i < 23; i++ {

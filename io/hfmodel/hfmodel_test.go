@@ -297,6 +297,7 @@ func TestBadFolders(t *testing.T) {
 		"modules an object": {write("modules.json", "{}"), []string{"modules.json: line 1: got a JSON object, want a list"}},
 		"modules empty":     {write("modules.json", "[]"), []string{"modules.json: no Transformer"}},
 		"no type":           {write("modules.json", `[{"path": ""}]`), []string{"modules.json: module 0 has no path or no type"}},
+		"no path":           {write("modules.json", `[{"type": "sentence_transformers.models.Transformer"}]`), []string{"modules.json: module 0 has no path or no type"}},
 		"router": {modules(`, {"idx": 2, "name": "2", "path": "2_Router", "type": "sentence_transformers.models.Router"}`),
 			[]string{"modules.json: module 2 (sentence_transformers.models.Router): Router modules are not supported yet"}},
 		"no dense file": {modules(dense), []string{"2_Dense", "config.json"}},

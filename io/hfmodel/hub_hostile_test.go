@@ -182,7 +182,7 @@ func TestWrongContent(t *testing.T) {
 	}
 }
 
-// TestInterrupted: a connection that breaks is resumed at the byte where it broke.
+// TestInterrupted: a connection that breaks is resumed at the byte where it broke, and so is a process that is killed while it puts a file in its place.
 func TestInterrupted(t *testing.T) {
 	noEnvironment(t)
 	h := newFakeHub(t)
@@ -194,7 +194,8 @@ func TestInterrupted(t *testing.T) {
 		cutAfter(w, h.files[name], 10000)
 		return true
 	}
-	dir := mustResolve(t, "org/name", Options{Endpoint: h.URL, CacheDir: t.TempDir()})
+	o := Options{Endpoint: h.URL, CacheDir: t.TempDir()}
+	dir := mustResolve(t, "org/name", o)
 	open(t, dir)
 	var large []string
 	for _, s := range h.seen() {
@@ -204,6 +205,14 @@ func TestInterrupted(t *testing.T) {
 	}
 	if want := []string{"GET content/model.safetensors", "GET content/model.safetensors bytes=10000-"}; !slices.Equal(large, want) {
 		t.Errorf("asked for %q, want %q", large, want)
+	}
+	file := filepath.Join(dir, weightsFile)
+	if err := os.Rename(file, file+".link"); err != nil {
+		t.Fatal(err)
+	}
+	open(t, mustResolve(t, "org/name", o))
+	if _, err := os.Lstat(file + ".link"); err == nil {
+		t.Errorf("%s.link is left", file)
 	}
 }
 

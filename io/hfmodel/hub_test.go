@@ -495,8 +495,8 @@ func TestCacheDir(t *testing.T) {
 		{"XDG_CACHE_HOME", "$SOME_ROOT/xdg", "xdg/huggingface/hub"}, {"HF_HOME", "$SOME_ROOT/home", "home/hub"}, {"HUGGINGFACE_HUB_CACHE", "${SOME_ROOT}/old", "old"}, {"HF_HUB_CACHE", root + "/new", "new"},
 	} {
 		t.Setenv(c.key, c.value)
-		if dir, _, _, err := Cache(); err != nil || dir != filepath.Join(root, filepath.FromSlash(c.want)) {
-			t.Errorf("%s=%s: %s, %v", c.key, c.value, dir, err)
+		if dir, _, known, err := Cache(); err != nil || dir != filepath.Join(root, filepath.FromSlash(c.want)) || !known {
+			t.Errorf("%s=%s: %s, %v; its disk is known: %t", c.key, c.value, dir, err, known)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package hfmodel
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"testing"
@@ -13,6 +14,26 @@ func TestRetryAfter(t *testing.T) {
 		resp := &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {said}}, Request: &http.Request{URL: &url.URL{Host: "hub.test"}}}
 		if got := newStatusError(resp).retryAfter; got != want {
 			t.Errorf("%q: %v, want %v", said, got, want)
+		}
+	}
+}
+
+// Pauses between attempts grow, and are no shorter than the server has asked for.
+func TestPauses(t *testing.T) {
+	for _, asked := range []time.Duration{0, 30 * time.Second} {
+		var waits []time.Duration
+		c := client{attempts: 4, pause: func(_ context.Context, d time.Duration) error {
+			waits = append(waits, d)
+			return nil
+		}}
+		err := c.retry(t.Context(), func() (bool, error) { return false, &statusError{status: 429, retryAfter: asked} })
+		if err == nil || len(waits) != 3 {
+			t.Errorf("%v after the pauses %v", err, waits)
+		}
+		for i, d := range waits {
+			if most := time.Second << i; asked == 0 && (d < most/2 || d > most) || asked > 0 && d != asked {
+				t.Errorf("asked for %v, pause %d is %v", asked, i, d)
+			}
 		}
 	}
 }

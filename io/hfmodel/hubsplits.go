@@ -65,7 +65,7 @@ func keywordPatterns(of string) (all []*regexp.Regexp) {
 // is called so; or the folders, or else the files, with a split's word in their names; or, if there are none, all of them are train, and said is false.
 func splitsByName(files []string) (splits map[string][]string, said bool) {
 	files = slices.DeleteFunc(slices.Clone(files), func(f string) bool {
-		return slices.ContainsFunc(strings.Split(f, "/"), hidden)
+		return hidden(strings.Split(f, "/")) != [2]int{}
 	})
 	splits = map[string][]string{}
 	for _, f := range files {
@@ -97,21 +97,31 @@ func splitsByName(files []string) (splits map[string][]string, said bool) {
 	return splits, false
 }
 
-// hidden tells a name that globs don't match unless they say it.
-func hidden(name string) bool { return strings.HasPrefix(name, ".") || strings.HasPrefix(name, "__") }
+// hidden counts what of a path, or of a glob, is hidden: parts that begin with a dot, and folders with __. As datasets has it, a glob matches a path that
+// has as many of both as the glob itself.
+func hidden(parts []string) (n [2]int) {
+	for i, part := range parts {
+		switch {
+		case strings.HasPrefix(part, "."):
+			n[0]++
+		case strings.HasPrefix(part, "__") && i < len(parts)-1:
+			n[1]++
+		}
+	}
+	return n
+}
 
 // globMatch matches a path by a card's glob, in which ** is any folders, none included, or any files in them. A pattern that is malformed matches nothing.
 func globMatch(pattern, name []string) bool {
 	reached := make([]bool, len(name)+1) // how many of the name's parts those of the pattern so far may have matched
-	reached[0] = true
+	reached[0] = hidden(pattern) == hidden(name)
 	for i, p := range pattern {
 		next := make([]bool, len(name)+1)
 		for n, part := range name {
-			switch {
-			case p != "**":
-				next[n+1] = reached[n] && partMatch(p, part)
-			case !hidden(part): // the next part of the pattern may begin here, or ** take this one as well
+			if p == "**" { // the next part of the pattern may begin here, or ** take this one as well
 				next[n] = reached[n] || n > 0 && next[n-1]
+			} else {
+				next[n+1] = reached[n] && partMatch(p, part)
 			}
 		}
 		if p == "**" && i == len(pattern)-1 {
@@ -124,9 +134,6 @@ func globMatch(pattern, name []string) bool {
 
 // partMatch matches one part of a path, by a part without **.
 func partMatch(pattern, name string) bool {
-	if hidden(name) && !strings.HasPrefix(pattern, name[:1]) {
-		return false
-	}
 	ok, err := path.Match(strings.ReplaceAll(pattern, "[!", "[^"), name)
 	return ok && err == nil
 }
@@ -210,6 +217,8 @@ func checkYAML(head string) error {
 		switch t.Type {
 		case token.AliasType, token.MergeKeyType:
 			return fmt.Errorf("its card, README.md, has an alias in its configs (line %d), which is not read", t.Position.Line)
+		case token.TagType: // goccy/go-yaml panics on one without a value
+			return fmt.Errorf("its card, README.md, has a tag in its configs (line %d), which is not read", t.Position.Line)
 		case token.MappingStartType, token.SequenceStartType:
 			depth++
 		case token.MappingEndType, token.SequenceEndType:

@@ -48,7 +48,7 @@ func TestSplitsGolden(t *testing.T) {
 	}
 }
 
-// What ** stands for, told by trying all there is: folders, none included, or files, of which none is hidden, nor what the part behind ** begins with.
+// What ** stands for, told by trying all there is: folders, none included, or files.
 func TestGlobMatch(t *testing.T) {
 	var stands func(pattern, name []string) bool
 	stands = func(pattern, name []string) bool {
@@ -57,8 +57,6 @@ func TestGlobMatch(t *testing.T) {
 			return len(pattern) == len(name)
 		case pattern[0] != "**":
 			return partMatch(pattern[0], name[0]) && stands(pattern[1:], name[1:])
-		case hidden(name[0]):
-			return false
 		case len(pattern) == 1:
 			return len(name) == 1 || stands(pattern, name[1:])
 		}
@@ -75,7 +73,7 @@ func TestGlobMatch(t *testing.T) {
 	matched := 0
 	for i := range 40000 {
 		pattern, name := pick([]string{"**", "a", "*", "_*", ".*", "**"}, i*7919), pick([]string{"a", "_b", "__c", ".d", "a"}, i*104729/3)
-		want := stands(pattern, name)
+		want := stands(pattern, name) && hidden(pattern) == hidden(name)
 		if got := globMatch(pattern, name); got != want {
 			t.Fatalf("%q, %q: %v", pattern, name, got)
 		}
@@ -85,6 +83,38 @@ func TestGlobMatch(t *testing.T) {
 	}
 	if matched < 1000 {
 		t.Errorf("%d of all match", matched)
+	}
+	for _, c := range []struct {
+		pattern, name string
+		want          bool // as datasets 5.2.0 has it
+	}{
+		{"*", "__c", true},
+		{"**", "ab/b/__c", true},
+		{"_*/**", "__c/ab/b", false},
+		{"__*/**", "__c/ab/b", true},
+		{"**/.d/*", "a/.d/b", true},
+		{"**", "a/.d/b", false},
+		{"*", ".d", false},
+		{"[.]b", ".b", false},
+		{".*", ".b", true},
+		{"**/*", "_b/c", true},
+		{"a/**", "a", false},
+		{"a/**", "a/b/c", true},
+		{"**/b", "b", true},
+		{"*/*", "__c/.d", false},
+	} {
+		if got := globMatch(strings.Split(c.pattern, "/"), strings.Split(c.name, "/")); got != c.want {
+			t.Errorf("%q, %q: %v", c.pattern, c.name, got)
+		}
+	}
+	for pattern, want := range map[string]string{"x[12].csv": "x1.csv", `x\3.csv`: "x3.csv", "x3.cs?": "x3.csv", "x[12].cs*": "x1.csv"} {
+		splits, _, err := cardConfig{Files: pattern}.splits([]string{"x1.csv", "x3.csv"})
+		if err != nil || !slices.Equal(splits["train"], []string{want}) {
+			t.Errorf("%s: %q, %v", pattern, splits, err)
+		}
+	}
+	if splits, said := splitsByName([]string{"__a.csv", "__b/a.csv", ".c.csv", "d/__e.csv"}); said || !slices.Equal(splits["train"], []string{"__a.csv", "d/__e.csv"}) {
+		t.Errorf("without a card: %q, %t", splits, said)
 	}
 	if globMatch(strings.Split(strings.Repeat("**/", 40)+"x", "/"), strings.Split(strings.Repeat("a/", 80)+"y", "/")) {
 		t.Error("x is no y")
@@ -174,6 +204,7 @@ func TestDataSplits(t *testing.T) {
 		"\n---\na: &x 1\nconfigs:\n- " + strings.Repeat("[", 200) + strings.Repeat("]", 200) + "\n---": "more than 100 levels (line 5)",
 		"---\nconfigs:\n- {config_name: a, data_files: [" + strings.Repeat("a, ", 6000) + "a]}\n---":   "a line of more than 16 KiB in its configs (line 3)",
 		"---\na: b\n# c\nconfigs:\n- {config_name: a, data_files: [*x]}\n---":                          "an alias in its configs (line 5)",
+		"---\nconfigs: !\n\n---":                                                                       "a tag in its configs (line 2)",
 		"---\na: b\nconfigs: 5\n---":                                                                   "[3:10]",
 		"---\nconfigs: []\na: 1\nconfigs: []\n---":                                                     "has configs twice (lines 2 and 4)",
 		"---\n{configs: &x [1], b: *x}\n---":                                                           "an alias in its configs (line 2)",

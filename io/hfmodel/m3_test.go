@@ -177,6 +177,8 @@ func TestM3(t *testing.T) {
 	}{
 		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 3}, 1, 2, 3, 4, 5, 6)}},
 		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 1}, 1, 2), floatsOf(t, "bias", []int{1}, 3)}},
+		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{1}, 1), floatsOf(t, "bias", []int{1}, 3)}},
+		{"colbert_linear", "want those of a linear layer", []safetensors.Tensor{floatsOf(t, "weight", []int{1, 2}, 1, 2), floatsOf(t, "bias", []int{1, 1}, 3)}},
 		{"sparse_linear", "gives 2 numbers a token", []safetensors.Tensor{floatsOf(t, "weight", []int{2, 1}, 1, 2), floatsOf(t, "bias", []int{2}, 3, 4)}},
 	} {
 		data, err := torchfile.Encode(c.name, c.tensors)

@@ -177,6 +177,9 @@ func TestStanford(t *testing.T) {
 		if err != nil || len(f.Dense) != 1 || f.Dense[0].In != 4 || f.Dense[0].Out != 2 || x.Shape[0] != 2 {
 			t.Errorf("dense %+v, %v, %v", f.Dense, x, err)
 		}
+		if path := f.Settings()[metadataFile]; path != filepath.Join(dir, metadataFile) {
+			t.Errorf("its metadata, among what decides what it computes, is %q", path)
+		}
 	}
 }
 

@@ -121,3 +121,16 @@ func TestWeightsElsewhere(t *testing.T) {
 		t.Errorf("a snapshot without its weights: %v", err)
 	}
 }
+
+// A pointer in the place of torch's weights is told as one, not as a pickle to convert.
+func TestTorchWeightsElsewhere(t *testing.T) {
+	for dir, at := range map[string]string{copyGolden(t, "st6"): "", denseFolderOf(t): "2_Dense"} {
+		if err := os.Remove(filepath.Join(dir, at, weightsFile)); err != nil {
+			t.Fatal(err)
+		}
+		put(t, dir, filepath.ToSlash(filepath.Join(at, torchWeightsFile)), "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+		if f, err := Open(dir); err == nil || !strings.Contains(err.Error(), "git lfs pull") || strings.Contains(err.Error(), "pickle") {
+			t.Errorf("%s: %v, %v", at, f, err)
+		}
+	}
+}

@@ -1,5 +1,5 @@
 // Package spelling finds which of the names that there are was meant by somebody who wrote another one: of columns, tensors, keys, flags. It also
-// has the words that stand with a number of things.
+// has the words that stand with a number of things, and takes texts as Windows writes them.
 package spelling
 
 import (

@@ -189,6 +189,11 @@ type opened struct {
 	checkpoint.Disk
 	mu    *sync.Mutex
 	files *[]*safetensors.File
+	first chan struct{} // is closed with the first
+}
+
+func newOpened() opened {
+	return opened{mu: new(sync.Mutex), files: new([]*safetensors.File), first: make(chan struct{})}
 }
 
 func (o opened) Tensors(path string) (*safetensors.File, error) {
@@ -196,7 +201,9 @@ func (o opened) Tensors(path string) (*safetensors.File, error) {
 	if err == nil {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		*o.files = append(*o.files, f)
+		if *o.files = append(*o.files, f); len(*o.files) == 1 {
+			close(o.first)
+		}
 	}
 	return f, err
 }
@@ -225,7 +232,7 @@ func TestCheckpointClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		var sets []string
-		disk, steps := opened{mu: new(sync.Mutex), files: new([]*safetensors.File)}, 0
+		disk, steps := newOpened(), 0
 		switch fails {
 		case "journal":
 			metrics := filepath.Join(j.dir, "run", "metrics.jsonl")
@@ -256,5 +263,35 @@ func TestCheckpointClosed(t *testing.T) {
 		if open, all := disk.open(t); open > 0 || all == 0 {
 			t.Errorf("%q: %d of %d files are open at the end", fails, open, all)
 		}
+	}
+}
+
+// A rank that has opened a checkpoint closes it where the others do not come to open it.
+func TestCheckpointClosedAlone(t *testing.T) {
+	j := newJob(t, 60)
+	const mesh = "mesh.replicate=2"
+	if _, err := j.run(t, "run", nil, 2, false, mesh); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse("job", []byte(j.text), []string{mesh, "save.dir=" + filepath.Join(j.dir, "run")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk, boom := newOpened(), errors.New("boom")
+	var main error
+	err = OnRanks(t.Context(), r, Place{}, Observer{}, func(x *Run) error {
+		if x.Main() {
+			x.fs = disk
+			_, main = x.Train(t.Context(), Resuming())
+			return main
+		}
+		<-disk.first
+		return boom
+	})
+	if !errors.Is(err, boom) || main == nil {
+		t.Errorf("%v, rank 0: %v", err, main)
+	}
+	if open, all := disk.open(t); open > 0 || all == 0 {
+		t.Errorf("%d of %d files are open", open, all)
 	}
 }

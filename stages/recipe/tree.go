@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +10,8 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"contraflow/io/spelling"
 )
 
 // node is a YAML value that remembers where it stands: in a line of the file, or in a --set argument.
@@ -50,9 +51,9 @@ func readTree(path string) (*node, error) {
 }
 
 func parseTree(name string, data []byte) (*node, error) {
-	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // that editors of Windows put before a text
-	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
-		return nil, fmt.Errorf("%s is UTF-16, as Windows PowerShell's > writes files: it has to be UTF-8, as | Out-File -Encoding utf8 %s writes it there", name, name)
+	data, err := spelling.UTF8(name, data)
+	if err != nil {
+		return nil, err
 	}
 	f, err := parser.ParseBytes(data, 0)
 	if err != nil {

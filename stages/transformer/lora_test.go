@@ -366,6 +366,7 @@ func TestTuningErrors(t *testing.T) {
 		"lora.rank: is 0":                                           lora(func(l *LoRA) { l.Rank = 0 }),
 		"lora.rank: is 3000000000, want 1 to 65536":                 lora(func(l *LoRA) { l.Rank = 3000000000 }),
 		"lora.alpha: is 0":                                          lora(func(l *LoRA) { l.Alpha = 0 }),
+		"lora.alpha: is 1e+39":                                      lora(func(l *LoRA) { l.Alpha = 1e39 }),
 		"lora.dropout: is 1":                                        lora(func(l *LoRA) { l.Dropout = 1 }),
 		"lora.targets: are missing":                                 lora(func(l *LoRA) { l.Targets = nil }),
 		"lora.targets: all-linear stands alone":                     lora(func(l *LoRA) { l.Targets = append(l.Targets, AllLinear) }),

@@ -491,6 +491,11 @@ func TestWrongSettings(t *testing.T) {
 	if s, err := imports.ReadMapping("x.json", []byte("\ufeff{\"model\": \"m\"}")); err != nil || s["model"] != "m" {
 		t.Errorf("behind a byte order mark: %v, %v", s, err)
 	}
+	for text, want := range map[string]string{"\ufeffimport os\n": "x.json is a Python script", "\xff\xfe{\x00}\x00": "x.json is UTF-16"} {
+		if s, err := imports.ReadMapping("x.json", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v", text, s, err)
+		}
+	}
 	lists := imports.Settings{"arguments": "CrossEncoderTrainingArguments", "loss": "LambdaLoss", "columns": []any{"query", "label"}}
 	if _, err := imports.Convert(imports.SentenceTransformers, lists, 1); err == nil || !strings.Contains(err.Error(), `a column of lists of documents and one of their labels, got ["query","label"]`) {
 		t.Errorf("no documents: %v", err)

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml"
+
+	"contraflow/io/spelling"
 )
 
 // TrainerSettings is a Python module that writes a trainer's settings, data and model.
@@ -69,10 +71,13 @@ func whole(name string) bool {
 // ReadMapping reads settings from a JSON or YAML mapping. Mappings inside of it, such as one called "args" or "training_arguments", count as
 // part of it: a name that two of them have with different values is an error.
 func ReadMapping(name string, text []byte) (Settings, error) {
+	text, err := spelling.UTF8(name, text)
+	if err != nil {
+		return nil, err
+	}
 	if IsPython(name, text) {
 		return nil, fmt.Errorf("%s is a Python script, and settings are read here, not scripts: %s", name, FromPython)
 	}
-	text = bytes.TrimPrefix(text, []byte("\ufeff")) // that PowerShell puts before a text
 	var m map[string]any
 	orders := keyOrders{}
 	if err := json.Unmarshal(text, &m); err == nil && m != nil {
