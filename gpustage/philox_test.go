@@ -68,6 +68,16 @@ func TestDropoutRate(t *testing.T) {
 	}
 }
 
+// What is more than the largest probability is that one, which kernels compare by a byte.
+func TestDropoutBounds(t *testing.T) {
+	for p, want := range map[float64]uint32{0: 0, 1. / 65536: 1, 255. / 256: 0xff00, 0.999: 0xff00, math.Nextafter(1, 0): 0xff00} {
+		d := gpustage.Dropout{P: p}
+		if got := d.Threshold(); got != want || d.KeepScale() != 65536/float64(65536-want) {
+			t.Errorf("p = %v: threshold %#x and scale %v, want %#x", p, got, d.KeepScale(), want)
+		}
+	}
+}
+
 // Any two of the 16 numbers' own bytes and the byte that all share are independent if the random words are. DropoutNumber is linear over bits: three bytes
 // of 128 random bits take all 2^24 values equally often where the bits' 128 contributions have rank 24.
 func TestDropoutBytes(t *testing.T) {
