@@ -278,7 +278,7 @@ type Sequences struct {
 // Dropout is counter-based: whether an element is dropped depends on its row's key, its place and nothing else, never
 // on the sub-batch, the rank or the replay that computes it. See Philox.
 type Dropout struct {
-	P     float64 // probability of dropping, rounded to a multiple of 2^-16; 0 turns it off
+	P     float64 // probability of dropping, rounded to a multiple of 2^-16 and to 255/256 at most; 0 turns it off
 	Seqs  Sequences
 	Layer int
 	Site  Site

@@ -54,16 +54,19 @@ func (d Dropout) KeepScale() float64 { return 65536 / float64(65536-d.Threshold(
 func (d Dropout) Active() bool { return d.P > 0 }
 
 // Element is the random number of one element of a vector: of a token's features (pos is its position, head 0) or of a query's keys (pos is the query's
-// position). One call of Philox serves 16 elements. The upper byte of a number is the element's own, the lower one all 16 share: so each is
-// below a threshold with exactly its probability, and two of them at once with one that is at most 2^-18 above the product (of bytes alone
-// a probability of 0.1 would be 0.1016). See DropoutNumber. What attention drops is
-// 200 instructions of 659 for 64 keys of 16 queries where 8 elements with 16 bits of their own take a call, and 140 of some 600 with 16 (forward, sm_90).
+// position). One call of Philox serves 16 elements. The upper byte of a number is the element's own, the lower one all 16 share: so each is below a
+// threshold with exactly its probability (of bytes alone 0.1 would be 0.1016), and two of them at once with one that is at most 2^-18 above the product.
+// That is a correlation of at most 1/256, and felt where P is below 1/256: with 0.001 something drops only where the common byte is below 66, two are dropped
+// together 4 times as often as independent ones, and the variance of how many of 16 are is 4 % above theirs (with 0.1 it is 0.06 %). See DropoutNumber.
+// What attention drops is 200 instructions of 659 for 64 keys of 16 queries where 8 elements with 16 bits of their own take a call, and 140 of some 600
+// with 16 (forward, sm_90).
 func (d Dropout) Element(key uint64, element, pos, head int) uint32 {
 	return DropoutNumber(Philox(key, [4]uint32{uint32(element / 16), uint32(pos), uint32(head), uint32(d.Layer)<<8 | uint32(d.Site)}), element%16)
 }
 
-// DropoutNumber is number i of the 16 that four random words make: byte i/4 of word i%4, and below it the upper byte of the first two words' exclusive or,
-// which each of the 16 is independent of.
+// DropoutNumber is number i of the 16 that four random words make: byte i/4 of word i%4, and below it the upper byte of the first three words' exclusive
+// or, which any two of the 16 bytes are independent of. (With two words the numbers whose bytes it is made of would give it away: with a P of 0.001 these
+// two would drop together 15 times as often as they should.)
 func DropoutNumber(w [4]uint32, i int) uint32 {
-	return w[i%4]>>(i/4*8)&0xFF<<8 | (w[0]^w[1])>>24
+	return w[i%4]>>(i/4*8)&0xFF<<8 | (w[0]^w[1]^w[2])>>24
 }

@@ -3,6 +3,7 @@ package gpustage_test
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"testing"
 
 	"contraflow/gpustage"
@@ -63,6 +64,51 @@ func TestDropoutRate(t *testing.T) {
 		check("elements", all, 16*n, p, 0)
 		if got := d.KeepScale() * (1 - float64(d.Threshold())/65536); !(math.Abs(got-1) <= 1e-15) {
 			t.Errorf("p = %v: the expectation of the mask is %v", p, got)
+		}
+	}
+}
+
+// What is more than the largest probability is that one, which kernels compare by a byte.
+func TestDropoutBounds(t *testing.T) {
+	for p, want := range map[float64]uint32{0: 0, 1. / 65536: 1, 255. / 256: 0xff00, 0.999: 0xff00, math.Nextafter(1, 0): 0xff00} {
+		d := gpustage.Dropout{P: p}
+		if got := d.Threshold(); got != want || d.KeepScale() != 65536/float64(65536-want) {
+			t.Errorf("p = %v: threshold %#x and scale %v, want %#x", p, got, d.KeepScale(), want)
+		}
+	}
+}
+
+// Any two of the 16 numbers' own bytes and the byte that all share are independent if the random words are. DropoutNumber is linear over bits: three bytes
+// of 128 random bits take all 2^24 values equally often where the bits' 128 contributions have rank 24.
+func TestDropoutBytes(t *testing.T) {
+	bit := func(k int) (w [4]uint32) {
+		w[k/32] = 1 << (k % 32)
+		return w
+	}
+	a, b := gpustage.Philox(1, [4]uint32{}), gpustage.Philox(2, [4]uint32{})
+	both := [4]uint32{a[0] ^ b[0], a[1] ^ b[1], a[2] ^ b[2], a[3] ^ b[3]}
+	for i := range 16 {
+		if got, want := gpustage.DropoutNumber(both, i), gpustage.DropoutNumber(a, i)^gpustage.DropoutNumber(b, i); got != want {
+			t.Fatalf("number %d is not linear: %x, want %x", i, got, want)
+		}
+		for j := range i {
+			var rows [24]uint32 // by their uppermost bits
+			rank := 0
+			for k := range 128 {
+				r := gpustage.DropoutNumber(bit(k), i)<<8 | gpustage.DropoutNumber(bit(k), j)>>8
+				for r != 0 {
+					top := bits.Len32(r) - 1
+					if rows[top] == 0 {
+						rows[top] = r
+						rank++
+						break
+					}
+					r ^= rows[top]
+				}
+			}
+			if rank != 24 {
+				t.Errorf("numbers %d and %d: their bytes and the shared one have rank %d, want 24", j, i, rank)
+			}
 		}
 	}
 }

@@ -492,7 +492,7 @@ func testActivation(t *testing.T, dev gpustage.Device) {
 
 func testDropout(t *testing.T, dev gpustage.Device) {
 	for _, p := range []float64{0, 0.1, 0.5, 0.99} {
-		for _, c := range []int{1, 7, 8, 16, 33, 130} {
+		for _, c := range []int{1, 7, 8, 16, 33, 130, 4096} { // of the last some numbers are the threshold, and some are one less
 			f := newFixture(t, dev, 6, 2)
 			q := f.sequences([]int{3, 1, 17, 9})
 			x, r := f.floats("x", q.tokens, c, nil), f.floats("residual", q.tokens, c, nil)

@@ -120,8 +120,8 @@ type family struct {
 	keys  map[string]string // what config.json calls things otherwise than BERT's
 
 	// Heads that it has besides, in its models for other tasks; nil: none that is known here.
-	classifier func(c Config, k scorerConfig, h *Scorer) error        // of what Classifier has begun with
-	mlm        func(k mlmConfig, h *MLMHead) (tied string, err error) // and MLM; tied is the decoder's name in files where it is the word embeddings
+	classifier func(c Config, k scorerConfig, h *Scorer) error           // of what Classifier has begun with
+	mlm        func(k mlmConfig, h *MLMHead) (decoder string, err error) // and MLM; the decoder's name where it is not the word embeddings
 	lm         lmHead
 }
 

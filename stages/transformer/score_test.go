@@ -282,6 +282,8 @@ func TestClassifierDropout(t *testing.T) {
 		{`"ernie","hidden_dropout_prob":0.3`, 0, 0.3},
 		{`"data2vec-text","hidden_dropout_prob":0.3`, 0.3, 0.3},
 		{`"jina_embeddings_v3","classifier_dropout":0.3`, 0.3, 0.3},
+		{`"new","hidden_dropout_prob":0.3,"classifier_dropout":0.4`, 0, 0.4},
+		{`"gte","hidden_dropout_prob":0.3`, 0, 0.3},
 		{`"qwen3","attention_dropout":0.3`, 0, 0},
 	} {
 		raw := []byte(`{"model_type":` + c.config + `,"num_labels":1}`)

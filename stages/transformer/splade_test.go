@@ -234,6 +234,28 @@ func TestSparseFrozen(t *testing.T) {
 	}
 }
 
+// What config.json leaves out of a ModernBERT's head is as in transformers: a decoder with a bias, that of the word embeddings.
+func TestSparseDefaults(t *testing.T) {
+	c, err := ParseConfig([]byte(`{"model_type":"modernbert"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for raw, want := range map[string]MLMHead{
+		`{}`:                               {Bias: "decoder.bias"},
+		`{"decoder_bias":false}`:           {},
+		`{"tie_word_embeddings":false}`:    {Bias: "decoder.bias", Decoder: "decoder"},
+		`{"classifier_activation":"silu"}`: {Bias: "decoder.bias", Act: gpustage.SiLU},
+	} {
+		want.Dense, want.Norm = "head.dense", "head.norm"
+		if want.Act == 0 {
+			want.Act = gpustage.GELU
+		}
+		if got, err := c.MLM([]byte(raw), false); err != nil || got != want {
+			t.Errorf("%s: %+v (%v), want %+v", raw, got, err, want)
+		}
+	}
+}
+
 func TestSparseErrors(t *testing.T) {
 	c, err := ParseConfig([]byte(`{"model_type":"eurobert","vocab_size":10,"hidden_size":8,"num_hidden_layers":1,"num_attention_heads":2,"intermediate_size":8,"max_position_embeddings":8}`))
 	if err != nil {

@@ -2558,8 +2558,10 @@ chunk118:
 	VPBLENDD     $0xaa, Y2, Y6, Y2
 	VPUNPCKLQDQ  Y2, Y3, Y4
 	VPUNPCKHQDQ  Y2, Y3, Y6
-	VPSRLQ       $0x20, Y4, Y3
+	VPSRLDQ      $0x04, Y4, Y3
+	VPSRLDQ      $0x08, Y4, Y2
 	VPXOR        Y4, Y3, Y3
+	VPXOR        Y2, Y3, Y3
 	VPSHUFB      turned<>+0(SB), Y4, Y4
 	VPSHUFB      upper<>+0(SB), Y3, Y3
 	VPERMQ       $0xd8, Y4, Y4
@@ -2568,8 +2570,10 @@ chunk118:
 	VMOVUPS      Y2, (BX)
 	VPUNPCKHBW   Y4, Y3, Y2
 	VMOVUPS      Y2, 32(BX)
-	VPSRLQ       $0x20, Y6, Y3
+	VPSRLDQ      $0x04, Y6, Y3
+	VPSRLDQ      $0x08, Y6, Y2
 	VPXOR        Y6, Y3, Y3
+	VPXOR        Y2, Y3, Y3
 	VPSHUFB      turned<>+0(SB), Y6, Y6
 	VPSHUFB      upper<>+0(SB), Y3, Y3
 	VPERMQ       $0xd8, Y6, Y6
@@ -2584,8 +2588,10 @@ chunk118:
 	VPBLENDD     $0xaa, Y5, Y10, Y5
 	VPUNPCKLQDQ  Y5, Y7, Y8
 	VPUNPCKHQDQ  Y5, Y7, Y10
-	VPSRLQ       $0x20, Y8, Y7
+	VPSRLDQ      $0x04, Y8, Y7
+	VPSRLDQ      $0x08, Y8, Y5
 	VPXOR        Y8, Y7, Y7
+	VPXOR        Y5, Y7, Y7
 	VPSHUFB      turned<>+0(SB), Y8, Y8
 	VPSHUFB      upper<>+0(SB), Y7, Y7
 	VPERMQ       $0xd8, Y8, Y8
@@ -2594,8 +2600,10 @@ chunk118:
 	VMOVUPS      Y5, 128(BX)
 	VPUNPCKHBW   Y8, Y7, Y5
 	VMOVUPS      Y5, 160(BX)
-	VPSRLQ       $0x20, Y10, Y7
+	VPSRLDQ      $0x04, Y10, Y7
+	VPSRLDQ      $0x08, Y10, Y5
 	VPXOR        Y10, Y7, Y7
+	VPXOR        Y5, Y7, Y7
 	VPSHUFB      turned<>+0(SB), Y10, Y10
 	VPSHUFB      upper<>+0(SB), Y7, Y7
 	VPERMQ       $0xd8, Y10, Y10

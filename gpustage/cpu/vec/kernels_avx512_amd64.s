@@ -2410,8 +2410,9 @@ chunk110:
 	VMOVDQA32    Z6, K3, Z2
 	VPUNPCKLQDQ  Z2, Z3, Z4
 	VPUNPCKHQDQ  Z2, Z3, Z6
-	VPSRLQ       $0x20, Z4, Z3
-	VPXORD       Z4, Z3, Z3
+	VPSRLDQ      $0x04, Z4, Z3
+	VPSRLDQ      $0x08, Z4, Z2
+	VPTERNLOGD   $0x96, Z4, Z2, Z3
 	VPSHUFB      turned<>+0(SB), Z4, Z4
 	VPSHUFB      upper<>+0(SB), Z3, Z3
 	VMOVUPS      spread<>+0(SB), Z0
@@ -2422,8 +2423,9 @@ chunk110:
 	VMOVUPS      Z2, (BX)
 	VPUNPCKHBW   Z4, Z3, Z2
 	VMOVUPS      Z2, 64(BX)
-	VPSRLQ       $0x20, Z6, Z3
-	VPXORD       Z6, Z3, Z3
+	VPSRLDQ      $0x04, Z6, Z3
+	VPSRLDQ      $0x08, Z6, Z2
+	VPTERNLOGD   $0x96, Z6, Z2, Z3
 	VPSHUFB      turned<>+0(SB), Z6, Z6
 	VPSHUFB      upper<>+0(SB), Z3, Z3
 	VMOVUPS      spread<>+0(SB), Z0
@@ -2440,8 +2442,9 @@ chunk110:
 	VMOVDQA32    Z10, K3, Z5
 	VPUNPCKLQDQ  Z5, Z7, Z8
 	VPUNPCKHQDQ  Z5, Z7, Z10
-	VPSRLQ       $0x20, Z8, Z7
-	VPXORD       Z8, Z7, Z7
+	VPSRLDQ      $0x04, Z8, Z7
+	VPSRLDQ      $0x08, Z8, Z5
+	VPTERNLOGD   $0x96, Z8, Z5, Z7
 	VPSHUFB      turned<>+0(SB), Z8, Z8
 	VPSHUFB      upper<>+0(SB), Z7, Z7
 	VMOVUPS      spread<>+0(SB), Z0
@@ -2452,8 +2455,9 @@ chunk110:
 	VMOVUPS      Z5, 256(BX)
 	VPUNPCKHBW   Z8, Z7, Z5
 	VMOVUPS      Z5, 320(BX)
-	VPSRLQ       $0x20, Z10, Z7
-	VPXORD       Z10, Z7, Z7
+	VPSRLDQ      $0x04, Z10, Z7
+	VPSRLDQ      $0x08, Z10, Z5
+	VPTERNLOGD   $0x96, Z10, Z5, Z7
 	VPSHUFB      turned<>+0(SB), Z10, Z10
 	VPSHUFB      upper<>+0(SB), Z7, Z7
 	VMOVUPS      spread<>+0(SB), Z0

@@ -2462,6 +2462,7 @@ loop149:
 	WORD $0x4E040667 // dup v7.4s, v19.s[0]
 	WORD $0x4EA787FF // add v31.4s, v31.4s, v7.4s
 	WORD $0x6E201C67 // eor v7.16b, v3.16b, v0.16b
+	WORD $0x6E211CE7 // eor v7.16b, v7.16b, v1.16b
 	WORD $0x4E802868 // trn1 v8.4s, v3.4s, v0.4s
 	WORD $0x4E806869 // trn2 v9.4s, v3.4s, v0.4s
 	WORD $0x4E82282A // trn1 v10.4s, v1.4s, v2.4s

@@ -234,7 +234,7 @@ DEVICE u32 not_less(u32 a, u32 b) {
 DEVICE u32 keep_quads(u64 key, u32 group, u32 pos, u32 head, u32 site, u32 threshold) {
 	u32 w[4];
 	philox(key, group, pos, head, site, w);
-	u32 least = __byte_perm(threshold + 0xff - ((w[0] ^ w[1]) >> 24), 0, 0x1111), bits = not_less(w[0], least);
+	u32 least = __byte_perm(threshold + 0xff - ((w[0] ^ w[1] ^ w[2]) >> 24), 0, 0x1111), bits = not_less(w[0], least);
 #pragma unroll
 	for (int i = 1; i < 4; i++) bits = bits >> 1 & 0x7f7f7f7f | not_less(w[i], least) & 0x80808080;
 	return bits;

@@ -136,12 +136,9 @@ func (m *machine) philox(group VecPhysical, numbers GPPhysical) {
 		VPUNPCKHQDQ(w[3], w[1], w[2])
 		for half, own := range []VecPhysical{w[0], w[2]} {
 			shared := w[1]
-			VPSRLQ(Imm(32), own, shared)
-			if m.wide {
-				VPXORD(own, shared, shared)
-			} else {
-				VPXOR(own, shared, shared)
-			}
+			VPSRLDQ(Imm(4), own, shared) // of each four words the second, and the third
+			VPSRLDQ(Imm(8), own, w[3])
+			m.xor3(own, w[3], shared)
 			// Of each four words the first bytes, the second and so on; and the upper byte that is shared, 16 times.
 			VPSHUFB(m.vector("turned", func(i int) uint32 { return 0x0C080400 + 0x01010101*uint32(i%4) }), own, own)
 			VPSHUFB(m.vector("upper", func(int) uint32 { return 0x03030303 }), shared, shared)

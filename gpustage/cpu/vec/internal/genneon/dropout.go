@@ -51,7 +51,8 @@ func (g gen) dropout() {
 				g.SetBits(t, 4)
 				g.Op("add", group, group, t)
 				const shared, own, low, high = 7, 12, 8, 9
-				g.Bits("eor", shared, w[0], w[1]) // its upper bytes are below all numbers of a counter
+				g.Bits("eor", shared, w[0], w[1])
+				g.Bits("eor", shared, shared, w[2]) // its upper bytes are below all numbers of a counter
 				// A register for each counter: words 0 to 3.
 				g.Transpose([4]vreg{0, 1, 2, 3}, w, [4]vreg{8, 9, 10, 11})
 				for i := range vreg(16) {
