@@ -298,7 +298,7 @@ func (r *Scanner) Read(ctx context.Context, i int, b *Block) error {
 	for k := range r.d.sources {
 		err := guard(func() error {
 			if r.d.tokens != nil && k < r.d.firstNumber {
-				return r.readTokens(f, ref, k)
+				return r.readTokens(f, ref, k, b)
 			}
 			return r.readColumn(f, ref, k, b)
 		})
@@ -307,7 +307,9 @@ func (r *Scanner) Read(ctx context.Context, i int, b *Block) error {
 		}
 	}
 	if r.d.tokens != nil {
-		return r.weave(f, ref, b)
+		if err := r.weave(f, ref, b); err != nil {
+			return err
+		}
 	}
 	r.complete(ref, b)
 	return nil

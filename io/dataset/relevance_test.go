@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -189,5 +190,58 @@ func TestRecogniseJudgements(t *testing.T) {
 			t.Errorf("%s %+v: notes %q, want %q", c.name, c.src, notes, c.note)
 		}
 		d.Close()
+	}
+}
+
+// Rows that are not relevant are none where the token ids of files that prep has written are read, either: those that stay have their own ids.
+func TestLeaveOutTokens(t *testing.T) {
+	const n = 10
+	path := filepath.Join(t.TempDir(), "ids.parquet")
+	w, err := NewParquetWriter(path, OutColumn{"query", TextOut}, OutColumn{"query_hash", LongsOut}, OutColumn{"query_ids", IDsOut},
+		OutColumn{"pos", TextListOut}, OutColumn{"pos_hash", LongsOut}, OutColumn{"pos_ids", IDsOut}, OutColumn{"pos_id_counts", IDsOut}, OutColumn{"score", IntOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.SetMetadata(TokenKey, `{"tokenizer": "t"}`)
+	texts, lists, hashes, ids, counts, scores := make([]string, n), make([][]string, n), make([][]int64, n), make([][]int32, n), make([][]int32, n), make([]int64, n)
+	want := []int32{}
+	for i := range n {
+		texts[i], lists[i], hashes[i], ids[i], counts[i], scores[i] = "a", []string{"b"}, []int64{int64(i), 1}, []int32{int32(i)}, []int32{1}, int64(i%3-1)
+		if scores[i] > 0 {
+			want = append(want, int32(i))
+		}
+	}
+	if err := errors.Join(w.Write(texts, hashes, ids, lists, hashes, ids, counts, scores), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int64{1, 3, 4, 4096} {
+		src := idsSource
+		src.Paths, src.Relevance = []string{path}, "score"
+		d, err := open(t.Context(), src, blockLimit{size, 2 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := d.NewReader(ReaderConfig{})
+		var got []int32
+		for row := range d.Rows() {
+			e, err := r.Read(t.Context(), 0, []int64{row})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if query, pos := e[0].IDs[0], e[0].IDs[1]; !slices.Equal(query, pos) || e[0].Hashes[0].Hi != uint64(query[0]) {
+				t.Errorf("row %d: ids %v and %v, hash %v", row, query, pos, e[0].Hashes[0])
+			}
+			got = append(got, e[0].IDs[0]...)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("blocks of %d: rows %v, want %v", size, got, want)
+		}
+		r.Close()
+		d.Close()
+	}
+	src := idsSource
+	src.Paths, src.Corpus = []string{path}, new(Texts)
+	if _, err := Open(t.Context(), src); err == nil || !strings.HasSuffix(err.Error(), "have no token ids beside them") {
+		t.Errorf("ids of texts and of tokens: %v", err)
 	}
 }

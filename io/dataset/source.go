@@ -228,6 +228,9 @@ func openFrom(ctx context.Context, src Source, limit blockLimit, files func(d *D
 	if !src.texts && (src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw) {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
 	}
+	if src.Tokens && (src.Queries != nil || src.Corpus != nil) {
+		return nil, fail(ErrMissingColumn, "rows that name texts by ids have no token ids beside them")
+	}
 	if src.Positive == "" && src.Documents == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")
 	}
