@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -72,13 +71,11 @@ func OpenTexts(ctx context.Context, src TextSource, progress func(done, total in
 
 // read fills all but slots.
 func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total int64)) error {
-	f, err := os.CreateTemp("", "contraflow-*.texts")
+	f, err := newScratch("texts")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // where it can't be removed while it is open
-	defer f.Close()
-	os.Remove(f.Name())
+	defer f.dispose()
 	t.begins, t.hashes = cut[uint64](&t.memory, int(d.Rows())+1), cut[Hash128](&t.memory, int(d.Rows()))
 	type worker struct {
 		scanner *Scanner
@@ -107,7 +104,7 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 		for i := range n {
 			w := &workers[i]
 			if _, err := f.Write(w.bytes); err != nil {
-				return fmt.Errorf("texts are kept in a temporary file, which takes as much room as they have (TMPDIR says where): %w", err)
+				return err
 			}
 			for row := range w.block.Rows {
 				t.begins[w.block.First+int64(row)] += size
@@ -122,7 +119,7 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 	for _, w := range workers { // whatever the order of the texts
 		t.hash.Hi, t.hash.Lo = t.hash.Hi+w.hash.Hi, t.hash.Lo+w.hash.Lo
 	}
-	t.bytes, err = mapFile(f, int(size))
+	t.bytes, err = mapFile(f.File, int(size))
 	return err
 }
 
