@@ -108,15 +108,19 @@ func (b *Block) drop(out []int32) {
 	b.Rows -= len(out)
 }
 
-// bare names the columns of rows in a .tsv file that does not: of ids and texts, or of judgements.
+// mostRelevant is what the relevance in a column without a name can be. More is the id of a negative, as in MS MARCO's triples.
+const mostRelevant = 100
+
+// bare names the columns of rows in a .tsv file that does not: of ids and texts, of ids alone, or of judgements.
 func (d *Dataset) bare(first []string) []string {
-	last := first[len(first)-1]
-	_, bad := parseNumber(last)
-	relevance := d.src.Relevance
-	if relevance == "" && d.judgements() {
+	value, bad := parseNumber(first[len(first)-1])
+	relevance, ids := d.src.Relevance, append([]string{d.src.Query, d.src.Positive}, d.src.Negatives...)
+	if relevance == "" && d.judgements() && value <= mostRelevant {
 		relevance = judgementColumns[2][0]
 	}
 	switch n := len(first); {
+	case d.src.Positive != "" && d.src.Relevance == "" && n == len(ids) && d.areIDs(first):
+		return ids
 	case d.src.texts && n == 2 && isNumber(first[0]):
 		return []string{cmp.Or(d.src.Query, "id"), cmp.Or(d.src.Positive, "text")}
 	case relevance != "" && n == 3 && bad == nil:
@@ -125,4 +129,16 @@ func (d *Dataset) bare(first []string) []string {
 		return []string{d.src.Query, "iteration", d.src.Positive, relevance}
 	}
 	return nil
+}
+
+// areIDs tells whether a query and documents have these ids.
+func (d *Dataset) areIDs(fields []string) bool {
+	of := d.src.Queries
+	for _, f := range fields {
+		if of == nil || *of.slot([]byte(f)) == 0 {
+			return false
+		}
+		of = d.src.Corpus
+	}
+	return true
 }

@@ -158,6 +158,7 @@ func TestLeaveOutBadRows(t *testing.T) {
 func TestRecogniseJudgements(t *testing.T) {
 	at, queries, corpus := judged(t, map[string]string{
 		"beir.tsv": "query-id\tcorpus-id\tscore\n0\td0\t0\n1\td1\t2\n", "ours.csv": "query_id,doc_id,relevance\n0,d0,0\n1,d1,2\n", "bare.tsv": "0\td0\t0\n1\td1\t2\n", "trec.tsv": "0\t0\td0\t0\n1\t0\td1\t2\n",
+		"two.tsv": "0\td0\n1\td1\n", "triples.tsv": "0\td0\td5\n1\td1\td0\n", "marco.tsv": "0\t1\t600\n1\t1\t0\n",
 		"pairs.tsv": "query-id\tcorpus-id\n0\td0\n1\td1\n", "others.csv": "q,p,score\n0,d0,0\n1,d1,2\n",
 	})
 	both := [][]string{{"query 0", "text 0"}, {"query 1", "text 1"}}
@@ -177,6 +178,9 @@ func TestRecogniseJudgements(t *testing.T) {
 		{"trec.tsv", Source{Query: "q", Positive: "p", Relevance: "s"}, both[1:], `whose "s" is 0 or less`},
 		{"pairs.tsv", Source{Query: "query-id", Positive: "corpus-id"}, both, ""},
 		{"others.csv", Source{Query: "q", Positive: "p"}, both, ""},
+		{"two.tsv", Source{Query: "q", Positive: "p"}, both, ""},
+		{"triples.tsv", Source{Query: "q", Positive: "p", Negatives: []string{"n"}}, [][]string{{"query 0", "text 0", "text 5"}, {"query 1", "text 1", "text 0"}}, ""},
+		{"triples.tsv", Source{Query: "query_id", Positive: "doc_id", Negatives: []string{"n"}}, [][]string{{"query 0", "text 0", "text 5"}, {"query 1", "text 1", "text 0"}}, ""},
 	} {
 		c.src.Paths, c.src.Queries, c.src.Corpus = []string{at(c.name)}, queries, corpus
 		d, err := Open(t.Context(), c.src)
@@ -190,6 +194,13 @@ func TestRecogniseJudgements(t *testing.T) {
 			t.Errorf("%s %+v: notes %q, want %q", c.name, c.src, notes, c.note)
 		}
 		d.Close()
+	}
+	// Negatives' ids are no relevance, and ids that nothing has are no row: the first line is taken for names.
+	for _, src := range []Source{{Paths: []string{at("marco.tsv")}, Query: "query-id", Positive: "corpus-id"}, {Paths: []string{at("marco.tsv")}, Query: "q", Positive: "p", Negatives: []string{"n"}}} {
+		src.Queries, src.Corpus = queries, corpus
+		if _, err := Open(t.Context(), src); err == nil || !strings.HasSuffix(err.Error(), `; its columns are "0", "1", "600" (the first line has to name the columns)`) {
+			t.Errorf("%+v: %v", src, err)
+		}
 	}
 }
 

@@ -65,7 +65,7 @@ type Source struct {
 	Queries, Corpus *Texts
 	// Relevance is a column of numbers, as judgements have one (qrels): rows in which it is 0 or less are none of the dataset's. "": relevance or score, if there
 	// are Queries and Corpus, and the columns Query and Positive are called as [LoadRetrieval] has them. A .tsv file of such rows may lack the first line: of
-	// three fields, and of TREC's four, it is known which are which.
+	// three fields, and of TREC's four, it is known which are which. So may one of ids alone, in the order of Query, Positive and Negatives.
 	Relevance string
 
 	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, all lists give all their texts, and
