@@ -18,11 +18,11 @@ func (d *Dataset) recogniseJudgements() error {
 	if !d.judgements() {
 		return nil
 	}
-	names, path, err := d.names()
+	names, f, err := d.names()
 	for _, name := range judgementColumns[2] {
 		if d.src.Relevance == "" && slices.Contains(names, name) && !slices.Contains(append(d.src.Scores, d.src.Label, d.src.Weight), name) {
 			d.src.Relevance = name
-			d.notes = append(d.notes, fmt.Sprintf("%s: by the names of its columns its rows are judgements, and %q says how relevant each is: those of 0 or less are left out", path, name))
+			d.notes = append(d.notes, fmt.Sprintf("%s: by the names of its columns its rows are judgements, and %q says how relevant each is: those of 0 or less are left out", f.path(), name))
 		}
 	}
 	return err

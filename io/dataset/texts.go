@@ -222,7 +222,7 @@ func (t *Texts) Close() {
 
 // recogniseTexts names the columns of texts of which the source does not say what they are called.
 func (d *Dataset) recogniseTexts() error {
-	names, path, err := d.names()
+	names, f, err := d.names()
 	if err != nil {
 		return err
 	}
@@ -230,8 +230,12 @@ func (d *Dataset) recogniseTexts() error {
 		if i := slices.IndexFunc(of, func(name string) bool { return slices.Contains(names, name) }); *column == "" && i >= 0 {
 			*column = of[i]
 		}
-		if *column == "" && err == nil && path != "" {
-			err = fmt.Errorf("%w; {path: FILES, id: COLUMN, text: COLUMN} says what columns texts and their ids are in", missingColumn(path, of[0], names))
+		if *column == "" && err == nil && f != nil {
+			err = missingColumn(f.path(), of[0], names)
+			if f.jsonl != nil {
+				err = f.jsonl.missing(of[0], names)
+			}
+			err = fmt.Errorf("%w; {path: FILES, id: COLUMN, text: COLUMN} says what columns texts and their ids are in", err)
 		}
 	}
 	first(&d.src.Query, "id", "_id")
@@ -242,18 +246,18 @@ func (d *Dataset) recogniseTexts() error {
 	return err
 }
 
-// names are the columns of the first file that has rows, and its path, if there is one.
-func (d *Dataset) names() (names []string, path string, err error) {
+// names are the columns of the first file that has rows, if there is one.
+func (d *Dataset) names() (names []string, of *dataFile, err error) {
 	for i := range d.files {
 		switch f := &d.files[i]; {
 		case f.parquet != nil:
-			return f.parquet.root.names(), f.path(), nil
+			return f.parquet.root.names(), f, nil
 		case f.jsonl.rows > 0:
 			names, _, err = f.jsonl.kinds()
-			return names, f.path(), err
+			return names, f, err
 		}
 	}
-	return nil, "", nil
+	return nil, nil, nil
 }
 
 // resolve has texts stand where a block has ids. Of one that nothing has it notes that.

@@ -231,6 +231,11 @@ func TestTextsErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %q", c.corpus, err, want)
 		}
 	}
+	folder := write(t, map[string]string{"c.tsv": "x\tone\ny\ttwo\n"}) // a first line of which nobody knows what it is
+	_, err := OpenTexts(t.Context(), TextSource{Paths: []string{folder + "/c.tsv"}}, nil)
+	if want := `c.tsv has no column "id"; its columns are "x", "one" (the first line has to name the columns); {path: FILES`; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
 }
 
 // A dataset's fingerprint is of its texts too, and not of how their files are called or cut.

@@ -86,6 +86,14 @@ func TestTrainByIDs(t *testing.T) {
 		}
 		want, model := train("texts", texts, texts)
 		got, same := train("ids", named, ids)
+		record, err := ReadRecord(filepath.Join(j.dir, fmt.Sprint("ids", ranks)))
+		if err != nil || len(record.Data) != 3 || filepath.Base(record.Data[2]) != "corpus.jsonl" {
+			t.Errorf("the record's data %q, %v", record.Data, err)
+		}
+		card, err := os.ReadFile(filepath.Join(j.dir, fmt.Sprint("ids", ranks), "model", "README.md"))
+		if err != nil || !strings.Contains(string(card), "| named.tsv, queries.jsonl, corpus.jsonl | a, b | 60 |") {
+			t.Errorf("the card has other data: %v\n%s", err, card)
+		}
 		if len(want) != 5 || !slices.Equal(got, want) || !bytes.Equal(model, same) {
 			t.Errorf("%d ranks: losses %v by ids, %v of texts, the weights are equal: %v", ranks, got, want, bytes.Equal(model, same))
 		}
