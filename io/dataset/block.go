@@ -131,7 +131,7 @@ func (b *Block) check(row int) (column, reason string) {
 				reason = checkText(t.bytes(sp))
 			}
 			if reason != "" && t.of != nil && sp.n != null {
-				reason = fmt.Sprintf("an id, %q, of a text that is %s", t.of.id(sp.off), reason)
+				reason = fmt.Sprintf("an id, %.100q, of a text that is %s", t.of.id(sp.off), reason)
 			}
 			if reason != "" && t.list {
 				return s.name, fmt.Sprintf("text %d of the list is %s", k, reason)

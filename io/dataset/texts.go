@@ -163,7 +163,7 @@ func (t *Texts) find(d *Dataset) error {
 		if *slot == 0 {
 			*slot = i + 1
 		} else if earlier := *slot - 1; t.hashes[earlier] != t.hashes[i] {
-			return d.rowError(int64(i), d.ColumnName(0), fmt.Sprintf("the id %q comes a second time, with another text than in %v", id, d.Locate(int64(earlier))))
+			return d.rowError(int64(i), d.ColumnName(0), fmt.Sprintf("the id %.100q comes a second time, with another text than in %v", id, d.Locate(int64(earlier))))
 		}
 	}
 	return nil
@@ -288,7 +288,7 @@ func (b *Block) resolve() {
 
 // none says that no text has an id.
 func (t *Texts) none(id []byte) string {
-	why := fmt.Sprintf("no text has the id %q, of %s in %s", id, spelling.Count(t.Len(), "text", "texts"), t.from)
+	why := fmt.Sprintf("no text has the id %.100q, of %s in %s", id, spelling.Count(t.Len(), "text", "texts"), t.from)
 	if whole, is := bytes.CutSuffix(id, []byte(".0")); is && *t.slot(whole) > 0 {
 		why += fmt.Sprintf("; %q has one: in quotes, and in .csv and .tsv, ids have to be written alike", whole)
 	}

@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -230,6 +231,9 @@ func TestTextsErrors(t *testing.T) {
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", c.corpus, err, want)
 		}
+	}
+	if said := openTexts(t, TextSource{Paths: []string{write(t, map[string]string{"c.jsonl": `{"id": "x", "text": "one"}` + "\n"}) + "/c.jsonl"}}).none(bytes.Repeat([]byte("é"), 1000)); !strings.Contains(said, strings.Repeat("é", 100)+`", of 1 text`) || len(said) > 300 {
+		t.Errorf("an id of no end: %s", said)
 	}
 	folder := write(t, map[string]string{"c.tsv": "x\tone\ny\ttwo\n"}) // a first line of which nobody knows what it is
 	_, err := OpenTexts(t.Context(), TextSource{Paths: []string{folder + "/c.tsv"}}, nil)
