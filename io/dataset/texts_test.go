@@ -277,6 +277,17 @@ func TestTextsFingerprint(t *testing.T) {
 		}
 		seen[got] = fmt.Sprint(c)
 	}
+	var many strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&many, `{"id": %d, "text": "%[1]d"}`+"\n", i)
+	}
+	folder = write(t, map[string]string{"c.jsonl": many.String()})
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	alone := openTexts(t, TextSource{Paths: []string{folder + "/c.jsonl"}}).Fingerprint()
+	runtime.GOMAXPROCS(3)
+	if openTexts(t, TextSource{Paths: []string{folder + "/c.jsonl"}}).Fingerprint() != alone {
+		t.Error("it is another on another number of processors")
+	}
 }
 
 // Texts and what finds them are outside the heap, take what they are said to, and are given back.

@@ -216,6 +216,9 @@ func TestLookAtIDs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(j.dir, "corpus.jsonl"), []byte(`{"_id": "1", "text": "a"}`+"\n"+`{"_id": "1", "text": "b"}`+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := Open(t.Context(), r, Observer{}); err == nil || errors.Is(err, dataset.ErrBadRow) || !strings.HasSuffix(err.Error(), "no row of it is left out: it has to be put right, or taken out") {
+		t.Errorf("an id that comes twice: %v", err)
+	}
 	if err := os.WriteFile(filepath.Join(j.dir, "more.tsv"), raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
