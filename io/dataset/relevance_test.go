@@ -195,6 +195,15 @@ func TestRecogniseJudgements(t *testing.T) {
 		}
 		d.Close()
 	}
+	// What is so called in rows of texts says nothing.
+	d, err := Open(t.Context(), Source{Paths: []string{at("beir.tsv")}, Query: "query-id", Positive: "corpus-id", Corpus: corpus})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := readRows(t, d), [][]string{{"0", "text 0"}, {"1", "text 1"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("of texts: %q, want %q", got, want)
+	}
+	d.Close()
 	// Negatives' ids are no relevance, and ids that nothing has are no row: the first line is taken for names.
 	for _, src := range []Source{{Paths: []string{at("marco.tsv")}, Query: "query-id", Positive: "corpus-id"}, {Paths: []string{at("marco.tsv")}, Query: "q", Positive: "p", Negatives: []string{"n"}}} {
 		src.Queries, src.Corpus = queries, corpus
