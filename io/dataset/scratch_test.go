@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -26,7 +27,7 @@ func TestScratch(t *testing.T) {
 		}
 		return len(files)
 	}
-	if n := left(); n > 0 != s.named {
+	if n := left(); n > 0 != (runtime.GOOS == "windows") { // so that a run that is killed leaves none
 		t.Errorf("%d files have a name", n)
 	}
 	if s.dispose(); left() > 0 {
