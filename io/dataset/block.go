@@ -131,7 +131,7 @@ func (b *Block) check(row int) (column, reason string) {
 				reason = checkText(t.bytes(sp))
 			}
 			if reason != "" && t.of != nil && sp.n != null {
-				reason = fmt.Sprintf("an id, %q, of a text that is %s", t.of.id(sp.off), reason)
+				reason = fmt.Sprintf("an id, %.100q, of a text that is %s", t.of.id(sp.off), reason)
 			}
 			if reason != "" && t.list {
 				return s.name, fmt.Sprintf("text %d of the list is %s", k, reason)
@@ -298,7 +298,7 @@ func (r *Scanner) Read(ctx context.Context, i int, b *Block) error {
 	for k := range r.d.sources {
 		err := guard(func() error {
 			if r.d.tokens != nil && k < r.d.firstNumber {
-				return r.readTokens(f, ref, k)
+				return r.readTokens(f, ref, k, b)
 			}
 			return r.readColumn(f, ref, k, b)
 		})
@@ -307,7 +307,9 @@ func (r *Scanner) Read(ctx context.Context, i int, b *Block) error {
 		}
 	}
 	if r.d.tokens != nil {
-		return r.weave(f, ref, b)
+		if err := r.weave(f, ref, b); err != nil {
+			return err
+		}
 	}
 	r.complete(ref, b)
 	return nil

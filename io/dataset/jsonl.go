@@ -40,7 +40,7 @@ type jsonlFile struct {
 	rows   int64
 	blocks []jsonlBlock
 	gaps   gaps
-	spool  *os.File                      // the unpacked content of a compressed file, or the rows of one of separated values
+	spool  *scratch                      // the unpacked content of a compressed file, or the rows of one of separated values
 	array  bool                          // the file is a JSON array, and lines are its elements
 	memory []byte                        // the lines of rows in memory (memory.go), which are in no file
 	bare   func(first []string) []string // of separated values: see newCSVReader
@@ -169,10 +169,9 @@ func (j *jsonlFile) open(ctx context.Context, content io.Reader, asIs bool, limi
 	if asIs && !j.text && !j.array {
 		return j.count(ctx, content, mark, limit)
 	}
-	if j.spool, err = os.CreateTemp("", "contraflow-*.jsonl"); err != nil {
+	if j.spool, err = newScratch("jsonl"); err != nil {
 		return err
 	}
-	os.Remove(j.spool.Name()) // Windows refuses; close removes it there
 	spool := bufio.NewWriterSize(j.spool, 1<<20)
 	if err := j.count(ctx, io.TeeReader(content, spool), 0, limit); err != nil {
 		return err
@@ -182,8 +181,7 @@ func (j *jsonlFile) open(ctx context.Context, content io.Reader, asIs bool, limi
 
 func (j *jsonlFile) close() {
 	if j.spool != nil {
-		j.spool.Close()
-		os.Remove(j.spool.Name())
+		j.spool.dispose()
 		j.spool = nil
 	}
 }
@@ -325,15 +323,16 @@ func (j *jsonlFile) read(b jsonlBlock, buf []byte) ([]byte, error) {
 		return append(buf[:0], j.memory[b.at:b.at+b.bytes]...), nil // texts are unescaped where they stand
 	}
 	buf = slices.Grow(buf[:0], int(b.bytes))[:b.bytes]
-	f := j.spool
-	if f == nil {
-		var err error
-		if f, _, err = openFile(j.path, j.size); err != nil {
-			return nil, err
-		}
-		defer f.Close()
+	if j.spool != nil {
+		_, err := j.spool.ReadAt(buf, b.at)
+		return buf, err
 	}
-	_, err := f.ReadAt(buf, b.at)
+	f, _, err := openFile(j.path, j.size)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	_, err = f.ReadAt(buf, b.at)
 	return buf, err
 }
 

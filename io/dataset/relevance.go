@@ -18,11 +18,11 @@ func (d *Dataset) recogniseJudgements() error {
 	if !d.judgements() {
 		return nil
 	}
-	names, path, err := d.names()
+	names, f, err := d.names()
 	for _, name := range judgementColumns[2] {
 		if d.src.Relevance == "" && slices.Contains(names, name) && !slices.Contains(append(d.src.Scores, d.src.Label, d.src.Weight), name) {
 			d.src.Relevance = name
-			d.notes = append(d.notes, fmt.Sprintf("%s: by the names of its columns its rows are judgements, and %q says how relevant each is: those of 0 or less are left out", path, name))
+			d.notes = append(d.notes, fmt.Sprintf("%s: by the names of its columns its rows are judgements, and %q says how relevant each is: those of 0 or less are left out", f.path(), name))
 		}
 	}
 	return err
@@ -108,15 +108,19 @@ func (b *Block) drop(out []int32) {
 	b.Rows -= len(out)
 }
 
-// bare names the columns of rows in a .tsv file that does not: of ids and texts, or of judgements.
+// mostRelevant is what the relevance in a column without a name can be. More is the id of a negative, as in MS MARCO's triples.
+const mostRelevant = 100
+
+// bare names the columns of rows in a .tsv file that does not: of ids and texts, of ids alone, or of judgements.
 func (d *Dataset) bare(first []string) []string {
-	last := first[len(first)-1]
-	_, bad := parseNumber(last)
-	relevance := d.src.Relevance
-	if relevance == "" && d.judgements() {
+	value, bad := parseNumber(first[len(first)-1])
+	relevance, ids := d.src.Relevance, append([]string{d.src.Query, d.src.Positive}, d.src.Negatives...)
+	if relevance == "" && d.judgements() && value <= mostRelevant {
 		relevance = judgementColumns[2][0]
 	}
 	switch n := len(first); {
+	case d.src.Positive != "" && d.src.Relevance == "" && n == len(ids) && d.areIDs(first):
+		return ids
 	case d.src.texts && n == 2 && isNumber(first[0]):
 		return []string{cmp.Or(d.src.Query, "id"), cmp.Or(d.src.Positive, "text")}
 	case relevance != "" && n == 3 && bad == nil:
@@ -125,4 +129,16 @@ func (d *Dataset) bare(first []string) []string {
 		return []string{d.src.Query, "iteration", d.src.Positive, relevance}
 	}
 	return nil
+}
+
+// areIDs tells whether a query and documents have these ids.
+func (d *Dataset) areIDs(fields []string) bool {
+	of := d.src.Queries
+	for _, f := range fields {
+		if of == nil || *of.slot([]byte(f)) == 0 {
+			return false
+		}
+		of = d.src.Corpus
+	}
+	return true
 }

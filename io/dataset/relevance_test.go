@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -157,6 +158,7 @@ func TestLeaveOutBadRows(t *testing.T) {
 func TestRecogniseJudgements(t *testing.T) {
 	at, queries, corpus := judged(t, map[string]string{
 		"beir.tsv": "query-id\tcorpus-id\tscore\n0\td0\t0\n1\td1\t2\n", "ours.csv": "query_id,doc_id,relevance\n0,d0,0\n1,d1,2\n", "bare.tsv": "0\td0\t0\n1\td1\t2\n", "trec.tsv": "0\t0\td0\t0\n1\t0\td1\t2\n",
+		"two.tsv": "0\td0\n1\td1\n", "triples.tsv": "0\td0\td5\n1\td1\td0\n", "marco.tsv": "0\t1\t600\n1\t1\t0\n",
 		"pairs.tsv": "query-id\tcorpus-id\n0\td0\n1\td1\n", "others.csv": "q,p,score\n0,d0,0\n1,d1,2\n",
 	})
 	both := [][]string{{"query 0", "text 0"}, {"query 1", "text 1"}}
@@ -176,6 +178,9 @@ func TestRecogniseJudgements(t *testing.T) {
 		{"trec.tsv", Source{Query: "q", Positive: "p", Relevance: "s"}, both[1:], `whose "s" is 0 or less`},
 		{"pairs.tsv", Source{Query: "query-id", Positive: "corpus-id"}, both, ""},
 		{"others.csv", Source{Query: "q", Positive: "p"}, both, ""},
+		{"two.tsv", Source{Query: "q", Positive: "p"}, both, ""},
+		{"triples.tsv", Source{Query: "q", Positive: "p", Negatives: []string{"n"}}, [][]string{{"query 0", "text 0", "text 5"}, {"query 1", "text 1", "text 0"}}, ""},
+		{"triples.tsv", Source{Query: "query_id", Positive: "doc_id", Negatives: []string{"n"}}, [][]string{{"query 0", "text 0", "text 5"}, {"query 1", "text 1", "text 0"}}, ""},
 	} {
 		c.src.Paths, c.src.Queries, c.src.Corpus = []string{at(c.name)}, queries, corpus
 		d, err := Open(t.Context(), c.src)
@@ -189,5 +194,74 @@ func TestRecogniseJudgements(t *testing.T) {
 			t.Errorf("%s %+v: notes %q, want %q", c.name, c.src, notes, c.note)
 		}
 		d.Close()
+	}
+	// What is so called in rows of texts says nothing.
+	d, err := Open(t.Context(), Source{Paths: []string{at("beir.tsv")}, Query: "query-id", Positive: "corpus-id", Corpus: corpus})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := readRows(t, d), [][]string{{"0", "text 0"}, {"1", "text 1"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("of texts: %q, want %q", got, want)
+	}
+	d.Close()
+	// Negatives' ids are no relevance, and ids that nothing has are no row: the first line is taken for names.
+	for _, src := range []Source{{Paths: []string{at("marco.tsv")}, Query: "query-id", Positive: "corpus-id"}, {Paths: []string{at("marco.tsv")}, Query: "q", Positive: "p", Negatives: []string{"n"}}} {
+		src.Queries, src.Corpus = queries, corpus
+		if _, err := Open(t.Context(), src); err == nil || !strings.HasSuffix(err.Error(), `; its columns are "0", "1", "600" (the first line has to name the columns)`) {
+			t.Errorf("%+v: %v", src, err)
+		}
+	}
+}
+
+// Rows that are not relevant are none where the token ids of files that prep has written are read, either: those that stay have their own ids.
+func TestLeaveOutTokens(t *testing.T) {
+	const n = 10
+	path := filepath.Join(t.TempDir(), "ids.parquet")
+	w, err := NewParquetWriter(path, OutColumn{"query", TextOut}, OutColumn{"query_hash", LongsOut}, OutColumn{"query_ids", IDsOut},
+		OutColumn{"pos", TextListOut}, OutColumn{"pos_hash", LongsOut}, OutColumn{"pos_ids", IDsOut}, OutColumn{"pos_id_counts", IDsOut}, OutColumn{"score", IntOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.SetMetadata(TokenKey, `{"tokenizer": "t"}`)
+	texts, lists, hashes, ids, counts, scores := make([]string, n), make([][]string, n), make([][]int64, n), make([][]int32, n), make([][]int32, n), make([]int64, n)
+	want := []int32{}
+	for i := range n {
+		texts[i], lists[i], hashes[i], ids[i], counts[i], scores[i] = "a", []string{"b"}, []int64{int64(i), 1}, []int32{int32(i)}, []int32{1}, int64(i%3-1)
+		if scores[i] > 0 {
+			want = append(want, int32(i))
+		}
+	}
+	if err := errors.Join(w.Write(texts, hashes, ids, lists, hashes, ids, counts, scores), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int64{1, 3, 4, 4096} {
+		src := idsSource
+		src.Paths, src.Relevance = []string{path}, "score"
+		d, err := open(t.Context(), src, blockLimit{size, 2 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := d.NewReader(ReaderConfig{})
+		var got []int32
+		for row := range d.Rows() {
+			e, err := r.Read(t.Context(), 0, []int64{row})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if query, pos := e[0].IDs[0], e[0].IDs[1]; !slices.Equal(query, pos) || e[0].Hashes[0].Hi != uint64(query[0]) {
+				t.Errorf("row %d: ids %v and %v, hash %v", row, query, pos, e[0].Hashes[0])
+			}
+			got = append(got, e[0].IDs[0]...)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("blocks of %d: rows %v, want %v", size, got, want)
+		}
+		r.Close()
+		d.Close()
+	}
+	src := idsSource
+	src.Paths, src.Corpus = []string{path}, new(Texts)
+	if _, err := Open(t.Context(), src); err == nil || !strings.HasSuffix(err.Error(), "have no token ids beside them") {
+		t.Errorf("ids of texts and of tokens: %v", err)
 	}
 }

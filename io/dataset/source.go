@@ -65,7 +65,7 @@ type Source struct {
 	Queries, Corpus *Texts
 	// Relevance is a column of numbers, as judgements have one (qrels): rows in which it is 0 or less are none of the dataset's. "": relevance or score, if there
 	// are Queries and Corpus, and the columns Query and Positive are called as [LoadRetrieval] has them. A .tsv file of such rows may lack the first line: of
-	// three fields, and of TREC's four, it is known which are which.
+	// three fields, and of TREC's four, it is known which are which. So may one of ids alone, in the order of Query, Positive and Negatives.
 	Relevance string
 
 	// Raw is for programs that look at rows before they are fit to train on: a query column alone will do, all lists give all their texts, and
@@ -227,6 +227,9 @@ func openFrom(ctx context.Context, src Source, limit blockLimit, files func(d *D
 	}
 	if !src.texts && (src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw) {
 		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
+	}
+	if src.Tokens && (src.Queries != nil || src.Corpus != nil) {
+		return nil, fail(ErrMissingColumn, "rows that name texts by ids have no token ids beside them")
 	}
 	if src.Positive == "" && src.Documents == "" && len(src.Negatives)+len(src.Scores) > 0 {
 		return nil, fail(ErrMissingColumn, "without a positive column rows are single texts with a label or a teacher's embedding: they have no negatives and no scores")

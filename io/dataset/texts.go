@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -72,13 +71,11 @@ func OpenTexts(ctx context.Context, src TextSource, progress func(done, total in
 
 // read fills all but slots.
 func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total int64)) error {
-	f, err := os.CreateTemp("", "contraflow-*.texts")
+	f, err := newScratch("texts")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // where it can't be removed while it is open
-	defer f.Close()
-	os.Remove(f.Name())
+	defer f.dispose()
 	t.begins, t.hashes = cut[uint64](&t.memory, int(d.Rows())+1), cut[Hash128](&t.memory, int(d.Rows()))
 	type worker struct {
 		scanner *Scanner
@@ -107,7 +104,7 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 		for i := range n {
 			w := &workers[i]
 			if _, err := f.Write(w.bytes); err != nil {
-				return fmt.Errorf("texts are kept in a temporary file, which takes as much room as they have (TMPDIR says where): %w", err)
+				return err
 			}
 			for row := range w.block.Rows {
 				t.begins[w.block.First+int64(row)] += size
@@ -122,7 +119,7 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 	for _, w := range workers { // whatever the order of the texts
 		t.hash.Hi, t.hash.Lo = t.hash.Hi+w.hash.Hi, t.hash.Lo+w.hash.Lo
 	}
-	t.bytes, err = mapFile(f, int(size))
+	t.bytes, err = mapFile(f.File, int(size))
 	return err
 }
 
@@ -166,7 +163,7 @@ func (t *Texts) find(d *Dataset) error {
 		if *slot == 0 {
 			*slot = i + 1
 		} else if earlier := *slot - 1; t.hashes[earlier] != t.hashes[i] {
-			return d.rowError(int64(i), d.ColumnName(0), fmt.Sprintf("the id %q comes a second time, with another text than in %v", id, d.Locate(int64(earlier))))
+			return d.rowError(int64(i), d.ColumnName(0), fmt.Sprintf("the id %.100q comes a second time, with another text than in %v", id, d.Locate(int64(earlier))))
 		}
 	}
 	return nil
@@ -225,7 +222,7 @@ func (t *Texts) Close() {
 
 // recogniseTexts names the columns of texts of which the source does not say what they are called.
 func (d *Dataset) recogniseTexts() error {
-	names, path, err := d.names()
+	names, f, err := d.names()
 	if err != nil {
 		return err
 	}
@@ -233,8 +230,12 @@ func (d *Dataset) recogniseTexts() error {
 		if i := slices.IndexFunc(of, func(name string) bool { return slices.Contains(names, name) }); *column == "" && i >= 0 {
 			*column = of[i]
 		}
-		if *column == "" && err == nil && path != "" {
-			err = fmt.Errorf("%w; {path: FILES, id: COLUMN, text: COLUMN} says what columns texts and their ids are in", missingColumn(path, of[0], names))
+		if *column == "" && err == nil && f != nil {
+			err = missingColumn(f.path(), of[0], names)
+			if f.jsonl != nil {
+				err = f.jsonl.missing(of[0], names)
+			}
+			err = fmt.Errorf("%w; {path: FILES, id: COLUMN, text: COLUMN} says what columns texts and their ids are in", err)
 		}
 	}
 	first(&d.src.Query, "id", "_id")
@@ -245,18 +246,18 @@ func (d *Dataset) recogniseTexts() error {
 	return err
 }
 
-// names are the columns of the first file that has rows, and its path, if there is one.
-func (d *Dataset) names() (names []string, path string, err error) {
+// names are the columns of the first file that has rows, if there is one.
+func (d *Dataset) names() (names []string, of *dataFile, err error) {
 	for i := range d.files {
 		switch f := &d.files[i]; {
 		case f.parquet != nil:
-			return f.parquet.root.names(), f.path(), nil
+			return f.parquet.root.names(), f, nil
 		case f.jsonl.rows > 0:
 			names, _, err = f.jsonl.kinds()
-			return names, f.path(), err
+			return names, f, err
 		}
 	}
-	return nil, "", nil
+	return nil, nil, nil
 }
 
 // resolve has texts stand where a block has ids. Of one that nothing has it notes that.
@@ -287,7 +288,7 @@ func (b *Block) resolve() {
 
 // none says that no text has an id.
 func (t *Texts) none(id []byte) string {
-	why := fmt.Sprintf("no text has the id %q, of %s in %s", id, spelling.Count(t.Len(), "text", "texts"), t.from)
+	why := fmt.Sprintf("no text has the id %.100q, of %s in %s", id, spelling.Count(t.Len(), "text", "texts"), t.from)
 	if whole, is := bytes.CutSuffix(id, []byte(".0")); is && *t.slot(whole) > 0 {
 		why += fmt.Sprintf("; %q has one: in quotes, and in .csv and .tsv, ids have to be written alike", whole)
 	}

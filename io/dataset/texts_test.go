@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -231,6 +232,14 @@ func TestTextsErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %q", c.corpus, err, want)
 		}
 	}
+	if said := openTexts(t, TextSource{Paths: []string{write(t, map[string]string{"c.jsonl": `{"id": "x", "text": "one"}` + "\n"}) + "/c.jsonl"}}).none(bytes.Repeat([]byte("é"), 1000)); !strings.Contains(said, strings.Repeat("é", 100)+`", of 1 text`) || len(said) > 300 {
+		t.Errorf("an id of no end: %s", said)
+	}
+	folder := write(t, map[string]string{"c.tsv": "x\tone\ny\ttwo\n"}) // a first line of which nobody knows what it is
+	_, err := OpenTexts(t.Context(), TextSource{Paths: []string{folder + "/c.tsv"}}, nil)
+	if want := `c.tsv has no column "id"; its columns are "x", "one" (the first line has to name the columns); {path: FILES`; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
 }
 
 // A dataset's fingerprint is of its texts too, and not of how their files are called or cut.
@@ -267,6 +276,17 @@ func TestTextsFingerprint(t *testing.T) {
 			t.Errorf("%s has that of %s", c, seen[got])
 		}
 		seen[got] = fmt.Sprint(c)
+	}
+	var many strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&many, `{"id": %d, "text": "%[1]d"}`+"\n", i)
+	}
+	folder = write(t, map[string]string{"c.jsonl": many.String()})
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	alone := openTexts(t, TextSource{Paths: []string{folder + "/c.jsonl"}}).Fingerprint()
+	runtime.GOMAXPROCS(3)
+	if openTexts(t, TextSource{Paths: []string{folder + "/c.jsonl"}}).Fingerprint() != alone {
+		t.Error("it is another on another number of processors")
 	}
 }
 

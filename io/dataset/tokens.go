@@ -203,7 +203,7 @@ func (f *dataFile) tokenChunks(d *Dataset) error {
 }
 
 // readTokens reads what stands beside text column k; weave makes texts of it.
-func (r *Scanner) readTokens(f *dataFile, ref *blockRef, k int) error {
+func (r *Scanner) readTokens(f *dataFile, ref *blockRef, k int, b *Block) error {
 	if r.tokens == nil {
 		r.tokens = make([]tokenReaders, r.d.firstNumber)
 	}
@@ -212,7 +212,7 @@ func (r *Scanner) readTokens(f *dataFile, ref *blockRef, k int) error {
 		l.fixedLists = fixedLists{l.starts[:0], l.data[:0]}
 		l.reset(r.f, c)
 		l.sparse = true
-		return l.readFixed(&l.fixedLists, ref.from, ref.from+int64(ref.rows))
+		return l.readFixed(&l.fixedLists, ref.from, ref.from+int64(b.Rows))
 	}
 	c := &f.tokens[ref.part][k]
 	if err := read(&q.hashes, c.hashes); err != nil {
@@ -243,7 +243,7 @@ func (r *Scanner) weave(f *dataFile, ref *blockRef, b *Block) error {
 		return f.parquet.wrap(errors.New("a block of more than 4 GiB of ids"))
 	}
 	b.raw = slices.Grow(b.raw[:0], size)
-	for row := range int(ref.rows) {
+	for row := range b.Rows {
 		for k := range r.tokens {
 			q, t := &r.tokens[k], &b.texts[k]
 			hashes, ids := q.hashes.row(row, 8), q.ids.row(row, 4)

@@ -81,7 +81,7 @@ func (x *Run) card() (hfmodel.Card, error) {
 		if src.Documents != "" {
 			columns = append(columns, src.Documents)
 		}
-		sources = append(sources, hfmodel.Dataset{Name: shortNames(src.Path), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
+		sources = append(sources, hfmodel.Dataset{Name: shortNames(src.paths()), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
 	}
 	r := x.Recipe
 	shortPaths(reflect.ValueOf(&r).Elem(), false)

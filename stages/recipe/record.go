@@ -109,7 +109,7 @@ func (x *Run) newRecord() *recorder {
 		r.Mesh = fmt.Sprint(x.ranks.Comm.Mesh)
 	}
 	for _, src := range x.Recipe.Data.Train {
-		r.Data = append(r.Data, src.Path...)
+		r.Data = append(r.Data, src.paths()...)
 	}
 	for _, d := range x.data {
 		r.Cut += d.Cut()

@@ -78,7 +78,7 @@ func (x *Run) openTexts(ctx context.Context, key string, s Source, files *datase
 			return texts, err
 		})
 		if err = failed; errors.Is(err, dataset.ErrBadRow) {
-			err = fmt.Errorf("%w; no row of it is left out: it has to be put right, or taken out", err)
+			err = fmt.Errorf("%v; no row of it is left out: it has to be put right, or taken out", err) // none to train on, which check would list
 		}
 		if err != nil {
 			err = fmt.Errorf("%s: %w", name, err)

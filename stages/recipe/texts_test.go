@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"contraflow/collective"
+	"contraflow/collective/local"
 	"contraflow/gpustage"
 	"contraflow/io/dataset"
 )
@@ -85,7 +87,15 @@ func TestTrainByIDs(t *testing.T) {
 			return losses, j.model(t, name)
 		}
 		want, model := train("texts", texts, texts)
-		got, same := train("ids", named, ids)
+		got, same := train("ids", named, []string{ids, named}[ranks-1])
+		record, err := ReadRecord(filepath.Join(j.dir, fmt.Sprint("ids", ranks)))
+		if err != nil || len(record.Data) != 3 || filepath.Base(record.Data[2]) != "corpus.jsonl" {
+			t.Errorf("the record's data %q, %v", record.Data, err)
+		}
+		card, err := os.ReadFile(filepath.Join(j.dir, fmt.Sprint("ids", ranks), "model", "README.md"))
+		if err != nil || !strings.Contains(string(card), "| named.tsv, queries.jsonl, corpus.jsonl | a, b | 60 |") {
+			t.Errorf("the card has other data: %v\n%s", err, card)
+		}
 		if len(want) != 5 || !slices.Equal(got, want) || !bytes.Equal(model, same) {
 			t.Errorf("%d ranks: losses %v by ids, %v of texts, the weights are equal: %v", ranks, got, want, bytes.Equal(model, same))
 		}
@@ -107,7 +117,10 @@ func TestResumeByIDs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	moved := strings.Replace(train, "corpus.jsonl", "moved.jsonl", 1)
+	moved := strings.NewReplacer("corpus.jsonl", "moved.jsonl", "queries.jsonl", "questions.jsonl").Replace(train)
+	if err := os.Rename(filepath.Join(j.dir, "queries.jsonl"), filepath.Join(j.dir, "questions.jsonl")); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ content, want string }{
 		{strings.Replace(string(raw), `"text":"`, `"text":"other `, 1), "data.train[0]: corpus has other rows"},
 		{string(raw) + `{"_id": "more", "text": "one"}` + "\n", " rows and has "},
@@ -208,6 +221,9 @@ func TestLookAtIDs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(j.dir, "corpus.jsonl"), []byte(`{"_id": "1", "text": "a"}`+"\n"+`{"_id": "1", "text": "b"}`+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := Open(t.Context(), r, Observer{}); err == nil || errors.Is(err, dataset.ErrBadRow) || !strings.HasSuffix(err.Error(), "no row of it is left out: it has to be put right, or taken out") {
+		t.Errorf("an id that comes twice: %v", err)
+	}
 	if err := os.WriteFile(filepath.Join(j.dir, "more.tsv"), raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -275,6 +291,41 @@ func TestTextsKeys(t *testing.T) {
 		}
 		if !strings.Contains(got, c.want) {
 			t.Errorf("%s: %s, want %q", c.source, got, c.want)
+		}
+	}
+}
+
+// Ranks of several processes agree on texts by what they are: their files may lie in another place on each machine, and not have others.
+func TestAgreeOnTexts(t *testing.T) {
+	j := newJob(t, 60)
+	here := j.byIDs(t)
+	raw, err := os.ReadFile(filepath.Join(j.dir, "corpus.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := strings.Replace(here, "corpus.jsonl", "there.jsonl", 1)
+	for content, want := range map[string]string{string(raw): "", string(raw) + `{"_id": "more", "text": "one"}` + "\n": "ranks disagree: the dataset is "} {
+		if err := os.WriteFile(filepath.Join(j.dir, "there.jsonl"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := local.Run(2, func(w collective.World) error {
+			r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "mesh.replicate=2", "data.train=[{" + []string{here, there}[w.Rank()] + "}]"})
+			if err != nil {
+				return err
+			}
+			d, err := asRank(t.Context(), r, Place{w, gpustage.Share{Rank: w.Rank(), Ranks: 2}}, Observer{}, new(atomic.Pointer[ending]), nil, func(x *Run) error {
+				if len(x.shared.texts) != 2 {
+					return errors.New("texts are shared with another process")
+				}
+				return nil
+			})
+			if d != nil {
+				err = errors.Join(err, d.Close())
+			}
+			return err
+		})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }
