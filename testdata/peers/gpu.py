@@ -28,7 +28,7 @@ overlap  Two ranks on one device: how much of their communication is hidden.
 Of graphs, fusions and sizes both sides are there at once and take steps in turn, of a quarter of a batch at a budget that leaves room for both.
 
 --tiny is for trying this script: small models without dropout, few pairs, no bars, and the losses of both sides have to be the same but for
-rounding; with --device cpu in f32. Exits with 3 if a bar is broken. For sentence-transformers 6.0 to 6.2 and torch 2.9 to 2.11; needs pyarrow.
+rounding; with --device cpu in f32. Exits with 3 if a bar is broken. For sentence-transformers 6.0 to 6.2 and torch 2.9 to 2.15; needs pyarrow.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python encode.py CONTRAFLOW [--data train.parquet] [--quick]
 
 A round is some function bodies, tokenization included. Exits with 1 if a bar of this machine is broken. Written for
-sentence-transformers 6.2 and torch 2.9.
+sentence-transformers 6.2 and torch 2.15.
 """
 
 import argparse

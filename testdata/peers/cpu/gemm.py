@@ -5,7 +5,7 @@
 
 Best of the rounds of each side, of which there are more as long as either side's still get faster, by the geometric mean: neighbours of a
 virtual machine only ever take time away, from one side or the other. Exits with 1 if a bar is broken: percents of the machine's own
-peak, and the scaling from one thread to all by the probe's. Written for torch 2.9.
+peak, and the scaling from one thread to all by the probe's. Written for torch 2.15.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 Models have MiniLM-L6's size: its weights (lora, reranker, sparse, late), or random ones of other families. A round is a run of `contraflow train` and then
 as many steps of the peer; what counts is each side's median step but for the first two, and of rounds the median ratio. A step is all of: tokenization, forward, backward,
 clipping, AdamW, dropout on. Both pad or pack as they do, so texts' lengths are the data's. Prints a table in markdown, and exits with 1 if a kind is slower than
-the peer. Takes a quarter of an hour and wants the machine for itself. Written for sentence-transformers 6.2, torch 2.9 and peft 0.21.
+the peer. Takes a quarter of an hour and wants the machine for itself. Written for sentence-transformers 6.2, torch 2.15 and peft 0.21.
 """
 
 import json

