@@ -143,8 +143,9 @@ func nearest(name string, have []string) string {
 
 type badRowsKey struct{}
 
-// WithBadRows has bad called with every row that can't be used of the files that a model is measured on ([LoadRetrieval], [LoadPairs], [LoadLabelledPairs],
-// [LoadTriplets] and [LoadCandidates]), where it would end reading them else. What they return lacks these rows: it is to look at, nothing is measured on it.
+// WithBadRows has bad called with every row that can't be used of texts by their ids ([OpenTexts]) and of the files that a model is measured on
+// ([LoadRetrieval], [LoadPairs], [LoadLabelledPairs], [LoadTriplets] and [LoadCandidates]), where it would end reading them else. What they return lacks
+// these rows: it is to look at, nothing trains or is measured on it.
 func WithBadRows(ctx context.Context, bad func(*RowError)) context.Context {
 	return context.WithValue(ctx, badRowsKey{}, bad)
 }

@@ -43,7 +43,7 @@ type Texts struct {
 }
 
 // OpenTexts reads all texts. Files without rows, rows that can't be read, an id that is null or empty, and one that comes twice with different texts
-// are errors. Texts may be anything: whether one can be used is asked of the rows that name it. A .tsv file of two columns may lack the first line that names
+// are errors, which a context with [WithBadRows] hears of and goes on. Texts may be anything: whether one can be used is asked of the rows that name it. A .tsv file of two columns may lack the first line that names
 // them, as MS MARCO's do, if its ids are numbers. progress may be nil. Close gives the memory back, when nothing reads rows of these texts any more.
 func OpenTexts(ctx context.Context, src TextSource, progress func(done, total int64)) (_ *Texts, err error) {
 	d, err := Open(ctx, Source{Paths: src.Paths, Splits: All, Query: src.ID, Positive: src.Text, Raw: true, texts: true})
@@ -66,7 +66,7 @@ func OpenTexts(ctx context.Context, src TextSource, progress func(done, total in
 	if err := t.read(ctx, d, progress); err != nil {
 		return nil, err
 	}
-	return t, t.find(d)
+	return t, t.find(ctx, d)
 }
 
 // read fills all but slots.
@@ -82,6 +82,7 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 		block   Block
 		bytes   []byte
 		hash    Hash128
+		bad     []*RowError
 	}
 	workers := make([]worker, runtime.GOMAXPROCS(0))
 	for i := range workers {
@@ -94,7 +95,7 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 		err := forEach(n, n, func(i int) (err error) {
 			w := &workers[i]
 			if err = w.scanner.Read(ctx, first+i, &w.block); err == nil {
-				w.bytes, err = t.take(&w.block, w.bytes[:0], &w.hash)
+				w.bytes, w.bad = t.take(&w.block, w.bytes[:0], &w.hash)
 			}
 			return err
 		})
@@ -103,6 +104,11 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 		}
 		for i := range n {
 			w := &workers[i]
+			for _, bad := range w.bad {
+				if err := goOn(ctx, bad); err != nil {
+					return err
+				}
+			}
 			if _, err := f.Write(w.bytes); err != nil {
 				return err
 			}
@@ -123,8 +129,9 @@ func (t *Texts) read(ctx context.Context, d *Dataset, progress func(done, total 
 	return err
 }
 
-// take appends a block's texts to to, and adds what they and their ids are to sum. begins are from where to begins.
-func (t *Texts) take(b *Block, to []byte, sum *Hash128) ([]byte, error) {
+// take appends a block's texts to to, and adds what they and their ids are to sum. begins are from where to begins. A row that can't be used has an
+// empty text with an empty id, which nothing finds.
+func (t *Texts) take(b *Block, to []byte, sum *Hash128) (_ []byte, unusable []*RowError) {
 	ids, texts := &b.texts[b.d.roles[0].source], &b.texts[b.d.roles[1].source]
 	for row := range b.Rows {
 		id, bad := ids.values[row], b.bad[row]
@@ -134,10 +141,12 @@ func (t *Texts) take(b *Block, to []byte, sum *Hash128) ([]byte, error) {
 		case bad.reason == "" && id.n == 0:
 			bad = badRow{b.d.ColumnName(0), "the id is empty"}
 		}
-		if bad.reason != "" {
-			return to, b.d.rowError(b.First+int64(row), bad.column, bad.reason)
-		}
 		begin, text := len(to), []byte(nil)
+		if bad.reason != "" {
+			unusable = append(unusable, b.d.rowError(b.First+int64(row), bad.column, bad.reason))
+			t.begins[b.First+int64(row)], to = uint64(begin), append(to, 0)
+			continue
+		}
 		if s := texts.values[row]; s.n != null {
 			text = texts.bytes(s)
 		}
@@ -147,11 +156,11 @@ func (t *Texts) take(b *Block, to []byte, sum *Hash128) ([]byte, error) {
 		h := xxh3.Hash128(to[begin:])
 		sum.Hi, sum.Lo = sum.Hi+h.Hi, sum.Lo+h.Lo
 	}
-	return to, nil
+	return to, unusable
 }
 
 // find makes the slots by which ids are found.
-func (t *Texts) find(d *Dataset) error {
+func (t *Texts) find(ctx context.Context, d *Dataset) error {
 	size := 1
 	for int64(size) < d.Rows()+d.Rows()/3+1 {
 		size *= 2
@@ -159,11 +168,17 @@ func (t *Texts) find(d *Dataset) error {
 	t.slots = cut[uint32](&t.memory, size)
 	for i := range uint32(d.Rows()) {
 		id, _ := t.entry(i)
+		if len(id) == 0 {
+			continue
+		}
 		slot := t.slot(id)
 		if *slot == 0 {
 			*slot = i + 1
 		} else if earlier := *slot - 1; t.hashes[earlier] != t.hashes[i] {
-			return d.rowError(int64(i), d.ColumnName(0), fmt.Sprintf("the id %.100q comes a second time, with another text than in %v", id, d.Locate(int64(earlier))))
+			bad := d.rowError(int64(i), d.ColumnName(0), fmt.Sprintf("the id %.100q comes a second time, with another text than in %v", id, d.Locate(int64(earlier))))
+			if err := goOn(ctx, bad); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

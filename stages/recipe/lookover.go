@@ -20,7 +20,7 @@ import (
 
 // Lookover is what [LookOver] has found.
 type Lookover struct {
-	Parts  []LookoverPart // of data.train, then of what eval names
+	Parts  []LookoverPart // of data.train, then of what eval names; texts by ids stand before the rows that name them
 	Plan   string         // the steps that training would make; "" if it would not begin
 	Wrong  error          // what is wrong with the rows that remain, taken together: too few for a batch, say; nil: nothing
 	Others []error        // what is wrong besides data: with the guide, and with save.dir
@@ -30,24 +30,29 @@ type Lookover struct {
 
 // LookoverPart is a dataset that trains, or something that a model is measured on.
 type LookoverPart struct {
-	Key  string              // data.train[0], eval.retrieval
+	Key  string              // data.train[0], data.train[0].corpus, eval.retrieval
 	Said string              // what it has: "1200 rows, ..."
 	Bad  []*dataset.RowError // rows that can't be used
 	Errs []error             // why it can't be read, or not all of it: of several files one for each that can't; none: it was
+
+	byID bool // it is texts that rows name
 }
 
 // Err is what would end a run, in a line each: a guide or a save.dir that won't do, files that can't be read, rows that can't be used (those that train only where data.on_error is stop), and what is
 // wrong with the others; nil: nothing.
 func (l *Lookover) Err() error {
 	errs := slices.Clone(l.Others)
-	var trains, measured int
+	var trains, measured, byID int
 	for _, p := range l.Parts {
 		for _, err := range p.Errs {
 			errs = append(errs, fmt.Errorf("%s: %w", p.Key, err))
 		}
-		if strings.HasPrefix(p.Key, "data.") {
+		switch {
+		case p.byID:
+			byID += len(p.Bad)
+		case strings.HasPrefix(p.Key, "data."):
 			trains += len(p.Bad)
-		} else {
+		default:
 			measured += len(p.Bad)
 		}
 	}
@@ -61,8 +66,12 @@ func (l *Lookover) Err() error {
 	if trains > 0 && !l.skips {
 		errs = append(errs, fmt.Errorf("%s to train on can't be used; %s", spelling.Count(trains, "row", "rows"), skipRows))
 	}
+	const first = "they have to be put right or taken out, a run ends with the first"
+	if byID > 0 {
+		errs = append(errs, fmt.Errorf("%s of texts that others name by ids can't be used: %s", spelling.Count(byID, "row", "rows"), first))
+	}
 	if measured > 0 {
-		errs = append(errs, fmt.Errorf("%s to measure the model on can't be used: they have to be put right or taken out, a run ends with the first", spelling.Count(measured, "row", "rows")))
+		errs = append(errs, fmt.Errorf("%s to measure the model on can't be used: %s", spelling.Count(measured, "row", "rows"), first))
 	}
 	return errors.Join(errs...)
 }
@@ -95,7 +104,11 @@ func LookOver(ctx context.Context, r Recipe, device gpustage.Device, obs Observe
 		return nil, err
 	}
 	for key, h := range r.Eval.heldOut() {
-		if err := l.add(ctx, key, func(p *LookoverPart) error { return x.lookOverHeldOut(ctx, p, h) }); err != nil {
+		read, err := x.lookOverTexts(ctx, l, key, h.source())
+		if err == nil && read {
+			err = l.add(ctx, key, func(p *LookoverPart) error { return x.lookOverHeldOut(ctx, p, h) })
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -205,12 +218,47 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 	return read(x, good...)
 }
 
-func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
-	for i, src := range x.Recipe.Data.Train {
-		err := l.add(ctx, fmt.Sprintf("data.train[%d]", i), func(p *LookoverPart) error {
-			if err := x.openTexts(ctx, p.Key, src, new(dataset.Source)); err != nil { // once, and not for each file
+// lookOverTexts reads what the rows of the source at a key name by ids, which is then there for all of its files; false: not all of it can be read, nor those rows.
+func (x *Run) lookOverTexts(ctx context.Context, l *Lookover, key string, s Source) (read bool, err error) {
+	read = true
+	for _, of := range []struct {
+		name string
+		*Texts
+	}{{"queries", s.Queries}, {"corpus", s.Corpus}} {
+		if of.Texts == nil {
+			continue
+		}
+		err := l.add(ctx, key+"."+of.name, func(p *LookoverPart) error {
+			p.byID = true
+			texts, err := x.texts(dataset.WithBadRows(ctx, func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) }), p.Key, *of.Texts)
+			if err != nil {
+				read = false
 				return err
 			}
+			p.Said = spelling.Count(texts.Len(), "text", "texts")
+			if n := len(p.Bad); n > 0 {
+				p.Said += fmt.Sprintf(", %d that can't be used", n)
+			}
+			return nil
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	return read, nil
+}
+
+func (x *Run) lookOverTraining(ctx context.Context, l *Lookover) error {
+	for i, src := range x.Recipe.Data.Train {
+		key := fmt.Sprintf("data.train[%d]", i)
+		read, err := x.lookOverTexts(ctx, l, key, src)
+		if err != nil {
+			return err
+		}
+		if !read {
+			continue
+		}
+		err = l.add(ctx, key, func(p *LookoverPart) error {
 			d, index, err := x.lookInto(ctx, p, src.Path, dataset.Train, func(x *Run, paths []string) (*dataset.Dataset, error) {
 				src.Path = paths
 				return x.openFiles(ctx, i, src)
@@ -279,9 +327,6 @@ func (p *LookoverPart) lookOverRows(ctx context.Context, x *Run, d *dataset.Data
 }
 
 func (x *Run) lookOverHeldOut(ctx context.Context, p *LookoverPart, h HeldOut) error {
-	if err := x.openTexts(ctx, p.Key, h.source(), new(dataset.Source)); err != nil {
-		return err
-	}
 	var held *heldOut
 	_, index, err := x.lookInto(ctx, p, h.Path, dataset.HeldOut, func(x *Run, paths []string) (_ *dataset.Dataset, err error) {
 		h := h

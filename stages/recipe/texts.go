@@ -64,21 +64,12 @@ type sharedTexts struct {
 
 // openTexts opens what the rows of the source at a key name by ids, for files.
 func (x *Run) openTexts(ctx context.Context, key string, s Source, files *dataset.Source) (err error) {
-	open := func(name string, t *Texts) *dataset.Texts {
+	open := func(name string, t *Texts) (texts *dataset.Texts) {
 		if t == nil || err != nil {
 			return nil
 		}
-		texts, failed := x.shared.open(ctx, x.ranks.Rank() == 0, *t, func() (*dataset.Texts, error) {
-			texts, err := dataset.OpenTexts(x.noting(ctx, key+"."+name), dataset.TextSource{Paths: t.Path, ID: t.ID, Text: t.Text}, x.obs.Texts)
-			if err == nil {
-				for _, n := range texts.Notes() {
-					x.obs.note("%s.%s: %s", key, name, n)
-				}
-			}
-			return texts, err
-		})
-		if err = failed; errors.Is(err, dataset.ErrBadRow) {
-			err = fmt.Errorf("%v; no row of it is left out: it has to be put right, or taken out", err) // none to train on, which check would list
+		if texts, err = x.texts(ctx, key+"."+name, *t); errors.Is(err, dataset.ErrBadRow) {
+			err = fmt.Errorf("%w; no row of it is left out: it has to be put right, or taken out", err)
 		}
 		if err != nil {
 			err = fmt.Errorf("%s: %w", name, err)
@@ -87,6 +78,19 @@ func (x *Run) openTexts(ctx context.Context, key string, s Source, files *datase
 	}
 	files.Queries, files.Corpus = open("queries", s.Queries), open("corpus", s.Corpus)
 	return err
+}
+
+// texts are those of the files at a key, which one rank reads.
+func (x *Run) texts(ctx context.Context, key string, t Texts) (*dataset.Texts, error) {
+	return x.shared.open(ctx, x.ranks.Rank() == 0, t, func() (*dataset.Texts, error) {
+		texts, err := dataset.OpenTexts(x.noting(ctx, key), dataset.TextSource{Paths: t.Path, ID: t.ID, Text: t.Text}, x.obs.Texts)
+		if err == nil {
+			for _, n := range texts.Notes() {
+				x.obs.note("%s: %s", key, n)
+			}
+		}
+		return texts, err
+	})
 }
 
 // open opens texts where nobody has: the first rank does.

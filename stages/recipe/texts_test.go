@@ -209,6 +209,12 @@ func TestLookAtIDs(t *testing.T) {
 	}
 	l, notes := j.lookOver(t, sets...)
 	for _, p := range l.Parts {
+		if p.byID {
+			if p.Bad != nil || p.Errs != nil {
+				t.Errorf("%s: %v, %v", p.Key, p.Bad, p.Errs)
+			}
+			continue
+		}
 		if len(p.Bad) != 1 || p.Bad[0].Location.Line != int64(at+1) || p.Errs != nil || !strings.Contains(p.Bad[0].Error(), `column "corpus-id": no text has the id "nowhere`) {
 			t.Errorf("%s: %v, %v, want the row of line %d", p.Key, p.Bad, p.Errs, at+1)
 		}
@@ -218,18 +224,36 @@ func TestLookAtIDs(t *testing.T) {
 	}) {
 		t.Errorf("notes: %q", notes)
 	}
-	if err := os.WriteFile(filepath.Join(j.dir, "corpus.jsonl"), []byte(`{"_id": "1", "text": "a"}`+"\n"+`{"_id": "1", "text": "b"}`+"\n"), 0o600); err != nil {
+	bad := []string{`{"_id": "1", "text": "a"}`, `{"_id": "1", "text": "b"}`, `{"text": "of none"}`, `{"_id": "", "text": "c"}`, `{"_id": "1", "text": "a"}`, `{"_id": "2", "text": 3}`}
+	if err := os.WriteFile(filepath.Join(j.dir, "corpus.jsonl"), []byte(strings.Join(bad, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), r, Observer{}); err == nil || errors.Is(err, dataset.ErrBadRow) || !strings.HasSuffix(err.Error(), "no row of it is left out: it has to be put right, or taken out") {
+	if _, err := Open(t.Context(), r, Observer{}); !errors.Is(err, dataset.ErrBadRow) || !strings.HasSuffix(err.Error(), "no row of it is left out: it has to be put right, or taken out") {
 		t.Errorf("an id that comes twice: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(j.dir, "more.tsv"), raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	l, _ = j.lookOver(t, append(sets, fmt.Sprintf("data.train.0.path=[%q, %q]", qrels, filepath.Join(j.dir, "more.tsv")))...)
-	if want := []string{"data.train[0]: corpus: ", "eval.loss: corpus: "}; !all(l.Err(), want...) || !strings.Contains(l.Err().Error(), `corpus.jsonl:2, column "_id": the id "1" comes a second time, with another text than in`) {
-		t.Errorf("an id that comes twice: %v", l.Err())
+	for _, key := range []string{"data.train[0]", "eval.loss"} { // of texts that both name the first hears, and neither loses the rows that have some
+		at := slices.IndexFunc(l.Parts, func(p LookoverPart) bool { return p.Key == key+".corpus" })
+		rows := slices.IndexFunc(l.Parts, func(p LookoverPart) bool { return p.Key == key })
+		if at < 0 || rows != at+1 || !strings.HasPrefix(l.Parts[at].Said, "6 texts") {
+			t.Errorf("%s.corpus: %+v", key, l.Parts)
+		} else if at == 1 {
+			var got []string
+			for _, row := range l.Parts[at].Bad {
+				got = append(got, fmt.Sprintf("%d %s", row.Location.Line, row.Reason))
+			}
+			slices.Sort(got)
+			want := []string{`2 the id "1" comes a second time, with another text than in`, "3 the id is null or missing", "4 the id is empty", "6 it is a number, want a string"}
+			if !slices.EqualFunc(got, want, strings.HasPrefix) {
+				t.Errorf("bad rows of the corpus: %q, want %q", got, want)
+			}
+		}
+	}
+	if err := l.Err(); err == nil || !strings.Contains(err.Error(), "4 rows of texts that others name by ids can't be used") {
+		t.Errorf("what check ends with: %v", err)
 	}
 }
 
