@@ -115,6 +115,13 @@ func TestBestIsAnyBetter(t *testing.T) {
 	if *p.Best != 0.63 || p.BestStep != 7 || *lower.Best != -0.63 {
 		t.Errorf("%+v, %+v", p, lower)
 	}
+	p.BestModel = "hash"
+	if p.weigh(&Evaluation{Step: 8, Value: 0.62}, stop); p.BestModel != "hash" {
+		t.Errorf("after one that is no better: %+v", p)
+	}
+	if p.weigh(&Evaluation{Step: 9, Value: 0.64}, stop); p.BestModel != "" { // best/ has step 7's until it is kept
+		t.Errorf("after a better one: %+v", p)
+	}
 	for _, delta := range []float64{0, 0.125} { // a value that is better by min_delta and no more is no better, and one that is the same is not the best
 		for _, metric := range []string{"ndcg@10", lossMetric} {
 			p, stop := progress{}, &EarlyStopping{Patience: 2, MinDelta: delta}

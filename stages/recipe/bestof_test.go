@@ -3,8 +3,12 @@ package recipe
 import (
 	"encoding/json"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/zeebo/xxh3"
 
 	"contraflow/stages"
 	"contraflow/stages/embedder"
@@ -27,6 +31,25 @@ func TestForgotten(t *testing.T) {
 	for i := range 5 {
 		if better := p.weigh(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
 			t.Errorf("evaluation %d: better %v, %+v", i, better, *p)
+		}
+	}
+}
+
+// A best evaluation whose model was not kept, since save.best was not asked for then, is not that of the model in best/.
+func TestNotKept(t *testing.T) {
+	best := 0.9
+	x := &Run{saves: &checkpoints{}}
+	x.Recipe.Save.Best, x.Recipe.Save.Dir = true, t.TempDir()
+	if err := os.Mkdir(x.bestDir(), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(x.bestDir(), "model.safetensors"), []byte("that of step 2"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for hash, left := range map[string]int{"": 0, "of step 3": 3} { // which the run makes again
+		x.saves.progress = progress{Best: &best, BestStep: 3, BestBy: " on " + stages.Digest(xxh3.New()), BestModel: hash}
+		if err := x.checkBest([]string{"save.best was false and is true"}); err != nil || x.saves.progress.BestStep != left {
+			t.Errorf("%q: step %d is the best, want %d: %v", hash, x.saves.progress.BestStep, left, err)
 		}
 	}
 }

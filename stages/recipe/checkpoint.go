@@ -142,7 +142,7 @@ func (p *progress) weigh(ev *Evaluation, stop *EarlyStopping) bool {
 	}
 	better := p.Best == nil || ev.better(*p.Best, 0)
 	if better {
-		p.Best, p.BestStep = &ev.Value, ev.Step
+		p.Best, p.BestStep, p.BestModel = &ev.Value, ev.Step, "" // what best/ has is not its model until keepBest says so
 	}
 	return better
 }
