@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -157,5 +158,49 @@ func TestRoomThatIsLeft(t *testing.T) {
 		if got := note(o, err); (got != "") != (more < 0) {
 			t.Errorf("%d KiB are left of %d: %q", need+more, need, got)
 		}
+	}
+	for i, c := range []struct {
+		free  int64 // KiB
+		every string
+		room  bool
+	}{{121 + 2*363 - 1, "3", false}, {121 + 2*363 + 1, "3", true}, {121 + 363 + 1, "2", false}, {121 + 363 + 1, "4", true}} { // of 4 steps: 3 and 4, 2 and 4, or 4
+		o, _ := j.run(t, fmt.Sprint("to the end", i), little{left: c.free << 10}, 0, false, "train.max_steps=4", "save.every="+c.every) // for which it may be too little
+		if got := note(o, nil); (got == "") != c.room {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+	sets = []string{"train.max_steps=5", "save.every=0"}
+	if o, err := j.run(t, "stopped", nil, 1, false, sets...); err != nil || !o.summary.Stopped {
+		t.Fatalf("%+v, %v", o.summary, err)
+	}
+	for _, more := range []int{1, -1} {
+		o, _ := j.run(t, "stopped", little{left: int64(121+363+more) << 10}, 0, true, sets...)
+		if got := note(o, nil); (got != "") != (more < 0) {
+			t.Errorf("%d KiB more than it takes: %q", more, got)
+		}
+	}
+}
+
+// A run that has a checkpoint, by whatever it was made, ends with one of its last step: what goes on then trains nothing again.
+func TestLastIsSaved(t *testing.T) {
+	j := newJob(t, 60)
+	for i, every := range []string{"0", "10m", "epoch", "11"} {
+		out, sets := fmt.Sprint("run", i), []string{"train.max_steps=5", "save.every=" + every, "save.keep=1", "batch.no_duplicates=false"}
+		o, err := j.run(t, out, nil, 1, false, sets...)
+		if err != nil || !o.summary.Stopped {
+			t.Fatalf("%s: %+v, %v", every, o.summary, err)
+		}
+		if o, err = j.run(t, out, nil, 0, true, sets...); err != nil || o.summary.Over || o.summary.Steps != 5 {
+			t.Fatalf("%s: %+v, %v", every, o.summary, err)
+		}
+		if o, err = j.run(t, out, nil, 0, true, sets...); err != nil || !o.summary.Over || len(o.losses) > 0 {
+			t.Errorf("%s: trained again: %v, %v", every, o.losses, err)
+		}
+	}
+	if _, err := j.run(t, "none", nil, 0, false, "train.max_steps=5", "save.every=11"); err != nil {
+		t.Fatal(err)
+	}
+	if made, err := os.ReadDir(filepath.Join(j.dir, "none", checkpointsDir)); err != nil || len(made) > 1 { // the lock
+		t.Errorf("a run without a checkpoint has %v, %v", made, err)
 	}
 }
