@@ -76,23 +76,22 @@ func (e *Encoder) Checkpoint(ctx context.Context, st *State, to Checkpoints) err
 		}
 		return part, err
 	})
-	if err != nil {
-		if e.ranks.Rank() == 0 {
-			err = errors.Join(err, to.Store.Abandon(done))
-		}
-		return err
+	if err == nil {
+		_, err = e.inTurn(ctx, first(func() error {
+			state, err := e.manifest(st)
+			if err == nil && to.State != nil {
+				err = to.State(&state)
+			}
+			if err != nil {
+				return err
+			}
+			state.Parts = parts
+			return to.Store.Commit(state, max(1, to.Keep))
+		}))
 	}
-	_, err = e.inTurn(ctx, first(func() error {
-		state, err := e.manifest(st)
-		if err == nil && to.State != nil {
-			err = to.State(&state)
-		}
-		if err != nil {
-			return err
-		}
-		state.Parts = parts
-		return to.Store.Commit(state, max(1, to.Keep))
-	}))
+	if err != nil && e.ranks.Rank() == 0 { // a disk that was full is to have the room again
+		err = errors.Join(err, to.Store.Abandon(done))
+	}
 	return err
 }
 

@@ -139,11 +139,20 @@ func (m *memory) Rename(from, to string) error {
 	return nil
 }
 
+// RemoveAll removes what is in a folder one by one, as a kill may find it.
 func (m *memory) RemoveAll(path string) error {
+	parent, name, n := m.find(path)
+	if n != nil {
+		for _, kid := range slices.Sorted(maps.Keys(n.kids)) {
+			if err := m.RemoveAll(filepath.Join(path, kid)); err != nil {
+				return err
+			}
+		}
+	}
 	if err := m.does("remove %s", path); err != nil {
 		return err
 	}
-	if parent, name, _ := m.find(path); parent != nil {
+	if parent != nil {
 		delete(parent.kids, name)
 		parent.named = name
 	}
@@ -283,6 +292,9 @@ func TestEndsAnywhere(t *testing.T) {
 			}
 			for name, see := range endings {
 				lay(t, m.root, see, dir)
+				if name == "a kill" { // nothing has a checkpoint's name that is none
+					checkAll(t, fmt.Sprintf("%s at operation %d (%s)", name, at, what), Open(filepath.Join(dir, "run", "checkpoints"), Disk{}))
+				}
 				checkLatest(t, fmt.Sprintf("%s at operation %d (%s)", name, at, what), dir, last)
 				if err := os.RemoveAll(dir); err != nil {
 					t.Fatal(err)
@@ -304,6 +316,22 @@ func (hasty) SyncDir(string) error { return nil }
 func (h hasty) Create(path string) (File, error) {
 	f, err := h.Disk.Create(path)
 	return hastyFile{f}, err
+}
+
+// checkAll loads all checkpoints.
+func checkAll(t *testing.T, where string, s *Store) {
+	t.Helper()
+	steps, err := s.Steps()
+	if err != nil {
+		t.Errorf("%s: %v", where, err)
+	}
+	for _, step := range steps {
+		if c, err := s.Load(step); err != nil {
+			t.Errorf("%s: %v", where, err)
+		} else if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // checkLatest loads the newest complete checkpoint of a folder and goes on saving there. LATEST, where there is one, names a complete one too.

@@ -88,7 +88,6 @@ func (s *Store) Begin(step int, bytes int64) error {
 }
 
 func (s *Store) begin(step int, bytes int64) error {
-	delete(s.checked, step) // a damaged one will be replaced
 	if err := s.fs.MkdirAll(s.dir); err != nil {
 		return err
 	}
@@ -254,7 +253,6 @@ func (s *Store) prune(newest, keep int) error {
 			if err := s.remove(FolderName(step)); err != nil {
 				return err
 			}
-			delete(s.checked, step)
 		}
 	}
 	return nil

@@ -172,6 +172,8 @@ func (x *Run) checkBest(changed []string) error {
 			return err
 		case h == "":
 			anew = fmt.Sprintf("%s has no model", x.bestDir())
+		case p.BestModel == "": // of when save.best was not asked for
+			anew = fmt.Sprintf("the model of step %d was not kept", p.BestStep)
 		case h != p.BestModel && slices.ContainsFunc(changed, changesSteps):
 			// Without changes the run makes those steps again, and what is in best/ with them.
 			anew = fmt.Sprintf("%s does not hold the model of step %d, but one that the run may not make again", x.bestDir(), p.BestStep)

@@ -2,9 +2,14 @@ package recipe
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/zeebo/xxh3"
 
 	"contraflow/stages"
 	"contraflow/stages/embedder"
@@ -27,6 +32,25 @@ func TestForgotten(t *testing.T) {
 	for i := range 5 {
 		if better := p.weigh(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
 			t.Errorf("evaluation %d: better %v, %+v", i, better, *p)
+		}
+	}
+}
+
+// A best evaluation whose model was not kept, since save.best was not asked for then, is not that of the model in best/.
+func TestNotKept(t *testing.T) {
+	best := 0.9
+	x := &Run{saves: &checkpoints{}}
+	x.Recipe.Save.Best, x.Recipe.Save.Dir = true, t.TempDir()
+	if err := os.Mkdir(x.bestDir(), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(x.bestDir(), "model.safetensors"), []byte("that of step 2"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for hash, left := range map[string]int{"": 0, "of step 3": 3} { // which the run makes again
+		x.saves.progress = progress{Best: &best, BestStep: 3, BestBy: " on " + stages.Digest(xxh3.New()), BestModel: hash}
+		if err := x.checkBest([]string{"save.best was false and is true"}); err != nil || x.saves.progress.BestStep != left {
+			t.Errorf("%q: step %d is the best, want %d: %v", hash, x.saves.progress.BestStep, left, err)
 		}
 	}
 }
@@ -134,5 +158,49 @@ func TestRoomThatIsLeft(t *testing.T) {
 		if got := note(o, err); (got != "") != (more < 0) {
 			t.Errorf("%d KiB are left of %d: %q", need+more, need, got)
 		}
+	}
+	for i, c := range []struct {
+		free  int64 // KiB
+		every string
+		room  bool
+	}{{121 + 2*363 - 1, "3", false}, {121 + 2*363 + 1, "3", true}, {121 + 363 + 1, "2", false}, {121 + 363 + 1, "4", true}} { // of 4 steps: 3 and 4, 2 and 4, or 4
+		o, _ := j.run(t, fmt.Sprint("to the end", i), little{left: c.free << 10}, 0, false, "train.max_steps=4", "save.every="+c.every) // for which it may be too little
+		if got := note(o, nil); (got == "") != c.room {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+	sets = []string{"train.max_steps=5", "save.every=0"}
+	if o, err := j.run(t, "stopped", nil, 1, false, sets...); err != nil || !o.summary.Stopped {
+		t.Fatalf("%+v, %v", o.summary, err)
+	}
+	for _, more := range []int{1, -1} {
+		o, _ := j.run(t, "stopped", little{left: int64(121+363+more) << 10}, 0, true, sets...)
+		if got := note(o, nil); (got != "") != (more < 0) {
+			t.Errorf("%d KiB more than it takes: %q", more, got)
+		}
+	}
+}
+
+// A run that has a checkpoint, by whatever it was made, ends with one of its last step: what goes on then trains nothing again.
+func TestLastIsSaved(t *testing.T) {
+	j := newJob(t, 60)
+	for i, every := range []string{"0", "10m", "epoch", "11"} {
+		out, sets := fmt.Sprint("run", i), []string{"train.max_steps=5", "save.every=" + every, "save.keep=1", "batch.no_duplicates=false"}
+		o, err := j.run(t, out, nil, 1, false, sets...)
+		if err != nil || !o.summary.Stopped {
+			t.Fatalf("%s: %+v, %v", every, o.summary, err)
+		}
+		if o, err = j.run(t, out, nil, 0, true, sets...); err != nil || o.summary.Over || o.summary.Steps != 5 {
+			t.Fatalf("%s: %+v, %v", every, o.summary, err)
+		}
+		if o, err = j.run(t, out, nil, 0, true, sets...); err != nil || !o.summary.Over || len(o.losses) > 0 {
+			t.Errorf("%s: trained again: %v, %v", every, o.losses, err)
+		}
+	}
+	if _, err := j.run(t, "none", nil, 0, false, "train.max_steps=5", "save.every=11"); err != nil {
+		t.Fatal(err)
+	}
+	if made, err := os.ReadDir(filepath.Join(j.dir, "none", checkpointsDir)); err != nil || len(made) > 1 { // the lock
+		t.Errorf("a run without a checkpoint has %v, %v", made, err)
 	}
 }

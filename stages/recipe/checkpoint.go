@@ -142,7 +142,7 @@ func (p *progress) weigh(ev *Evaluation, stop *EarlyStopping) bool {
 	}
 	better := p.Best == nil || ev.better(*p.Best, 0)
 	if better {
-		p.Best, p.BestStep = &ev.Value, ev.Step
+		p.Best, p.BestStep, p.BestModel = &ev.Value, ev.Step, "" // what best/ has is not its model until keepBest says so
 	}
 	return better
 }
@@ -167,13 +167,16 @@ func (x *Run) openCheckpoints(c *Control) *checkpoints {
 // and checkpoints, of which one more than save.keep are there while one is written.
 func (x *Run) noteRoom() {
 	save, most := x.Recipe.Save, 0
-	if n, _ := x.dues(save.Every); save.Every.Time > 0 {
-		most = save.Keep + 1
-	} else {
-		most = min(save.Keep+1, n)
-	}
 	free, known := x.saves.store.Room()
 	have, err := x.saves.store.Steps()
+	switch n := x.dues(save.Every); {
+	case save.Every.Time > 0:
+		most = save.Keep + 1
+	case n > 0 && !x.due(save.Every, x.Steps) || n == 0 && len(have) > 0: // there is one of the last step, too
+		most = min(save.Keep+1, max(n, len(have))+1)
+	default:
+		most = min(save.Keep+1, n)
+	}
 	if !x.Main() || !known || err != nil { // an error comes again when the first is written
 		return
 	}
@@ -211,7 +214,7 @@ func (x *Run) asked() stages.Asked {
 }
 
 // saved tells whether the state after a step is to be saved, and what the run remembers then. Runs that are over before their
-// first checkpoint leave none.
+// first checkpoint leave none; others leave one of their last step, so that nothing is trained again by who goes on.
 func (x *Run) saved(r stages.StepResult) (note any, save bool) {
 	x.saves.progress.add(r)
 	x.saves.progress.LR = &r.LR
@@ -221,9 +224,8 @@ func (x *Run) saved(r stages.StepResult) (note any, save bool) {
 	p := x.saves.progress
 	p.Over = x.over(r)
 	every, done := x.Recipe.Save.Every, r.Step+1
-	n, first := x.dues(every)
 	x.saves.at = r
-	save = r.Asked.Save || r.Asked.Stop || x.due(every, done) || p.Over && n > 0 && done > first
+	save = r.Asked.Save || r.Asked.Stop || x.due(every, done) || p.Over && x.saves.steps > 0
 	save = save && !x.rollsBack(r)
 	if save {
 		x.saves.steps = done

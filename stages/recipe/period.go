@@ -98,15 +98,15 @@ func (x *Run) tells(step int) bool {
 	return step == 1 || step == x.Steps || x.due(x.Recipe.Log.Every, step)
 }
 
-// dues is how many of the run's steps are a period's, and the first of them, counted from 1.
-func (x *Run) dues(p Period) (n, first int) {
+// dues is how many of the run's steps are a period's.
+func (x *Run) dues(p Period) int {
 	switch every := p.steps(x.Steps); {
-	case p.Epoch && len(x.epochs) > 0:
-		return len(x.epochs), x.epochs[0]
+	case p.Epoch:
+		return len(x.epochs)
 	case every > 0:
-		return x.Steps / every, every
+		return x.Steps / every
 	}
-	return 0, 0
+	return 0
 }
 
 // when says after which steps the run evaluates and saves, and how its learning rate goes: lines of a word and what it says.

@@ -350,6 +350,9 @@ func (x *Run) goOn(c *checkpoint.Checkpoint) error {
 	if err := json.Unmarshal(c.Data, &cursor); err != nil {
 		return fmt.Errorf("the checkpoint's place in the data: %w", err)
 	}
+	if c.Step > x.Steps && len(x.filesChanged(c.Files)) == 0 { // with several datasets the place is beyond what the epochs have
+		return fmt.Errorf("the run is to make %d steps, and has made %d: train.max_steps or train.epochs must allow for those, or begin anew in another save.dir", x.Steps, c.Step)
+	}
 	restore := x.sampler.Restore
 	if slices.Contains(changed, beginsToSkip) {
 		restore = x.sampler.RestoreSkipping

@@ -277,9 +277,14 @@ func (f failing) Create(path string) (checkpoint.File, error) {
 func TestFullDisk(t *testing.T) {
 	j := newJob(t, 60)
 	sets := []string{"mesh.replicate=2", "save.every=2"}
-	_, err := j.run(t, "run", failing{word: ".step-00000004.partial/rank-00001", err: syscall.ENOSPC}, 0, false, sets...)
-	if err == nil || !strings.Contains(err.Error(), "the disk is full") || !strings.Contains(err.Error(), "the one of step 2 is unchanged") {
-		t.Fatalf("a full disk: %v", err)
+	for i, file := range []string{"rank-00001", "checkpoint.json"} {
+		_, err := j.run(t, "run", failing{word: ".step-00000004.partial/" + file, err: syscall.ENOSPC}, 0, i > 0, sets...)
+		if err == nil || !strings.Contains(err.Error(), "the disk is full") || !strings.Contains(err.Error(), "the one of step 2 is unchanged") {
+			t.Fatalf("a full disk: %v", err)
+		}
+		if left, err := filepath.Glob(filepath.Join(j.dir, "run", checkpointsDir, ".step-*")); err != nil || len(left) > 0 {
+			t.Errorf("what was written until %s is left on the disk: %v, %v", file, left, err)
+		}
 	}
 	o, err := j.run(t, "run", nil, 0, true, sets...)
 	if err != nil || !strings.Contains(fmt.Sprint(o.notes), "going on after step 2") {

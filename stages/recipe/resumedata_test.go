@@ -81,6 +81,9 @@ func TestSeveralDatasets(t *testing.T) {
 	if !bytes.Equal(j.model(t, "run"), j.model(t, "whole")) {
 		t.Error("the weights differ from those of a run that was not stopped")
 	}
+	if _, err := j.run(t, "run", nil, 0, true, append(sets, "train.epochs=1")...); err == nil || !strings.HasPrefix(err.Error(), "the run is to make ") || !strings.Contains(err.Error(), fmt.Sprintf(" steps, and has made %d: ", whole.summary.Steps)) {
+		t.Errorf("fewer epochs than were made: %v", err)
+	}
 }
 
 // A bad row that ends a run says what goes on without it; the run then ends as if it had skipped the row from its beginning.

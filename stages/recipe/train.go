@@ -375,13 +375,8 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			err = errors.Join(err, from.Close())
 		}
 	}()
-	if from != nil {
-		switch p := x.saves.progress; {
-		case from.Step > x.Steps:
-			return nil, fmt.Errorf("the run is to make %d steps, and has made %d: train.max_steps or train.epochs must allow for those, or begin anew in another save.dir", x.Steps, from.Step)
-		case (from.Step == x.Steps || p.Over && p.Enough) && !p.Unmeasured: // what has made its last step may be given more of them
-			return x.finish(from)
-		}
+	if p := x.saves.progress; from != nil && (from.Step == x.Steps || p.Over && p.Enough) && !p.Unmeasured { // what has made its last step may be given more of them
+		return x.finish(from)
 	}
 	if x.Main() {
 		defer func() {
