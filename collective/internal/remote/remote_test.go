@@ -449,6 +449,94 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// What is longer than a frame may be is the sender's error, or that of all, and at once: nobody is said to have died, and nobody waits.
+func TestTooLong(t *testing.T) {
+	defer func(n int) { maxFrame = n }(maxFrame)
+	maxFrame = 300
+	for _, x := range []struct {
+		lengths [2]int
+		rank    int
+		want    string
+	}{
+		{[2]int{1, 301}, 1, "an exchange: a message of "},
+		{[2]int{160, 160}, 0, "an exchange: all ranks' messages together are a message of "},
+	} {
+		cs := star(t, 2, time.Minute)
+		errs := make([]error, 2)
+		var wait sync.WaitGroup
+		start := time.Now()
+		for r, c := range cs {
+			wait.Go(func() {
+				if errs[r] = c.Register("both", []int{0, 1}); errs[r] == nil {
+					_, errs[r] = c.Exchange(t.Context(), "both", 1, make([]byte, x.lengths[r]))
+				}
+			})
+		}
+		wait.Wait()
+		for r, err := range errs {
+			var re *collective.RankError
+			if !errors.As(err, &re) || re.Rank != x.rank || !strings.Contains(re.Reason, x.want) || !strings.Contains(re.Reason, "300 at most") || time.Since(start) > 10*time.Second {
+				t.Errorf("%v bytes: rank %d after %v: %v", x.lengths, r, time.Since(start), err)
+			}
+		}
+		for _, c := range cs {
+			c.Close()
+		}
+	}
+}
+
+// half is a connection that takes a part of the first write.
+type half struct {
+	net.Conn
+	taken []byte
+}
+
+func (c *half) SetWriteDeadline(time.Time) error { return nil }
+
+func (c *half) Write(b []byte) (int, error) {
+	c.taken = append(c.taken, b[:len(b)/2]...)
+	return len(b) / 2, io.ErrShortWrite
+}
+
+// Nothing follows a part of a frame: it would be taken for the rest.
+func TestHalfWritten(t *testing.T) {
+	c := &half{}
+	w := &wire{conn: c}
+	for range 2 {
+		if err := w.write(newFrame(exchange).string("some words")); !errors.Is(err, io.ErrShortWrite) || len(c.taken) != 8 {
+			t.Errorf("%v, and %d bytes have left", err, len(c.taken))
+		}
+	}
+}
+
+// busy is a listener that has no room for a connection at first.
+type busy struct {
+	net.Listener
+	times int
+}
+
+func (l *busy) Accept() (net.Conn, error) {
+	if l.times--; l.times >= 0 {
+		return nil, errors.New("too many open files")
+	}
+	return l.Listener.Accept()
+}
+
+// Rank 0 listens on after an error that passes.
+func TestAcceptsAgain(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Join(t.Context(), Config{Size: 1, Start: 10 * time.Second, Deadline: time.Minute, Addresses: []string{l.Addr().String()}, Listener: &busy{l, 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func FuzzFrame(f *testing.F) {
 	f.Add(newFrame(exchange).string("all ranks").int(3).string("an exchange").string("hello").data[5:])
 	f.Add(newFrame(register).string("g").ints([]int{0, 2, 5}).data[5:])
