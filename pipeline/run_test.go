@@ -685,8 +685,9 @@ func TestWhenFailed(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			done <- p.Run(context.Background(), WhenFailed(50*time.Millisecond, func(err error) {
-				ended = append(ended, err)
 				close(outside)
+				time.Sleep(20 * time.Millisecond) // Run waits for it
+				ended = append(ended, err)
 			}))
 		}()
 		select {
