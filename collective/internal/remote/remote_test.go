@@ -516,6 +516,67 @@ func TestHalfWritten(t *testing.T) {
 	}
 }
 
+// slowly is a connection that takes and gives little at a time, and each time within the silence limit.
+type slowly struct {
+	net.Conn
+	held        []byte
+	read, write time.Time // deadlines that have been used
+	rd, wd      time.Time
+}
+
+var errLate = errors.New("the deadline is an old one")
+
+func (c *slowly) SetWriteDeadline(t time.Time) error { c.wd = t; return nil }
+func (c *slowly) SetReadDeadline(t time.Time) error  { c.rd = t; return nil }
+
+func (c *slowly) Write(b []byte) (int, error) {
+	if len(b) > piece || !c.wd.After(c.write) {
+		return 0, errLate
+	}
+	c.held, c.write = append(c.held, b...), c.wd
+	return len(b), nil
+}
+
+func (c *slowly) Read(b []byte) (int, error) {
+	if !c.rd.After(c.read) && len(b) > 4 {
+		return 0, errLate
+	}
+	n := copy(b[:min(len(b), 1<<18)], c.held)
+	c.held, c.read = c.held[n:], c.rd
+	return n, nil
+}
+
+// A long frame may take longer than a peer may be silent, as long as it goes on.
+func TestLongFrame(t *testing.T) {
+	w := &wire{conn: &slowly{}, limit: uint32(maxFrame)}
+	text := strings.Repeat("a long message ", 3*piece/15)
+	if err := w.write(newFrame(result).string(text)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := w.read()
+	if err != nil || f.kind != result || f.getString() != text || f.err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
+// What one's own data say of another's failure is worth less than the news of it, which take a moment longer.
+func TestNewsFirst(t *testing.T) {
+	cs := star(t, 2, time.Minute)
+	m := &Member{Client: cs[1], Name: "both", Ranks: []int{0, 1}, rank: 1}
+	go func() {
+		time.Sleep(lastWords / 10)
+		cs[0].Abort(errors.New("no space left"))
+	}()
+	err := m.Wait(&engine.Call{}, func() (bool, error) { return false, errors.New("a peer's connection was reset") })
+	var re *collective.RankError
+	if !errors.As(err, &re) || re.Rank != 0 || re.Reason != "no space left" {
+		t.Error(err)
+	}
+	for _, c := range cs {
+		c.Close()
+	}
+}
+
 // busy is a listener that has no room for a connection at first.
 type busy struct {
 	net.Listener
