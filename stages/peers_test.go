@@ -68,6 +68,25 @@ func TestPeersJoined(t *testing.T) {
 	}
 }
 
+// Ranks' parts of a batch make it up, and none is larger than another by more than a row.
+func TestSlice(t *testing.T) {
+	for ranks := 1; ranks < 9; ranks++ {
+		for n := range 30 {
+			at, least, most := 0, n, 0
+			for rank := range ranks {
+				lo, hi := Slice(n, rank, ranks)
+				if lo != at {
+					t.Errorf("%d rows: rank %d of %d begins at %d, want %d", n, rank, ranks, lo, at)
+				}
+				at, least, most = hi, min(least, hi-lo), max(most, hi-lo)
+			}
+			if at != n || most > least+1 {
+				t.Errorf("%d rows on %d ranks: parts of %d to %d rows, up to %d", n, ranks, least, most, at)
+			}
+		}
+	}
+}
+
 // Who waits for a buffer that nobody passes on ends with the run, with the reason for which that does.
 func TestHandoverEnds(t *testing.T) {
 	g, waits, full := pipeline.New("handover"), make(chan struct{}), errors.New("the disk is full")
