@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Of several batches that a run is to end before, the first counts, in whatever order tasks say so.
@@ -30,6 +31,44 @@ func TestEndBeforeFirst(t *testing.T) {
 		if want := batchIndex(1, 1); c.cut == nil || *c.cut != want {
 			t.Errorf("told of %v: it ends before %v, want %v", order, c.cut, want)
 		}
+	}
+}
+
+// What is over is forgotten, or a long run would keep something of every step.
+func TestNothingKept(t *testing.T) {
+	s := newSimulation(trainingGraph(t, 2), Workload{
+		Items: 7, Batches: func(int) int { return 2 }, Subs: func(Index) int { return 3 }, // the last step is a short one
+		Time:  func(string, Index) time.Duration { return 1 },
+		Final: func(string, string, Index) time.Duration { return 1 },
+	})
+	for s.next() {
+	}
+	c := s.c
+	if !c.complete() {
+		t.Fatal(c.stuck())
+	}
+	kept := len(c.steps) + len(c.pending)
+	for _, m := range c.counts {
+		kept += len(m)
+	}
+	for _, m := range c.growing {
+		kept += len(m)
+	}
+	for i := range c.st {
+		kept += len(c.st[i].units) + len(c.st[i].queue)
+	}
+	for _, m := range c.open {
+		kept += len(m)
+	}
+	for p, m := range c.have {
+		for idx := range m {
+			if loops := slices.ContainsFunc(p.edges, func(e *edge) bool { return e.kind == loop }); !loops || idx.Step != 3 { // the next step would read it
+				t.Errorf("%q of %v is kept", p.name, idx)
+			}
+		}
+	}
+	if kept > 0 {
+		t.Errorf("kept: steps %v, batches %v, sub-batches %v, %v, units %v, %v", c.steps, c.pending, c.counts, c.growing, c.st, c.open)
 	}
 }
 

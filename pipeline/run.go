@@ -47,6 +47,22 @@ func (e *PanicError) place() string {
 	return ""
 }
 
+// EndError is what a run returns that nothing has failed and that a stage has ended with an error, by [Task.EndRun] or [Task.EndBefore]: it is in
+// no other error of a run.
+type EndError struct{ err error }
+
+func (e *EndError) Error() string { return e.err.Error() }
+
+// Unwrap is the stage's error, with where it was.
+func (e *EndError) Unwrap() error { return e.err }
+
+func asked(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &EndError{err}
+}
+
 // RunOption configures a run.
 type RunOption func(*running)
 
@@ -185,9 +201,9 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	switch {
 	case r.err != nil:
 	case r.core.final < math.MaxInt:
-		r.err = r.because
+		r.err = asked(r.because)
 	default:
-		r.err = r.broken
+		r.err = asked(r.broken)
 	}
 	for _, v := range r.values { // of a run that has failed
 		v.drop()

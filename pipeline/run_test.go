@@ -46,19 +46,8 @@ func summing(g *Graph, items, perStep int, embed func(*Task, int) error) *[]stri
 	var seen []string
 	rows := Source(g, "source", count(items))
 	rows = Map(g, "tokenize", rows, func(_ *Task, v int) (int, error) { return 10 * v, nil }, Parallel(3))
-	bat := g.Stage("batch")
-	row := In(bat, "row", rows)
-	batches := Batches[int](bat, "batches")
-	n := 0
-	bat.Do(func(t *Task) error {
-		if !t.Ended() {
-			n++
-			batches.Put(t, row.Get(t), n%perStep == 0)
-		}
-		return nil
-	})
 	split := g.Stage("split")
-	whole := In(split, "batch", batches.Port)
+	whole := In(split, "batch", summingBatches(g, rows, perStep))
 	subs := Fan[int](split, "subs")
 	split.Do(func(t *Task) error {
 		for i := range 3 {
@@ -89,6 +78,22 @@ func summing(g *Graph, items, perStep int, embed func(*Task, int) error) *[]stri
 	})
 	Bind(weights, out)
 	return &seen
+}
+
+// summingBatches makes a batch of each row, and a step of so many batches.
+func summingBatches(g *Graph, rows Port[int], perStep int) Port[int] {
+	bat := g.Stage("batch")
+	row := In(bat, "row", rows)
+	batches := Batches[int](bat, "batches")
+	n := 0
+	bat.Do(func(t *Task) error {
+		if !t.Ended() {
+			n++
+			batches.Put(t, row.Get(t), n%perStep == 0)
+		}
+		return nil
+	})
+	return batches.Port
 }
 
 func TestRun(t *testing.T) {
@@ -396,6 +401,50 @@ func TestEndRun(t *testing.T) {
 	}
 }
 
+// A step that has fewer batches than others, as the data have ended in it, can end the run like any other, whenever their end is known.
+func TestEndRunInShortStep(t *testing.T) {
+	checkGoroutines(t)
+	for _, first := range []bool{true, false} { // the stage that ends the run, or the data's end
+		g := New("ends")
+		enough, said := errors.New("enough"), make(chan struct{})
+		next := count(3)
+		batches := summingBatches(g, Source(g, "source", func(ctx context.Context) (int, error) {
+			v, err := next(ctx)
+			if err != nil && first {
+				<-said
+			}
+			return v, err
+		}), 2)
+		work := g.Stage("work", On(0, Compute))
+		batch := In(work, "batch", batches)
+		done := Out[int](work, "done")
+		work.Do(func(t *Task) error {
+			if batch.Get(t) == 2 && first {
+				t.EndRun(enough)
+				close(said)
+			}
+			done.Put(t, 0)
+			return nil
+		})
+		var steps []int
+		update := g.Stage("update", At(Step))
+		Collect(update, "done", done.Port)
+		update.Do(func(t *Task) error {
+			if steps = append(steps, t.Index.Step); t.Index.Step == 1 && !first {
+				t.EndRun(enough)
+			}
+			return nil
+		})
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); !errors.Is(err, enough) || fmt.Sprint(steps) != "[0 1]" {
+			t.Errorf("first %v: %v after steps %v, want %v after 0 and 1", first, err, steps, enough)
+		}
+	}
+}
+
 // traced runs a pipeline and is what its trace says.
 func traced(t *testing.T, p *Plan) []TraceEvent {
 	t.Helper()
@@ -636,8 +685,9 @@ func TestWhenFailed(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			done <- p.Run(context.Background(), WhenFailed(50*time.Millisecond, func(err error) {
-				ended = append(ended, err)
 				close(outside)
+				time.Sleep(20 * time.Millisecond) // Run waits for it
+				ended = append(ended, err)
 			}))
 		}()
 		select {

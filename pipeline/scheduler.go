@@ -332,11 +332,13 @@ func (c *core) endStream(s *Stage) {
 	if s.batches == nil || c.cut != nil {
 		return
 	}
-	if open := c.steps[c.step]; open != nil && !open.closed {
+	step := c.step
+	if open := c.steps[step]; open != nil && !open.closed {
 		open.closed = true
-		c.endStep(c.step)
+		c.step, c.batch = step+1, 0
+		c.endStep(step)
 		for _, other := range c.plan.stages {
-			c.endUnit(other, stepIndex(c.step))
+			c.endUnit(other, stepIndex(step))
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -54,6 +55,52 @@ func TestSummary(t *testing.T) {
 	}
 	if Communicated(nil).HiddenShare() != 1 {
 		t.Error("no communication is not all hidden")
+	}
+}
+
+// Hidden and exposed communication are what counting millisecond by millisecond gives, whatever overlaps what.
+func TestHiddenByCount(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		const end = 40
+		var comm, compute, idle [end]bool
+		var all, tasks []Span
+		add := func(busy *[end]bool, x Span) {
+			for ms := x.Start / time.Millisecond; ms < x.End/time.Millisecond; ms++ {
+				busy[ms] = true
+			}
+			all = append(all, x)
+		}
+		for range 6 {
+			at := func(stage, lane, part string) Span {
+				from := r.IntN(end)
+				x := span(stage, "gpu:0", lane, from, from+r.IntN(end-from+1), nil)
+				x.Part = part
+				return x
+			}
+			x := at("gather", "comm", "")
+			add(&comm, x)
+			tasks = append(tasks, x)
+			add(&compute, at("backward", "compute", ""))
+			if x = at("backward", "compute", waiting); x.End-x.Start < 9*time.Millisecond {
+				add(&idle, x)
+			}
+		}
+		var total, hidden, exposed time.Duration
+		for ms := range end {
+			if comm[ms] {
+				total += time.Millisecond
+			}
+			if comm[ms] && compute[ms] && !idle[ms] {
+				hidden += time.Millisecond
+			}
+		}
+		for _, x := range Exposed(all, tasks) {
+			exposed += x[1] - x[0]
+		}
+		if c := Communicated(all); c.Total != total || c.Hidden != hidden || exposed != total-hidden {
+			t.Fatalf("%+v and %v exposed, want %v, %v of it hidden: %+v", c, exposed, total, hidden, all)
+		}
 	}
 }
 

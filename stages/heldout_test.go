@@ -1,18 +1,22 @@
 package stages_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/devicetest"
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
+	"contraflow/pipeline"
 	"contraflow/stages"
 	"contraflow/stages/embedder"
 	"contraflow/stages/loss"
@@ -151,5 +155,52 @@ func TestHeldOut(t *testing.T) {
 		if refused != errors.Is(err, gpustage.ErrOutOfMemory) || d.Held() != before {
 			t.Errorf("allocation %d (refused: %v): %d bytes are held, %d before; %v", n, refused, d.Held(), before, err)
 		}
+	}
+}
+
+// Where rank 0 has no figure for a batch, all ranks have still embedded them all: they are at the same place afterwards.
+func TestHeldOutOnRanks(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	held, err := stages.NewHeldOut(t.Context(), animals(t), p.text, 3, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := loss.Host(func(b *loss.Batch, _, _ [][]float32) (loss.Result, error) {
+		if b.Rows == 3 {
+			return loss.Result{}, &loss.LabelError{Why: "so it is"}
+		}
+		return loss.Result{Sum: 1, Weight: 1}, nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := asRanks(ctx, 2, func(ranks *stages.Replicas) error {
+		model, err := embedder.LoadTrainable(filepath.Join(p.dir, "model"), ref.New())
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		enc, err := stages.NewEncoder(pipeline.New("evaluates"), model.Model, 0, -1, 1, stages.With(ranks))
+		if err != nil {
+			return err
+		}
+		defer enc.Close()
+		engine := enc.Engine()
+		if engine.Stream, err = model.Model.Device.OpenStream(); err != nil {
+			return err
+		}
+		defer engine.Stream.Close()
+		for i, l := range []loss.Loss{bad, loss.InfoNCE{Scale: 20}} {
+			r, err := held.Loss(ctx, engine, l)
+			if main := ranks.Rank() == 0; (err != nil) != (main && i == 0) || (r != nil) != (main && i == 1) || err != nil && !strings.Contains(err.Error(), "so it is") {
+				return fmt.Errorf("loss %d: %+v, %v", i, r, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 }

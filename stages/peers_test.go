@@ -1,14 +1,18 @@
 package stages
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/collective"
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
+	"contraflow/pipeline"
 	"contraflow/stages/loss"
 	"contraflow/stages/transformer"
 )
@@ -61,6 +65,54 @@ func TestPeersJoined(t *testing.T) {
 		if _, err := joinPeers(changed, 3); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// Ranks' parts of a batch make it up, and none is larger than another by more than a row.
+func TestSlice(t *testing.T) {
+	for ranks := 1; ranks < 9; ranks++ {
+		for n := range 30 {
+			at, least, most := 0, n, 0
+			for rank := range ranks {
+				lo, hi := Slice(n, rank, ranks)
+				if lo != at {
+					t.Errorf("%d rows: rank %d of %d begins at %d, want %d", n, rank, ranks, lo, at)
+				}
+				at, least, most = hi, min(least, hi-lo), max(most, hi-lo)
+			}
+			if at != n || most > least+1 {
+				t.Errorf("%d rows on %d ranks: parts of %d to %d rows, up to %d", n, ranks, least, most, at)
+			}
+		}
+	}
+}
+
+// Who waits for a buffer that nobody passes on ends with the run, with the reason for which that does.
+func TestHandoverEnds(t *testing.T) {
+	g, waits, full := pipeline.New("handover"), make(chan struct{}), errors.New("the disk is full")
+	items := pipeline.Source(g, "items", func(context.Context) (int, error) { return 0, nil })
+	pipeline.Sink(g, "computes", items, func(t *pipeline.Task, _ int) error {
+		close(waits)
+		_, err := take(t, nil, newHandover(&slot{}).full, true)
+		return err
+	})
+	pipeline.Sink(g, "fails", items, func(*pipeline.Task, int) error {
+		<-waits
+		return full
+	})
+	p, err := g.Build(pipeline.Workers(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- p.Run(t.Context()) }()
+	select {
+	case err := <-done:
+		if !errors.Is(err, full) || !strings.Contains(err.Error(), `"fails"`) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for ever")
 	}
 }
 

@@ -121,8 +121,14 @@ func (e *Encoder) Build() (*pipeline.Plan, error) {
 const FailedTakes = 5 * time.Second
 
 // Run builds the encoder's graph (Build) and runs it, once, from the first step, or from the step that Restore has found in a checkpoint. On a rank that fails
-// it ends the other ranks' runs, too.
-func (e *Encoder) Run(ctx context.Context, opts ...pipeline.RunOption) error {
+// it ends the other ranks' runs, too; one that a stage ends, as Task.EndRun does, has not failed.
+func (e *Encoder) Run(ctx context.Context, opts ...pipeline.RunOption) (err error) {
+	defer func() {
+		var ended *pipeline.EndError
+		if e.ranks != nil && err != nil && !errors.As(err, &ended) {
+			e.ranks.Comm.World.Abort(err)
+		}
+	}()
 	p, err := e.Build()
 	if err != nil {
 		return err

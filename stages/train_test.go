@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -67,6 +68,63 @@ func TestNewPlan(t *testing.T) {
 	} {
 		if _, err := try(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// A rank whose run fails tells the others why, however soon it ends: they don't wait for it. Rows that can't be used end them all, and the job has not failed.
+func TestRunEndsOthers(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	full, unusable := errors.New("the disk is full"), errors.New("no use")
+	for _, want := range []error{full, unusable} {
+		worlds, errs := local.New(2, local.Deadline(30*time.Second)), make([]error, 2)
+		var wait sync.WaitGroup
+		for r, w := range worlds {
+			data := animals(t)
+			wait.Go(func() {
+				comm, err := collective.Connect(t.Context(), w, collective.Mesh{Replicate: 2, Shard: 1})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ranks, err := stages.Join(t.Context(), comm, stages.Exchanging{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				rows := 0
+				row := func(*stages.Chunk, *dataset.Example) error {
+					if rows++; want == unusable && r == 1 && rows == 3 { // in the second step
+						return unusable
+					}
+					return nil
+				}
+				_, errs[r] = trained(t.Context(), p, []*dataset.Dataset{data}, ranks, loss.InfoNCE{Scale: 20}, row, func(g *pipeline.Graph, c stages.Chain, e *stages.Encoder) error {
+					s := g.Stage("fails", pipeline.At(pipeline.Step))
+					pipeline.Collect(s, "contributions", c.Contributions)
+					s.Do(func(t *pipeline.Task) error {
+						if want == full && r == 1 && t.Index.Step == 1 {
+							return full
+						}
+						return nil
+					})
+					return nil
+				})
+			})
+		}
+		wait.Wait()
+		var re *collective.RankError
+		for r, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), want.Error()) {
+				t.Errorf("rank %d: %v, want %v", r, err, want)
+			}
+		}
+		if err := worlds[0].Err(); (want == full) != errors.As(err, &re) || re != nil && (re.Rank != 1 || !errors.Is(re, full)) {
+			t.Errorf("%v: the job has ended with %v", want, err)
 		}
 	}
 }

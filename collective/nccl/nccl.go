@@ -58,8 +58,13 @@ func Open(ctx context.Context, job launch.Job, opts ...Option) (collective.World
 }
 
 // rendezvous tells a rank how to find rank 0, and makes rank 0 listen.
-func rendezvous(ctx context.Context, job launch.Job) (remote.Config, error) {
-	c := remote.Config{Rank: job.Rank, Size: job.Size, Token: job.Run, Addresses: []string{job.Master}}
+func rendezvous(ctx context.Context, job launch.Job) (c remote.Config, err error) {
+	defer func() {
+		if err != nil && c.Listener != nil {
+			c.Listener.Close()
+		}
+	}()
+	c = remote.Config{Rank: job.Rank, Size: job.Size, Token: job.Run, Addresses: []string{job.Master}}
 	listen := ":0"
 	if job.Size > 1 && !job.Store {
 		_, port, err := net.SplitHostPort(job.Master)
@@ -120,8 +125,10 @@ func (w *watch) add(t *transport) {
 func (w *watch) abortAll() {
 	select {
 	case <-w.quit:
-		return
 	case <-w.client.Fate().Done():
+	}
+	if w.client.Fate().Err() == nil {
+		return
 	}
 	w.mu.Lock()
 	comms := slices.Clone(w.comms)

@@ -146,7 +146,7 @@ func greet(ctx context.Context, c Config, address string) (*wire, error) {
 			case reason != "":
 				err = &refusal{reason}
 			default:
-				w.limit = maxFrame
+				w.limit = uint32(maxFrame)
 				return w, nil
 			}
 		}
@@ -223,15 +223,19 @@ func (c *Client) ending(culprit int, reason string) *collective.RankError {
 
 // Register names a group to rank 0. Every member does, before anything else in its name.
 func (c *Client) Register(name string, ranks []int) error {
-	return c.send(newFrame(register).string(name).ints(ranks))
+	return c.send(newFrame(register).string(name).ints(ranks), name)
 }
 
-// send writes to rank 0; what goes wrong is rank 0's fault.
-func (c *Client) send(f *frame) error {
+// send writes to rank 0; what goes wrong is rank 0's fault, unless what was to be sent is.
+func (c *Client) send(f *frame, what string) error {
 	if err := c.fate.Err(); err != nil {
 		return err
 	}
-	if err := c.wire.write(f); err != nil {
+	err := c.wire.write(f)
+	if long := tooLong(0); errors.As(err, &long) {
+		return c.Abort(fmt.Errorf("%s: %w", what, err))
+	}
+	if err != nil {
 		// Perhaps there is a better reason on its way.
 		return c.settle(func() error { return c.fate.Fail(0, errors.New(gone(err))) })
 	}
@@ -250,7 +254,7 @@ func (c *Client) settle(otherwise func() error) error {
 
 // Issued announces a data collective. op is what others compare, what is how errors call it.
 func (c *Client) Issued(group string, n int, op, what string) error {
-	return c.send(newFrame(issued).string(group).int(n).string(op).string(what))
+	return c.send(newFrame(issued).string(group).int(n).string(op).string(what), what)
 }
 
 // Late ends the job because a data collective has taken too long; rank 0 knows who is to blame.
@@ -259,7 +263,7 @@ func (c *Client) Late(group string, n int, what string) error {
 }
 
 func (c *Client) late(group string, n, data int, what, waited string) error {
-	if err := c.send(newFrame(late).string(group).int(n).int(data).string(what).string(waited)); err != nil {
+	if err := c.send(newFrame(late).string(group).int(n).int(data).string(what).string(waited), what); err != nil {
 		return err
 	}
 	select {
@@ -287,7 +291,7 @@ func (c *Client) exchange(ctx context.Context, group string, n int, message []by
 		c.mu.Unlock()
 	}()
 	what := collective.ExchangeFor(ctx)
-	if err := c.send(newFrame(exchange).string(group).int(n).string(what).string(string(message))); err != nil {
+	if err := c.send(newFrame(exchange).string(group).int(n).string(what).string(string(message)), what); err != nil {
 		return nil, err
 	}
 	timer := time.NewTimer(deadline)

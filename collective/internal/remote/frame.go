@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -29,9 +30,11 @@ const (
 )
 
 const (
-	maxFrame = 1 << 30 // bytes
-	maxHello = 1 << 12 // as long as it is not known whether a peer speaks something else
+	maxHello = 1 << 12 // bytes, as long as it is not known whether a peer speaks something else
+	piece    = 1 << 20 // of a frame that must be taken within the silence limit
 )
+
+var maxFrame = 1 << 30 // bytes; fewer in tests
 
 // frame is a message under construction or being read: a kind and fields one after the other, integers as varints, strings
 // with their length.
@@ -104,22 +107,34 @@ type wire struct {
 	conn  net.Conn
 	limit uint32 // bytes of a frame that is read
 	mu    sync.Mutex
+	err   error // of writing: a part of a frame may have left, and nothing that would be understood can follow
 }
 
-// write sends a frame. Whoever does not take it within the silence limit counts as gone.
+// tooLong is the error of a frame that is not sent.
+type tooLong int
+
+func (n tooLong) Error() string {
+	return fmt.Sprintf("a message of %d bytes, and ranks exchange %d at most", int(n), maxFrame)
+}
+
+// write sends a frame. Whoever does not take a piece of it within the silence limit counts as gone.
 func (w *wire) write(f *frame) error {
 	if len(f.data) > maxFrame {
-		return fmt.Errorf("a message of %d bytes", len(f.data))
+		return tooLong(len(f.data))
 	}
 	binary.LittleEndian.PutUint32(f.data, uint32(len(f.data)-4))
 	f.data[4] = byte(f.kind)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.conn.SetWriteDeadline(time.Now().Add(silence)); err != nil {
-		return err
+	for rest := range slices.Chunk(f.data, piece) {
+		if w.err == nil {
+			w.err = w.conn.SetWriteDeadline(time.Now().Add(silence))
+		}
+		if w.err == nil {
+			_, w.err = w.conn.Write(rest)
+		}
 	}
-	_, err := w.conn.Write(f.data)
-	return err
+	return w.err
 }
 
 // read waits for a frame as long as a peer may be silent.

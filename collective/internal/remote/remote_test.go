@@ -145,7 +145,8 @@ func worlds(t testing.TB, n int, deadline time.Duration) ([]collective.World, er
 	return ws, errors.Join(errs...)
 }
 
-func TestConformance(t *testing.T) {
+// checkGoroutines fails the test if it leaves goroutines behind.
+func checkGoroutines(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
 		for range 300 {
@@ -157,6 +158,10 @@ func TestConformance(t *testing.T) {
 		buf := make([]byte, 1<<16)
 		t.Errorf("%d goroutines, %d before: %s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
 	})
+}
+
+func TestConformance(t *testing.T) {
+	checkGoroutines(t)
 	collectivetest.Run(t, []int{1, 3, 4}, func(size int, deadline time.Duration) ([]collective.World, []gpustage.Device, error) {
 		ds := make([]gpustage.Device, size)
 		for r := range ds {
@@ -429,8 +434,9 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// A rank that does not come at all is named once the deadline has passed.
+// A rank that does not come at all is named once the deadline has passed, and a world that is not made leaves nothing open.
 func TestMissing(t *testing.T) {
+	checkGoroutines(t)
 	cs := star(t, 3, 300*time.Millisecond)
 	errs := make([]error, 3)
 	var wait sync.WaitGroup
@@ -444,8 +450,158 @@ func TestMissing(t *testing.T) {
 			t.Errorf("rank %d: %v", r, errs[r])
 		}
 	}
+	if _, err := net.Dial("tcp", cs[0].Addresses[0]); err == nil {
+		t.Error("rank 0 still listens")
+	}
+	cs[2].Close()
+}
+
+// What is longer than a frame may be is the sender's error, or that of all, and at once: nobody is said to have died, and nobody waits.
+func TestTooLong(t *testing.T) {
+	defer func(n int) { maxFrame = n }(maxFrame)
+	maxFrame = 300
+	for _, x := range []struct {
+		lengths [2]int
+		rank    int
+		want    string
+	}{
+		{[2]int{1, 301}, 1, "an exchange: a message of "},
+		{[2]int{160, 160}, 0, "an exchange: all ranks' messages together are a message of "},
+	} {
+		cs := star(t, 2, time.Minute)
+		errs := make([]error, 2)
+		var wait sync.WaitGroup
+		start := time.Now()
+		for r, c := range cs {
+			wait.Go(func() {
+				if errs[r] = c.Register("both", []int{0, 1}); errs[r] == nil {
+					_, errs[r] = c.Exchange(t.Context(), "both", 1, make([]byte, x.lengths[r]))
+				}
+			})
+		}
+		wait.Wait()
+		for r, err := range errs {
+			var re *collective.RankError
+			if !errors.As(err, &re) || re.Rank != x.rank || !strings.Contains(re.Reason, x.want) || !strings.Contains(re.Reason, "300 at most") || time.Since(start) > 10*time.Second {
+				t.Errorf("%v bytes: rank %d after %v: %v", x.lengths, r, time.Since(start), err)
+			}
+		}
+		for _, c := range cs {
+			c.Close()
+		}
+	}
+}
+
+// half is a connection that takes a part of the first write.
+type half struct {
+	net.Conn
+	taken []byte
+}
+
+func (c *half) SetWriteDeadline(time.Time) error { return nil }
+
+func (c *half) Write(b []byte) (int, error) {
+	c.taken = append(c.taken, b[:len(b)/2]...)
+	return len(b) / 2, io.ErrShortWrite
+}
+
+// Nothing follows a part of a frame: it would be taken for the rest.
+func TestHalfWritten(t *testing.T) {
+	c := &half{}
+	w := &wire{conn: c}
+	for range 2 {
+		if err := w.write(newFrame(exchange).string("some words")); !errors.Is(err, io.ErrShortWrite) || len(c.taken) != 8 {
+			t.Errorf("%v, and %d bytes have left", err, len(c.taken))
+		}
+	}
+}
+
+// slowly is a connection that takes and gives little at a time, and each time within the silence limit.
+type slowly struct {
+	net.Conn
+	held        []byte
+	read, write time.Time // deadlines that have been used
+	rd, wd      time.Time
+}
+
+var errLate = errors.New("the deadline is an old one")
+
+func (c *slowly) SetWriteDeadline(t time.Time) error { c.wd = t; return nil }
+func (c *slowly) SetReadDeadline(t time.Time) error  { c.rd = t; return nil }
+
+func (c *slowly) Write(b []byte) (int, error) {
+	if len(b) > piece || !c.wd.After(c.write) {
+		return 0, errLate
+	}
+	c.held, c.write = append(c.held, b...), c.wd
+	return len(b), nil
+}
+
+func (c *slowly) Read(b []byte) (int, error) {
+	if !c.rd.After(c.read) && len(b) > 4 {
+		return 0, errLate
+	}
+	n := copy(b[:min(len(b), 1<<18)], c.held)
+	c.held, c.read = c.held[n:], c.rd
+	return n, nil
+}
+
+// A long frame may take longer than a peer may be silent, as long as it goes on.
+func TestLongFrame(t *testing.T) {
+	w := &wire{conn: &slowly{}, limit: uint32(maxFrame)}
+	text := strings.Repeat("a long message ", 3*piece/15)
+	if err := w.write(newFrame(result).string(text)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := w.read()
+	if err != nil || f.kind != result || f.getString() != text || f.err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
+// What one's own data say of another's failure is worth less than the news of it, which take a moment longer.
+func TestNewsFirst(t *testing.T) {
+	cs := star(t, 2, time.Minute)
+	m := &Member{Client: cs[1], Name: "both", Ranks: []int{0, 1}, rank: 1}
+	go func() {
+		time.Sleep(lastWords / 10)
+		cs[0].Abort(errors.New("no space left"))
+	}()
+	err := m.Wait(&engine.Call{}, func() (bool, error) { return false, errors.New("a peer's connection was reset") })
+	var re *collective.RankError
+	if !errors.As(err, &re) || re.Rank != 0 || re.Reason != "no space left" {
+		t.Error(err)
+	}
 	for _, c := range cs {
 		c.Close()
+	}
+}
+
+// busy is a listener that has no room for a connection at first.
+type busy struct {
+	net.Listener
+	times int
+}
+
+func (l *busy) Accept() (net.Conn, error) {
+	if l.times--; l.times >= 0 {
+		return nil, errors.New("too many open files")
+	}
+	return l.Listener.Accept()
+}
+
+// Rank 0 listens on after an error that passes.
+func TestAcceptsAgain(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Join(t.Context(), Config{Size: 1, Start: 10 * time.Second, Deadline: time.Minute, Addresses: []string{l.Addr().String()}, Listener: &busy{l, 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -63,8 +63,16 @@ func serve(l net.Listener, size int, token string) *server {
 func (s *server) accept() {
 	for {
 		c, err := s.listener.Accept()
-		if err != nil {
-			return // closed
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // too many open files, say: whoever comes tries again, as dial does
+			select {
+			case <-s.quit:
+				return
+			case <-time.After(retry):
+			}
+			continue
 		}
 		s.tasks.Go(func() { s.peer(&wire{conn: c, limit: maxHello}) })
 	}
@@ -155,7 +163,7 @@ func (s *server) admit(w *wire) (int, *peer, error) {
 	case s.peers[rank] != nil:
 		return 0, nil, fmt.Errorf("rank %d has been started twice", rank)
 	}
-	w.limit = maxFrame
+	w.limit = uint32(maxFrame)
 	p := &peer{wire: w, heard: make(chan struct{})}
 	s.peers[rank] = p
 	return rank, p, w.write(newFrame(welcome).string(""))
@@ -266,8 +274,23 @@ func (s *server) exchange(name string, rank, n int, what, message string) {
 	for _, m := range r.said {
 		f.string(m)
 	}
-	for _, p := range to {
-		_ = p.write(f) // its reader notices
+	for k, p := range to {
+		if err := p.write(f); err != nil {
+			s.unsent(g.ranks[k], p, what, err)
+		}
+	}
+}
+
+// unsent ends the job for a rank that has not got what it waits for.
+func (s *server) unsent(rank int, p *peer, what string, err error) {
+	s.mu.Lock()
+	over := p.lost || p.left // its reader has noticed
+	s.mu.Unlock()
+	switch long := tooLong(0); {
+	case errors.As(err, &long):
+		s.fail(rank, fmt.Sprintf("%s: all ranks' messages together are %v", what, err))
+	case !over && !errors.Is(err, net.ErrClosed):
+		s.fail(rank, gone(err))
 	}
 }
 

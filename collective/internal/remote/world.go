@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -118,7 +119,7 @@ type World struct {
 }
 
 // NewWorld makes the group of all ranks once they have all come. ended is called when the world closes, after its transports have, and before the connections of
-// the star do.
+// the star do. An error leaves nothing open.
 func NewWorld(ctx context.Context, c *Client, open Opener, ended func(failed bool) error) (*World, error) {
 	w := &World{client: c, open: open, ended: ended}
 	ranks := make([]int, c.Size)
@@ -126,8 +127,8 @@ func NewWorld(ctx context.Context, c *Client, open Opener, ended func(failed boo
 		ranks[r] = r
 	}
 	var err error
-	if w.group, err = w.newGroup(ctx, c, "all ranks", ranks, c.Rank, c.Start); err != nil {
-		return nil, err
+	if w.group, err = w.newGroup(ctx, c, "all ranks", ranks, c.Rank, c.Start); err != nil { // the job has failed, so that nobody is waited for
+		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
