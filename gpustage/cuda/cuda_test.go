@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"reflect"
@@ -107,6 +108,12 @@ func TestConformancePinned(t *testing.T) {
 				t.Fatalf("number %d is %v, want %v", i, v, 2*i)
 			}
 		}
+	}
+	// Other memory is the garbage collector's: nothing is copied there later.
+	own := make([]byte, 8)
+	s.CopyOut(own, x.Columns(1, 3))
+	if !bytes.Equal(own, pinned.Data()[4:12]) {
+		t.Error("a copy to memory that is not pinned goes on when CopyOut has returned")
 	}
 	at := pinned.Data()[:8]
 	if err := errors.Join(pinned.Free(), pinned.Free()); err != nil || isPinned(at) {
