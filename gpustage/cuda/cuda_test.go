@@ -297,3 +297,21 @@ func TestConformanceSums(t *testing.T) {
 		}
 	}
 }
+
+// What is given back, twice does no harm, is no longer counted.
+func TestConformanceCounted(t *testing.T) {
+	d := gpu(t)
+	defer d.Close()
+	for range 3 {
+		m, err := d.Alloc(1 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(m.Free(), m.Free()); err != nil {
+			t.Error(err)
+		}
+	}
+	if most := d.Info().PeakAllocated; most != 1<<20 {
+		t.Errorf("at most %d bytes were given out at a time, want %d", most, 1<<20)
+	}
+}
