@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"reflect"
@@ -13,6 +14,7 @@ import (
 	"gorgonia.org/cu"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cuda/launch"
 	"contraflow/gpustage/devicetest"
 	"contraflow/testdata/harness"
 )
@@ -107,6 +109,12 @@ func TestConformancePinned(t *testing.T) {
 				t.Fatalf("number %d is %v, want %v", i, v, 2*i)
 			}
 		}
+	}
+	// Other memory is the garbage collector's: nothing is copied there later.
+	own := make([]byte, 8)
+	s.CopyOut(own, x.Columns(1, 3))
+	if !bytes.Equal(own, pinned.Data()[4:12]) {
+		t.Error("a copy to memory that is not pinned goes on when CopyOut has returned")
 	}
 	at := pinned.Data()[:8]
 	if err := errors.Join(pinned.Free(), pinned.Free()); err != nil || isPinned(at) {
@@ -259,5 +267,51 @@ func TestConformanceErrors(t *testing.T) {
 	streams[1].Wait(event)
 	if streams[1].Sync() == nil || event.Sync() == nil {
 		t.Error("work that an event stands for has failed, and who waits for the event does not know")
+	}
+}
+
+// The library sums columns beside products where it can and is told to.
+func TestConformanceSums(t *testing.T) {
+	d, _ := gpuStream(t)
+	x, err := gpustage.NewTensor(d, gpustage.F32, 64, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Mem.Free()
+	for _, on := range []string{"", "off", "on"} {
+		t.Setenv("CONTRAFLOW_CUDA_SUMS", on)
+		opened, err := d.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := opened.(*Stream)
+		defer s.Close()
+		m := launch.Matrix{At: s.Address(x.Mem), Rows: 64, Cols: 64, Stride: 64}
+		p := launch.Product{C: m, D: m, A: m, B: m, TransA: true, BF16: true, Alpha: 1, Epilogue: launch.ColumnSums, Bias: m.At}
+		plan, err := s.plan(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sums, err := s.Fuses(p); err != nil || sums != (on == "on" && plan.made != nil) {
+			t.Errorf("CONTRAFLOW_CUDA_SUMS=%s: sums beside a product: %v, %v; the library has them: %v", on, sums, err, plan.made != nil)
+		}
+	}
+}
+
+// What is given back, twice does no harm, is no longer counted.
+func TestConformanceCounted(t *testing.T) {
+	d := gpu(t)
+	defer d.Close()
+	for range 3 {
+		m, err := d.Alloc(1 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(m.Free(), m.Free()); err != nil {
+			t.Error(err)
+		}
+	}
+	if most := d.Info().PeakAllocated; most != 1<<20 {
+		t.Errorf("at most %d bytes were given out at a time, want %d", most, 1<<20)
 	}
 }

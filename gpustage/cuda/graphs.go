@@ -17,8 +17,8 @@ import (
 // relaxed, so it neither belongs to a thread nor forbids anything to others, but a context must not be synchronized while one of its streams
 // captures, and all ranks on a GPU have the same.
 
-// whole is held while a stream captures, and by what may synchronize the context: Alloc, Pin, their Free, the opening and closing of streams, and
-// the first use of a kernel, ours or cuBLASLt's, which is loaded then. (What a stream captures it has launched before.)
+// whole is held while a stream captures, and by what may synchronize the context: Alloc, Pin, their Free, the library's handles, and the
+// first use of a kernel, ours or cuBLASLt's, which is loaded then. (What a stream captures it has launched before.)
 var whole sync.Mutex
 
 // enabled is what the environment says of something; otherwise where it says nothing.

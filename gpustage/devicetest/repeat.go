@@ -77,6 +77,25 @@ func testRepeat(t *testing.T, dev gpustage.Device) {
 		f.check(a, 4000)
 	}
 	f.untouched(x, y, w, gamma)
+	// Who waits for an event within it has what was issued before, and what comes after waits in its turn.
+	e, o := newFixture(t, dev, 5, 0), newFixture(t, dev, 6, 0)
+	v, seen := e.floats("v", 40, 30, nil).dev, e.floats("seen", 40, 30, nil).dev
+	e.s.Fill(v, 1)
+	for turn := range 4 {
+		gpustage.Repeat(e.s, func() {
+			for range 5 {
+				e.s.Scale(v, v, 2)
+			}
+			o.s.Wait(e.s.Record())
+			o.s.Copy(seen, v)
+			e.s.Wait(o.s.Record())
+			e.s.Fill(v, 1)
+		})
+		if got := download(t, o.s, seen)[7]; got != 32 {
+			t.Errorf("turn %d: a stream that waits for an event has %v, want 32", turn, got)
+		}
+		done(t, e.s)
+	}
 	// A mistake in it comes out as ever, and nothing more is done.
 	g := newFixture(t, dev, 1, 0)
 	a, b := g.floats("a", 3, 4, nil), g.floats("b", 4, 3, nil)

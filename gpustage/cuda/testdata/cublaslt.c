@@ -214,7 +214,8 @@ static int multiply(void *call) {
 	const Layout *a = &x->a, *b = &x->b, *c = &x->c, *r = &x->r;
 	const int tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
 	const uint64_t k = d->transA ? a->rows : a->cols;
-	if (x->workspace) memset(x->workspace, 0xff, x->bytes < 4096 ? x->bytes : 4096); // it is the product's, until it ends
+	const size_t some = x->bytes < 4096 ? x->bytes : 4096;
+	if (x->workspace) memset(x->workspace, 0xff, some), memset((char *)x->workspace + x->bytes - some, 0xff, some); // it is the product's, until it ends
 	float *rows = malloc((r->rows + 1) * k * sizeof *rows + 1), *col = rows + r->rows * k;
 	for (uint64_t i = 0; i < r->rows; i++)
 		for (uint64_t p = 0; p < k; p++) rows[i * k + p] = element(x->A, a, d->transA, tf32, i, p);
