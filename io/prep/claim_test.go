@@ -2,9 +2,12 @@ package prep
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -56,5 +59,56 @@ func TestBeginFails(t *testing.T) {
 	}
 	if _, err := os.Stat(Temporary); err != nil {
 		t.Errorf("the folder that a command runs in has lost its own: %v", err)
+	}
+}
+
+// TestRunsThatMeet: of runs that begin while others end one alone writes the folder, and the others say so; none takes away what another has begun.
+func TestRunsThatMeet(t *testing.T) {
+	c, _ := corpus(t, 20)
+	rules, err := NewRules(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 12 {
+		var wg sync.WaitGroup
+		var done, began atomic.Int64
+		dir := filepath.Join(t.TempDir(), fmt.Sprint(round))
+		for range 3 {
+			wg.Go(func() {
+				for done.Load() == 0 {
+					mine := *rules
+					mine.Config.Output.Dir = dir
+					claim, err := Begin(&mine.Config, false)
+					if errors.Is(err, ErrBusy) || errors.Is(err, ErrNotEmpty) {
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if began.Add(1)%3 != 0 {
+						if err := claim.Abandon(); err != nil {
+							t.Error(err)
+						}
+						continue
+					}
+					s, name := NewStats(c.Input), "train-00000-of-00001.parquet"
+					s.Inputs[0].Train, s.Files = 1, []FileStats{{name, 1}}
+					if err := os.WriteFile(filepath.Join(claim.out.temporary(), name), nil, 0o666); err != nil {
+						t.Error(err)
+					}
+					if err := claim.Finish(t.Context(), &mine, s); err != nil {
+						t.Error(err)
+					}
+					done.Add(1)
+				}
+			})
+		}
+		if wg.Wait(); done.Load() != 1 {
+			t.Errorf("%d runs have written the folder", done.Load())
+		}
+		if _, err := os.Stat(filepath.Join(dir, Temporary)); err == nil {
+			t.Error("it does not look whole")
+		}
 	}
 }

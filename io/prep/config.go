@@ -251,8 +251,11 @@ func (c *Config) Check() (found []Problem) {
 			written[col.Name] = true
 		}
 	}
-	if c.Output.Dir == "" {
+	switch dir := c.Output.Dir; {
+	case dir == "":
 		bad("output.dir", "is missing: the folder to write")
+	case dataset.Remote(dir):
+		bad("output.dir", "is %q: output is written to a folder of a file system, one that all workers have mounted where there are several; from there another program takes it to a URL", dir)
 	}
 	if c.Output.Shards < 0 {
 		bad("output.shards", "is %d, want at least 0", c.Output.Shards)

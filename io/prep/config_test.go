@@ -126,12 +126,13 @@ func TestCompletes(t *testing.T) {
 // TestChecks: what a configuration lacks, or has that can't be, is told with its key.
 func TestChecks(t *testing.T) {
 	for want, change := range map[string]func(*Config){
-		"input: is missing":                                      func(c *Config) { c.Input = nil },
-		"input[0].query: is missing":                             func(c *Config) { c.Input[0].Query = "" },
-		"input[0].share: is 0: with mix: {kind: weighted} every": func(c *Config) { c.Mix.Kind = "weighted" },
-		"output.shards: is -1":                                   func(c *Config) { c.Output.Shards = -1 },
-		"samples: is -1":                                         func(c *Config) { c.Samples = -1 },
-		"max is -1, want at least 0":                             func(c *Config) { c.Filter.Query.Max = -1 },
+		"input: is missing":                                               func(c *Config) { c.Input = nil },
+		"input[0].query: is missing":                                      func(c *Config) { c.Input[0].Query = "" },
+		"input[0].share: is 0: with mix: {kind: weighted} every":          func(c *Config) { c.Mix.Kind = "weighted" },
+		"output.dir: is \"s3://bucket/x\": output is written to a folder": func(c *Config) { c.Output.Dir = "s3://bucket/x" },
+		"output.shards: is -1":                                            func(c *Config) { c.Output.Shards = -1 },
+		"samples: is -1":                                                  func(c *Config) { c.Samples = -1 },
+		"max is -1, want at least 0":                                      func(c *Config) { c.Filter.Query.Max = -1 },
 		"decontaminate.against[1]: needs path and columns": func(c *Config) {
 			c.Decontaminate.Against = []Against{{Path: []string{"x"}, Columns: []string{"text"}}, {Path: []string{"x"}}}
 		},

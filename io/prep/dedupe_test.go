@@ -1,6 +1,8 @@
 package prep
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -201,6 +203,27 @@ func TestShinglesOfOddTexts(t *testing.T) {
 		}
 		if got := Jaccard(sketch(text, n), sketch(text+" more", n)); n <= 100 && !(math.Abs(got-float64(want)/float64(want+1)) <= 1e-12) {
 			t.Errorf("runs of %d words: %v", n, got)
+		}
+	}
+}
+
+// TestParallelFails: where a call has come to nothing so has the whole, also if all that it says is that something else was cancelled.
+func TestParallelFails(t *testing.T) {
+	own := errors.New("its own")
+	for _, fails := range []error{own, context.Canceled, fmt.Errorf("a request: %w", context.Canceled)} {
+		l := &local{o: Options{Threads: 3}}
+		err := l.parallel(t.Context(), 8, func(ctx context.Context, i int) error {
+			if i == 5 {
+				return fails
+			}
+			if i > 5 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		if err == nil || fails == own && err != own {
+			t.Errorf("of %v: %v", fails, err)
 		}
 	}
 }

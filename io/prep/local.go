@@ -353,12 +353,14 @@ func (l *local) parallel(ctx context.Context, n int, do func(ctx context.Context
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	var cancelled error
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return err
 		}
+		cancelled = cmp.Or(cancelled, err) // of others, or by what do itself has waited for
 	}
-	return nil
+	return cancelled
 }
 
 // firstDrops are the first dropped rows and what they repeat (the smallest id, if there are several).

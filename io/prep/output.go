@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -56,61 +57,87 @@ type Claim struct {
 // temporary is where a run writes.
 func (o Output) temporary() string { return filepath.Join(o.Dir, Temporary, o.Run) }
 
+// lock is the file that a run holds while it lives.
+func (o Output) lock() string { return filepath.Join(o.Dir, Temporary, lockFile) }
+
+// empty removes all that runs have written to Temporary.
+func (o Output) empty() error {
+	tmp := filepath.Join(o.Dir, Temporary)
+	left, err := os.ReadDir(tmp)
+	for _, e := range left {
+		if e.Name() != lockFile {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(tmp, e.Name())))
+		}
+	}
+	return err
+}
+
 // StatsFile is where a run of several processes gathers its counts.
 func (o Output) StatsFile() string { return filepath.Join(o.temporary(), "stats.json") }
 
 // Begin makes the output folder ready, once for a run, and names the run in c. What a run that did not end has left is removed.
 func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 	dir := c.Output.Dir
+	if _, err := free(dir, overwrite); err != nil { // before anything is made
+		return nil, err
+	}
+	x := &Claim{out: Output{Dir: dir}}
+	if err := os.MkdirAll(x.out.temporary(), 0o777); err != nil {
+		return nil, err
+	}
+	x.lock, err = os.OpenFile(x.out.lock(), os.O_CREATE|os.O_RDWR, 0o666)
+	busy := errors.Is(err, fs.ErrNotExist) // a run has just ended, and its folder has gone
+	if err != nil && !busy {
+		return nil, err
+	}
+	if busy || !filelock.TryLock(x.lock) || !isAt(x.lock, x.out.lock()) {
+		x.Release()
+		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
+	}
+	names, err := free(dir, overwrite)                           // again: what was there before the lock may have been another run's
+	x.half = !slices.Contains(names, Success) && len(names) != 1 // Temporary, without which nothing is ours
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, x.Abandon())
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	if err := x.out.empty(); err != nil {
+		return nil, err
+	}
+	c.Output.Run = rand.Text()[:8]
+	x.out = c.Output
+	return x, os.Mkdir(x.out.temporary(), 0o777)
+}
+
+// free lists an output folder, in which a run may begin, or says why none may.
+func free(dir string, overwrite bool) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
 	ours := slices.Contains(names, Success) || slices.Contains(names, Temporary)
 	for _, n := range names {
 		if n != Temporary && !overwrite {
-			return nil, fmt.Errorf("%w: %s has %s; --overwrite replaces an earlier output, or choose another output.dir", ErrNotEmpty, dir, n)
+			return names, fmt.Errorf("%w: %s has %s; --overwrite replaces an earlier output, or choose another output.dir", ErrNotEmpty, dir, n)
 		}
 		if !isOurs(n) || !ours {
-			return nil, fmt.Errorf("%w: %s has %s, which prep has not written: choose another output.dir", ErrNotEmpty, dir, n)
+			return names, fmt.Errorf("%w: %s has %s, which prep has not written: choose another output.dir", ErrNotEmpty, dir, n)
 		}
 	}
-	tmp := filepath.Join(dir, Temporary)
-	if err := os.MkdirAll(tmp, 0o777); err != nil {
-		return nil, err
-	}
-	x := &Claim{out: Output{Dir: dir}}
-	if x.lock, err = os.OpenFile(filepath.Join(tmp, lockFile), os.O_CREATE|os.O_RDWR, 0o666); err != nil {
-		return nil, err
-	}
-	if !filelock.TryLock(x.lock) {
-		x.Release()
-		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
-	}
-	x.half = !slices.Contains(names, Success) && len(names) > 1 // beside Temporary, without which nothing is ours
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, x.Abandon())
-		}
-	}()
-	left, err := os.ReadDir(tmp)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range left {
-		if e.Name() != lockFile {
-			if err := os.RemoveAll(filepath.Join(tmp, e.Name())); err != nil {
-				return nil, err
-			}
-		}
-	}
-	c.Output.Run = rand.Text()[:8]
-	x.out = c.Output
-	return x, os.Mkdir(x.out.temporary(), 0o777)
+	return names, nil
+}
+
+// isAt tells whether an open file is still the one at a path.
+func isAt(f *os.File, path string) bool {
+	open, err := f.Stat()
+	there, gone := os.Stat(path)
+	return err == nil && gone == nil && os.SameFile(open, there)
 }
 
 // Release lets go of the folder: the next run may begin. After Finish it does nothing.
@@ -203,10 +230,18 @@ func (x *Claim) Abandon() error {
 	return errors.Join(os.RemoveAll(x.out.temporary()), x.lock.Close())
 }
 
-// clean removes what is not complete.
+// clean removes what is not complete, and with it the folder, unless the next run has begun there.
 func (x *Claim) clean() error {
-	x.Release() // Windows removes no open file
-	if err := os.RemoveAll(filepath.Join(x.out.Dir, Temporary)); err != nil {
+	err := x.out.empty()
+	if runtime.GOOS == "windows" { // removes no open file
+		x.Release()
+	}
+	err = errors.Join(err, os.Remove(x.out.lock()))
+	x.Release()
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(x.out.Dir, Temporary)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) { // which is: not empty
 		return err
 	}
 	return atomicfile.SyncDir(x.out.Dir)
