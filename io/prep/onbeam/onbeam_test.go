@@ -475,7 +475,6 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer forget(config)
 	if _, err := open(t.Context(), config); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a file: %v", err)
 	}
@@ -492,6 +491,10 @@ func TestOpen(t *testing.T) {
 	if again, err := open(t.Context(), config); err != nil || again != x {
 		t.Errorf("again: %p, %v, want %p", again, err, x)
 	}
+	forget(config)
+	if _, err := open(t.Context(), config); err == nil || err.Error() != "the run has ended" {
+		t.Errorf("by a worker that outlives the run: %v", err)
+	}
 }
 
 // What a user should know of the inputs is told whatever runs it.
@@ -505,7 +508,9 @@ func TestNotes(t *testing.T) {
 	if _, err := Run(t.Context(), c, Options{Runner: "prism", Note: func(n string) { notes = append(notes, n) }}); err != nil || len(notes) != 1 || !strings.Contains(notes[0], ":1, column \"positive\": the text is a list") {
 		t.Errorf("%q, %v", notes, err)
 	}
-	if len(opened.inputs) > 0 {
-		t.Errorf("%d runs' inputs are kept", len(opened.inputs))
+	for config, o := range opened.inputs {
+		if !o.ended || o.x != nil {
+			t.Errorf("inputs of a run that has ended are kept: %s", config)
+		}
 	}
 }
