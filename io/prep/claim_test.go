@@ -18,7 +18,8 @@ func TestFinishFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	claim, err := Begin(&rules.Config, false)
+	mustRun(t, c)
+	claim, err := Begin(&rules.Config, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -126,6 +126,25 @@ func TestSpilled(t *testing.T) {
 	if err != nil || len(data) != records*bandRecord {
 		t.Fatalf("%d bytes, %v", len(data), err)
 	}
+	if info, err := s.parts[1].file.Stat(); err != nil || info.Size() > 0 {
+		t.Errorf("what is loaded still takes %d bytes of disk, %v", info.Size(), err)
+	}
+	for records, want := range map[int64]int{0: 8, 8 * partBytes / bandRecord: 8, 8*partBytes/bandRecord + 1: 16, 1 << 40: mostParts} {
+		s, err := newSpill(dir, "y", bandRecord, records)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.close(); len(s.parts) != want || 1<<(64-s.shift) != want {
+			t.Errorf("%d records go to %d files by %d bits, want %d", records, len(s.parts), 64-s.shift, want)
+		}
+		full := make([]byte, spillBuffer)
+		if err := spilled(dir, s.add(1, full)); err == nil || !strings.Contains(err.Error(), "--temp DIR chooses another place") { // to a closed file, as to a full disk
+			t.Errorf("a file that can't be written: %v", err)
+		}
+	}
+	if other := errors.New("of an input"); spilled(dir, other) != other {
+		t.Error("an input's error is said to be a spill's")
+	}
 	for i := range records {
 		if got := string(data[i*bandRecord:][:bandRecord]); got != fmt.Sprintf("%016d", i) {
 			t.Fatalf("record %d is %s", i, got)

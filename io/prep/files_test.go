@@ -33,6 +33,66 @@ func TestMixOfDropped(t *testing.T) {
 	}
 }
 
+// Inputs are balanced by the rows that are left of each, whatever has dropped the others.
+func TestMixOfWhatIsLeft(t *testing.T) {
+	dir := t.TempDir()
+	var some, few []pair
+	for i := range 20 {
+		text := fmt.Sprintf("%d %d %d %d %d %d %d %d %d %d %d %d", i, i+100, i+200, i+300, i+400, i+500, i+600, i+700, i+800, i+900, i+1000, i+1100)
+		p := pair{Query: fmt.Sprint("query ", i), Positive: text}
+		some = append(some, p, p, pair{Query: p.Query, Positive: "short"}, pair{Query: fmt.Sprint("again ", i), Positive: text + " more"})
+		few = append(few, pair{Query: fmt.Sprint("other query ", i), Positive: strings.ReplaceAll(text, " ", " x")})
+	}
+	writeJSONL(t, filepath.Join(dir, "a.jsonl"), some...)
+	writeJSONL(t, filepath.Join(dir, "b.jsonl"), few...)
+	c := bare(t, filepath.Join(dir, "a.jsonl"))
+	c.Input = append(c.Input, Input{Name: "b", Path: []string{filepath.Join(dir, "b.jsonl")}, Query: "query", Positive: "positive"})
+	c.Filter.Document, c.Mix.Kind, c.Dedupe.Exact, c.Dedupe.Near.Column = Range{Min: 2}, "balanced", "row", "positive"
+	s := mustRun(t, c)
+	if got, want := fmt.Sprint(counts(s), s.Inputs[0].Train, s.Inputs[1].Train), fmt.Sprint(map[string]int64{LengthRule: 20, Duplicate: 20, NearDuplicate: 20}, 20, 20); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// An output that takes another's place leaves nothing of it: shards, a development part or a task that are not its own.
+func TestReplacesAll(t *testing.T) {
+	c, _ := corpus(t, 200)
+	c.Split = Split{Dev: 0.3, BEIR: true}
+	mustRun(t, c)
+	c.Split, c.Input[0].Path = Split{}, []string{strings.Replace(c.Input[0].Path[0], "*.*", "b.jsonl", 1)} // one block, whatever is asked for
+	if _, err := Run(t.Context(), c, Options{Overwrite: true}); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(c.Output.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range left {
+		names = append(names, e.Name())
+	}
+	if want := []string{"README.md", "_SUCCESS", "card.json", "train-00000-of-00001.parquet"}; !slices.Equal(names, want) {
+		t.Errorf("%q are there, want %q", names, want)
+	}
+}
+
+// A pair that is there twice is judged once.
+func TestJudgedOnce(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in.jsonl")
+	p := pair{Query: "a query", Positive: "a document"}
+	writeJSONL(t, in, p, p, pair{Query: "a query", Positive: "another"}, p)
+	c := bare(t, in)
+	c.Split = Split{Dev: 0.999, BEIR: true}
+	s := mustRun(t, c)
+	b, err := os.ReadFile(filepath.Join(c.Output.Dir, "beir", "qrels", "test.tsv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Count(string(b), "\n"); lines != 3 || s.BEIR.Judgements != 2 {
+		t.Errorf("%d judgements are said, of\n%s", s.BEIR.Judgements, b)
+	}
+}
+
 // Of many files, which the first pass reads some at a time, each row is compared with each other once, and it is told how far that is.
 func TestManyFiles(t *testing.T) {
 	const n = 40

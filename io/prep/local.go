@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -18,7 +19,7 @@ import (
 )
 
 // The in-process runner. Its memory does not grow with the texts: what rows are compared by goes to temporary files in as many parts as keep
-// each small, and one byte of state and eight of place stay per row.
+// each small, and per row two bytes of state and eight of place stay.
 
 // Options are what a run may choose without changing what is written.
 type Options struct {
@@ -69,7 +70,7 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 		}
 		defer os.RemoveAll(dir)
 		if err := l.compare(ctx, dir); err != nil {
-			return nil, err
+			return nil, spilled(dir, err)
 		}
 		verdict = l.verdict
 		if rules.Config.Mix.Kind != "proportional" {
@@ -96,6 +97,15 @@ func run(ctx context.Context, rules *Rules, o Options) (_ *Stats, err error) {
 	}
 	whole = true // or Finish sees to it
 	return total, claim.Finish(ctx, rules, total)
+}
+
+// spilled says of an error of a file in a run's temporary folder, as where there is no more room, what helps.
+func spilled(dir string, err error) error {
+	var file *fs.PathError
+	if errors.As(err, &file) && filepath.Dir(file.Path) == dir {
+		return fmt.Errorf("what is compared (contraflow prep --temp DIR chooses another place): %w", err)
+	}
+	return err
 }
 
 type local struct {

@@ -82,7 +82,10 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 		return nil, err
 	}
 	x := &Claim{out: Output{Dir: dir}}
-	if err := os.MkdirAll(x.out.temporary(), 0o777); err != nil {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(x.out.temporary(), 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	x.lock, err = os.OpenFile(x.out.lock(), os.O_CREATE|os.O_RDWR, 0o666)

@@ -106,7 +106,7 @@ func TestRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	eval := filepath.Join(t.TempDir(), "eval.jsonl")
-	if err := os.WriteFile(eval, []byte("{\"text\": \"Quick, brown fox jumps\"}\n{\"text\": \"the evaluation query\"}\n"), 0o666); err != nil {
+	if err := os.WriteFile(eval, []byte("{\"title\": \"x\", \"text\": \"Quick, brown fox jumps\"}\n{\"title\": \"the evaluation query\", \"text\": \"x\"}\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	c := bare(t, in)
@@ -115,7 +115,7 @@ func TestRules(t *testing.T) {
 	c.Filter.Document = Range{Min: 3}
 	c.Filter.Script = Script{"Latin", 0.5}
 	c.Filter.Reject = []string{`https?://`}
-	c.Decontaminate = Decontaminate{Against: []Against{{[]string{eval}, []string{"text"}}}, Words: 4}
+	c.Decontaminate = Decontaminate{Against: []Against{{[]string{eval}, []string{"text", "title"}}}, Words: 4}
 	s := mustRun(t, c)
 	want := map[string]int64{Unusable: 2, Empty: 1, LengthRule: 1, ScriptRule: 1, Reject: 1, Contaminated: 2, Duplicate: 1}
 	if got := counts(s); fmt.Sprint(got) != fmt.Sprint(want) {
@@ -379,6 +379,7 @@ func TestRepeatsAreForTraining(t *testing.T) {
 	for repeat, want := range map[float64]string{4: "repeats", 2: "repeats and drops", 1: "drops"} {
 		c := bare(t)
 		c.Input, c.Split.Dev, c.Mix = inputs, 0.2, Mix{Kind: "balanced", Repeat: repeat}
+		c.Output.Shards = 2 // of an input each
 		s := mustRun(t, c)
 		occur := map[string]map[string]int{"train": {}, "dev": {}}
 		written := map[string]int64{}
@@ -449,7 +450,7 @@ func TestTokens(t *testing.T) {
 	c := bare(t, in)
 	c.Input[0].Negatives = []string{"negs"}
 	c.Output.Shards = 1
-	c.Tokenize = Tokenize{Model: "org/tiny", Dir: tinyTokenizer(t), MaxLength: Lengths{8, 12}, Prompts: Prompts{Query: "sort "}}
+	c.Tokenize = Tokenize{Model: "org/tiny", Dir: tinyTokenizer(t), MaxLength: Lengths{8, 12}, Prompts: Prompts{Query: "sort ", Document: "things: "}}
 	s := mustRun(t, c)
 	made, err := tokenize.Load(c.Tokenize.Dir)
 	if err != nil {
@@ -487,7 +488,7 @@ func TestTokens(t *testing.T) {
 	cut := map[string]int64{}
 	for i := range texts {
 		for k, text := range texts[i].Texts {
-			prompt, limit := "", 12
+			prompt, limit := "things: ", 12
 			if k == 0 {
 				prompt, limit = "sort ", 8
 			}
@@ -508,7 +509,7 @@ func TestTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if d.Tokens().Tokenizer != tok.Hash() || d.Tokens().Query.Prompt != "sort " {
+	if d.Tokens().Tokenizer != tok.Hash() || d.Tokens().Query.Prompt != "sort " || d.Tokens().Document.Prompt != "things: " {
 		t.Errorf("%+v", d.Tokens())
 	}
 	all := cut["query"] + cut["positive"] + cut["negs"]
@@ -774,6 +775,9 @@ func TestSpillsAreNameless(t *testing.T) {
 	}})
 	if err != nil || most > 0 {
 		t.Errorf("%d files could be seen (%v)", most, err)
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
+		t.Errorf("%v is left (%v)", left, err)
 	}
 	c, _ = corpus(t, 300)
 	if _, err := Run(t.Context(), c, Options{TempDir: filepath.Join(temp, "none")}); err == nil || !strings.Contains(err.Error(), "--temp DIR chooses another place") {

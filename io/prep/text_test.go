@@ -278,6 +278,20 @@ func TestBucketIsTransitiveInIDs(t *testing.T) {
 	}
 }
 
+// TestBucketIsBounded: of ever so many different texts in a bucket the first ones are compared with, which bounds its time and memory.
+func TestBucketIsBounded(t *testing.T) {
+	of := func(i uint32) Sketch { return NewSketch(fmt.Sprint(i), []uint32{i}) }
+	near := func(i uint32) Sketch { return NewSketch(fmt.Sprint("near ", i), []uint32{i}) }
+	b := Bucket{Threshold: 0.8}
+	for i := range uint32(1000) {
+		b.Add(int64(i), of(i))
+	}
+	first, similar := b.Add(1000, near(mostRepresentatives-1))
+	if _, beyond := b.Add(1001, near(mostRepresentatives)); first != mostRepresentatives-1 || !similar || beyond || len(b.kept) != mostRepresentatives {
+		t.Errorf("%d rows are kept; the last is found as %d (%t), and one beyond it: %t", len(b.kept), first, similar, beyond)
+	}
+}
+
 func TestHistogram(t *testing.T) {
 	for n := range 5000 {
 		if b := bin(n); binStart(b) > n || binStart(b+1) <= n {

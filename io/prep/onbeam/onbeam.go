@@ -346,6 +346,7 @@ type opening struct {
 	sync.Mutex
 	x       *prep.Inputs
 	started func() // of those that Run has opened: tells it that there is a worker
+	ended   bool   // so has Run, which has closed them
 }
 
 func open(ctx context.Context, config string) (*prep.Inputs, error) {
@@ -358,6 +359,9 @@ func open(ctx context.Context, config string) (*prep.Inputs, error) {
 	opened.Unlock()
 	o.Lock()
 	defer o.Unlock()
+	if o.ended {
+		return nil, errors.New("the run has ended")
+	}
 	if o.started != nil {
 		o.started()
 	}
@@ -384,9 +388,9 @@ func keep(config string, x *prep.Inputs, started func()) {
 	opened.inputs[config] = &opening{x: x, started: started}
 }
 
-// forget undoes keep.
+// forget undoes keep. A worker in this process may outlive an interrupted run by a while: it is not to open inputs that nobody closes.
 func forget(config string) {
 	opened.Lock()
 	defer opened.Unlock()
-	delete(opened.inputs, config)
+	opened.inputs[config] = &opening{ended: true}
 }

@@ -465,3 +465,52 @@ func TestInterrupted(t *testing.T) {
 	}
 	sameFiles(t, c.Output.Dir, want.Output.Dir)
 }
+
+// A worker elsewhere opens a run's inputs once, for all of its bundles: those that come after the first has ended, or has failed, have them too.
+func TestOpen(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "in.jsonl")
+	c := prep.Config{Input: []prep.Input{{Path: []string{path}, Query: "query", Positive: "positive"}}, Output: prep.Output{Dir: filepath.Join(dir, "out")}}
+	config, err := c.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(t.Context(), config); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a file: %v", err)
+	}
+	if err := os.WriteFile(path, []byte("{\"query\": \"a\", \"positive\": \"b\"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	first, end := context.WithCancel(t.Context())
+	end()
+	x, err := open(first, config)
+	if err != nil {
+		t.Fatalf("by a bundle that is ended: %v", err)
+	}
+	defer x.Close()
+	if again, err := open(t.Context(), config); err != nil || again != x {
+		t.Errorf("again: %p, %v, want %p", again, err, x)
+	}
+	forget(config)
+	if _, err := open(t.Context(), config); err == nil || err.Error() != "the run has ended" {
+		t.Errorf("by a worker that outlives the run: %v", err)
+	}
+}
+
+// What a user should know of the inputs is told whatever runs it.
+func TestNotes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "in.jsonl")
+	if err := os.WriteFile(path, []byte("{\"query\": \"a\", \"positive\": \"['b', 'c']\"}\n{\"query\": \"d\", \"positive\": \"e\"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c := prep.Config{Input: []prep.Input{{Path: []string{path}, Query: "query", Positive: "positive"}}, Output: prep.Output{Dir: filepath.Join(t.TempDir(), "out")}}
+	var notes []string
+	if _, err := Run(t.Context(), c, Options{Runner: "prism", Note: func(n string) { notes = append(notes, n) }}); err != nil || len(notes) != 1 || !strings.Contains(notes[0], ":1, column \"positive\": the text is a list") {
+		t.Errorf("%q, %v", notes, err)
+	}
+	for config, o := range opened.inputs {
+		if !o.ended || o.x != nil {
+			t.Errorf("inputs of a run that has ended are kept: %s", config)
+		}
+	}
+}
