@@ -144,6 +144,9 @@ func TestKeepComplete(t *testing.T) {
 		if err := os.Mkdir(path, 0o700); err != nil {
 			t.Fatal(err)
 		}
+		if err := os.WriteFile(filepath.Join(path, "notes.txt"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		return path
 	}
 	for name, c := range map[string]struct {

@@ -3,6 +3,7 @@ package recipe
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -90,6 +91,15 @@ func TestBestAndMoreSteps(t *testing.T) {
 	said(t, o, err, "it is saved anew from the checkpoint")
 	if !bytes.Equal(j.model(t, "whole"), want) {
 		t.Error("the model saved anew is not the best one")
+	}
+	kept := filepath.Join(j.dir, "whole", "best") // another model than the checkpoint knows of
+	if err := errors.Join(os.RemoveAll(filepath.Join(j.dir, "whole", "model")), os.RemoveAll(kept), os.CopyFS(kept, os.DirFS(filepath.Join(j.dir, "model")))); err != nil {
+		t.Fatal(err)
+	}
+	o, err = j.run(t, "whole", nil, 0, true, append(sets, "train.max_steps=11")...)
+	said(t, o, err, "does not hold the model of step")
+	if other, err := os.ReadFile(filepath.Join(kept, "model.safetensors")); err != nil || bytes.Equal(j.model(t, "whole"), other) {
+		t.Errorf("the model is the one that best/ was given: %v", err)
 	}
 	if _, err = j.run(t, "whole", nil, 0, true, append(sets, "train.max_steps=6")...); err == nil || !strings.Contains(err.Error(), "is to make 6 steps, and has made 11") {
 		t.Errorf("fewer steps than were made: %v", err)

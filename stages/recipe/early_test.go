@@ -198,6 +198,9 @@ func TestStopBeforeEvaluation(t *testing.T) {
 		if !bytes.Equal(j.saved(t, name, "*.safetensors"), j.saved(t, name+" whole", "*.safetensors")) {
 			t.Errorf("%s: the weights differ from those of a run that was not stopped", name)
 		}
+		if o, err = j.run(t, name, nil, 0, true, sets...); err != nil || !o.summary.Over || o.summary.Eval != nil {
+			t.Errorf("%s: over, it has made the evaluation after its stop again: %+v, %v", name, o.summary, err)
+		}
 		short := name + " short" // stopped, and given no more steps
 		if o, err = j.run(t, short, nil, 3, false, sets...); err != nil {
 			t.Fatal(err)

@@ -314,9 +314,13 @@ func (x *Run) findCheckpoint(again bool) (*checkpoint.Checkpoint, error) {
 		x.obs.note("%s has no checkpoint yet: the run begins with step 1", store.Dir())
 		return nil, nil
 	}
-	return store.Latest(func(folder string, err error) {
+	c, err := store.Latest(func(folder string, err error) {
 		x.obs.note("%s can't be used, trying the one before (it stays where it is, and save.keep does not count it): %v", folder, err)
 	})
+	if err != nil {
+		return nil, fmt.Errorf("%w\nanother save.dir (--out), or removing %s, begins anew", err, store.Dir())
+	}
+	return c, nil
 }
 
 // goOn takes the run to a checkpoint's place.

@@ -696,7 +696,11 @@ func TestCheckpointAfterItsLine(t *testing.T) {
 	}
 	fs := counting{metrics: filepath.Join(j.dir, "out", "metrics.jsonl"), lines: map[string]int{}}
 	steps := 0
-	slow := Observer{Step: func(m Metrics) { steps = m.Step; time.Sleep(20 * time.Millisecond) }}
+	slow := Observer{Step: func(m Metrics) {
+		if steps = m.Step; steps == 3 { // the next line comes after it, and that step's checkpoint could come before
+			time.Sleep(500 * time.Millisecond)
+		}
+	}}
 	if err := OnRanks(t.Context(), r, Place{}, slow, func(x *Run) error {
 		x.fs = fs
 		_, err := x.Train(t.Context())
