@@ -195,6 +195,13 @@ func TestConformanceLoadingCapture(t *testing.T) {
 	if err := errors.Join(other.Sync(), s.Sync()); err != nil {
 		t.Fatal(err)
 	}
+	if err := other.Begin(); err != nil { // it has captured before
+		t.Fatal(err)
+	}
+	other.Fill(y, 1)
+	if _, err := other.End(); err != nil {
+		t.Fatal(err)
+	}
 	for name, use := range map[string]func(){
 		"a kernel":  func() { other.Scale(y, x, 2) },
 		"a product": func() { other.MatMul(y, x, x, gpustage.MatMul{}) },
