@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"reflect"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -320,5 +321,48 @@ func TestConformanceCounted(t *testing.T) {
 	}
 	if most := d.Info().PeakAllocated; most != 1<<20 {
 		t.Errorf("at most %d bytes were given out at a time, want %d", most, 1<<20)
+	}
+}
+
+// Go may have moved a goroutine to a thread that has no context before each call.
+func TestConformanceThreads(t *testing.T) {
+	d, s := gpuStream(t)
+	const n = 64
+	x, err := gpustage.NewTensor(d, gpustage.F32, 2*n, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Mem.Free()
+	x, y := x.Span(0, n), x.Span(n, 2*n)
+	got := make([]float32, n*n)
+	var graph launch.Recording
+	for i, call := range []func() error{
+		func() error { s.Fill(x, 1); return nil },
+		func() error { s.MatMul(y, x, x, gpustage.MatMul{}); return nil },
+		func() error { s.Add(y, y, y); return nil },
+		s.Sync, // what follows is known
+		func() error { s.Fill(x, 2); return nil },
+		func() error { s.MatMul(y, x, x, gpustage.MatMul{}); return nil },
+		s.Begin,
+		func() error { s.Add(y, y, y); return nil },
+		func() (err error) { graph, err = s.End(); return err },
+		func() error { return graph.Start() },
+		func() error { s.Wait(s.Record()); return nil },
+		func() error { return s.Record().Sync() },
+		func() error { s.CopyOut(gpustage.Bytes(got), y); return nil },
+		func() error { return graph.Free() },
+	} {
+		runtime.LockOSThread()
+		err := cu.SetCurrentContext(cu.CUContext{})
+		if err == nil {
+			err = call()
+		}
+		runtime.UnlockOSThread()
+		if err = errors.Join(err, s.Err()); err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	if got[n] != 8*n {
+		t.Errorf("an element is %v, want %d", got[n], 8*n)
 	}
 }
