@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -49,6 +50,14 @@ func TestRateJumps(t *testing.T) {
 	run("rate", 3, false, "train.max_steps=9", "optimizer.schedule=constant")
 	if note := run("rate", 0, true, "train.max_steps=9", "optimizer.schedule=constant", "optimizer.lr=5e-4"); !strings.Contains(note, "jumps from 0.001 in step ") || !strings.Contains(note, " to 0.0005 in step ") {
 		t.Errorf("another rate: %q", note)
+	}
+	warming := []string{"train.max_steps=9", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "optimizer.warmup_steps=8"}
+	run("warming", 3, false, warming...)
+	had := rates["warming"]
+	last, was := had[len(had)], had[len(had)-1]
+	same := fmt.Sprintf("optimizer.lr=%.9g", 1e-3*last/(2*last-was)) // by which the next step has what the last one had
+	if note := run("warming", 0, true, append(warming, same)...); note != "" || !(math.Abs(rates["warming"][len(had)+1]-last) < 1e-6*last) {
+		t.Errorf("a rate that stays where it was: %q, %v after %v", note, rates["warming"], had)
 	}
 	if note := run("over", 0, false, "train.max_steps=4"); note != "" {
 		t.Error(note)

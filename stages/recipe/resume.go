@@ -393,7 +393,7 @@ func (x *Run) noteRate(done int) {
 		return
 	}
 	before, next := u.LR*u.Factor(done-1), u.LR*u.Factor(done)
-	if d := math.Abs(before - *was); !(d > jump*max(before, *was)) {
+	if !jumps(*was, before) || !jumps(*was, next) { // as it was, or by chance where it was
 		return
 	}
 	x.obs.note("the learning rate jumps from %.3g in step %d to %.3g in step %d, for optimizer.schedule: %s is now over %d steps, with optimizer.lr: %.3g", *was, done, next, done+1, x.Recipe.Optimizer.Schedule.Name, x.Steps, u.LR)
@@ -401,6 +401,8 @@ func (x *Run) noteRate(done int) {
 
 // jump is how much of a learning rate is told of where a run goes on: less is what any change of its length makes.
 const jump = 0.05
+
+func jumps(from, to float64) bool { return math.Abs(to-from) > jump*max(to, from) }
 
 // onlyTrain says of datasets of the hub what it takes to go on with files of them that are gone: a run may have begun with files of other splits.
 func (x *Run) onlyTrain(changed []string) (hints []string) {
