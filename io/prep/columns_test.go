@@ -111,6 +111,14 @@ func TestSpilled(t *testing.T) {
 			t.Fatalf("sketch %d: %v, %v, want %v", i, got, err, want)
 		}
 	}
+	full, err := newSketchFile(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full.close() // as where there is no more room
+	if _, err := full.add(of(1)); errors.Join(err, full.flush()) == nil {
+		t.Error("a sketch that could not be written is not missed")
+	}
 	s, err := newSpill(dir, "x", bandRecord, 0)
 	if err != nil {
 		t.Fatal(err)

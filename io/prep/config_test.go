@@ -89,6 +89,7 @@ func TestColumnNames(t *testing.T) {
 		}, `"source": of several inputs a column source says which one a row is of`},
 		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Scores = []string{"pos_scores", "source"} }, ""},
 		{func(c *Config) { c.Input[0].Query, c.Input[1].Query = "source", "q" }, `"source": of several inputs`},
+		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Scores = []string{"s", "s"} }, ""}, // written as one, of lists
 		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Scores = []string{"p"} }, `"p": label, weight and scores are written under their columns' names`},
 		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Label = "q" + dataset.HashSuffix }, `"q` + dataset.HashSuffix + `": prep writes a column so called beside the texts`},
 		{func(c *Config) { c.Input = c.Input[:1]; c.Input[0].Query, c.Input[0].Positive = "{title}", "query" }, `"query": a template of one column`},

@@ -227,3 +227,53 @@ func TestParallelFails(t *testing.T) {
 		}
 	}
 }
+
+// TestNearKeys: rows are compared by all texts of their column, or of all columns, and words of two texts are not one.
+func TestNearKeys(t *testing.T) {
+	for _, c := range []struct {
+		column string
+		texts  [][]string
+		words  int
+	}{
+		{"query", [][]string{{"a b"}, {"c"}, {"d"}}, 2},
+		{"positive", [][]string{{"a b"}, {"c"}, {"d"}}, 1},
+		{"positive", [][]string{{"a"}, {"b", "c d", "e"}, {"f"}}, 4},
+		{"row", [][]string{{"a"}, {"b", "c d"}, {"e", "f"}}, 6},
+	} {
+		config := bare(t, "x")
+		config.Input[0].Negatives, config.Dedupe.Near = []string{"negs"}, Near{Column: c.column, Shingle: 1}
+		r, err := NewRules(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, bands, ok := r.NewWorker().NearKeys(&Row{Texts: c.texts})
+		if s.Size != c.words || len(bands) != 20 || !ok {
+			t.Errorf("%s of %q: %d words in %d bands, want %d", c.column, c.texts, s.Size, len(bands), c.words)
+		}
+	}
+}
+
+// TestShardsHaveBlocks: every block is of one shard, in order, and none is without, however unlike the blocks are.
+func TestShardsHaveBlocks(t *testing.T) {
+	for _, sizes := range [][]int{{1}, {100, 1, 1}, {1, 1, 100}, {5, 5, 5, 5, 5, 5, 5}, {1, 1000, 1, 1, 1000, 1}} {
+		for shards := 1; shards <= len(sizes); shards++ {
+			x := &Inputs{Shards: shards}
+			for i, n := range sizes {
+				x.blocks = append(x.blocks, inputBlock{block: i, first: x.rows, rows: n})
+				x.rows += int64(n)
+			}
+			x.cut()
+			end := 0
+			for s := range shards {
+				from, to := x.shard(s)
+				if from != end || to <= from {
+					t.Errorf("blocks of %v rows, shard %d of %d has those from %d to %d, and the one before ends at %d", sizes, s, shards, from, to, end)
+				}
+				end = to
+			}
+			if end != len(sizes) {
+				t.Errorf("blocks of %v rows: %d shards have %d of them", sizes, shards, end)
+			}
+		}
+	}
+}

@@ -22,6 +22,7 @@ type Inputs struct {
 	sets   []*dataset.Dataset
 	first  []int64 // id of each input's first row
 	blocks []inputBlock
+	starts []int // by shard: its first block
 	rows   int64
 	root   string // the folder that all files are in, where two of them have one name; ""
 }
@@ -71,6 +72,7 @@ func OpenInputs(ctx context.Context, r *Rules) (_ *Inputs, err error) {
 		x.Shards = int((x.rows + shardRows - 1) / shardRows)
 	}
 	x.Shards = min(x.Shards, len(x.blocks))
+	x.cut()
 	x.root = x.shared()
 	return x, nil
 }
@@ -135,14 +137,24 @@ func (x *Inputs) Tell(note func(message string)) {
 // Rows is the number of rows of all inputs.
 func (x *Inputs) Rows() int64 { return x.rows }
 
-// shard returns the blocks of a shard: consecutive ones, with about as many rows as every other's.
-func (x *Inputs) shard(s int) (from, to int) {
-	at := func(s int) int {
-		goal := x.rows * int64(s) / int64(x.Shards)
+// cut groups the blocks into shards: consecutive ones, with about as many rows as every other's, and none without a block.
+func (x *Inputs) cut() {
+	for s := range x.Shards {
+		goal, least := x.rows*int64(s)/int64(x.Shards), 0
+		if s > 0 {
+			least = x.starts[s-1] + 1
+		}
 		n := sort.Search(len(x.blocks), func(i int) bool { return x.blocks[i].first >= goal })
-		return min(max(n, s), len(x.blocks)-(x.Shards-s)) // none is without a block
+		x.starts = append(x.starts, min(max(n, least), len(x.blocks)-(x.Shards-s)))
 	}
-	return at(s), at(s + 1)
+}
+
+// shard returns the blocks of a shard.
+func (x *Inputs) shard(s int) (from, to int) {
+	if s+1 == x.Shards {
+		return x.starts[s], len(x.blocks)
+	}
+	return x.starts[s], x.starts[s+1]
 }
 
 // InputOf is the input that a row is of.

@@ -69,7 +69,15 @@ func TestContaminationOfAllSplits(t *testing.T) {
 // TestSeedMoves: which queries are put aside and which rows are repeated is the seed's to say, and independent between two seeds.
 func TestSeedMoves(t *testing.T) {
 	const n = 10000
-	rules := func(seed uint64) *Rules { return &Rules{Config: Config{Seed: seed, Split: Split{Dev: 0.5}}} }
+	rules := func(seed uint64) *Rules {
+		c := bare(t, "x")
+		c.Seed, c.Split.Dev = seed, 0.5
+		r, err := NewRules(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
 	a, b, again := rules(1), rules(2), rules(1)
 	dev, copies := 0, 0
 	for id := range int64(n) {

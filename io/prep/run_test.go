@@ -406,6 +406,9 @@ func TestRepeatsAreForTraining(t *testing.T) {
 			t.Errorf("repeat %v: %d repeats, %d drops, want %s", repeat, again, drops, want)
 		}
 		text := files(t, c.Output.Dir)["README.md"]
+		if strings.Contains(text, fmt.Sprintf("\n| mix | %d |\n", drops)) != (drops > 0) {
+			t.Errorf("repeat %v: %d drops: %s", repeat, drops, text)
+		}
 		if line := fmt.Sprintf("Of the rows for training %d are repeats of others (`mix`).", again); strings.Contains(text, line) != (again > 0) || !strings.Contains(text, fmt.Sprintf("| n100 | 100 | %d | %d | %d |\n", s.Inputs[0].Train, s.Inputs[0].Repeated, s.Inputs[0].Dev)) {
 			t.Errorf("repeat %v: %s", repeat, text)
 		}
@@ -639,6 +642,7 @@ func TestExactKey(t *testing.T) {
 		{"row", row("a", "b|c"), row("a", "b", "c"), false},
 		{"row", row("a", "b|c"), row("a", "bc"), false},
 		{"row", row("a", "b"), row("b", "a"), false},
+		{"row", row("a", "b", "c"), row("a", "b", "d"), false},
 		{"query", row("a", "b"), row("a", "c"), true},
 		{"query", row("a", "b"), row("b", "b"), false},
 		{"positive", row("a", "b"), row("c", "b"), true},

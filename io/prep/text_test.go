@@ -54,6 +54,9 @@ func TestClean(t *testing.T) {
 	if got, want := n.Clean("  <p>ﬁne\u00a0cafe\u0301 &amp; ①</p>\n"), "fine café & 1"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+	if got := (Normalize{Unicode: "nfc", HTML: true}).Clean("cafe&#x301; cafe<b>\u0301</b>"); got != "café café" {
+		t.Errorf("of entities and tags: %q", got)
+	}
 	if got := (Normalize{Unicode: "nfd"}).Clean("é"); got != "e\u0301" {
 		t.Errorf("nfd: %q", got)
 	}
