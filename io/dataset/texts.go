@@ -43,8 +43,9 @@ type Texts struct {
 }
 
 // OpenTexts reads all texts. Files without rows, rows that can't be read, an id that is null or empty, and one that comes twice with different texts
-// are errors, which a context with [WithBadRows] hears of and goes on. Texts may be anything: whether one can be used is asked of the rows that name it. A .tsv file of two columns may lack the first line that names
-// them, as MS MARCO's do, if its ids are numbers. progress may be nil. Close gives the memory back, when nothing reads rows of these texts any more.
+// are errors; a context with [WithBadRows] hears of such rows and ids, and reading goes on. Texts may be anything: whether one can be used is asked of the
+// rows that name it. A .tsv file of two columns may lack the first line that names them, as MS MARCO's do, if its ids are numbers. progress may be nil.
+// Close gives the memory back, when nothing reads rows of these texts any more.
 func OpenTexts(ctx context.Context, src TextSource, progress func(done, total int64)) (_ *Texts, err error) {
 	d, err := Open(ctx, Source{Paths: src.Paths, Splits: All, Query: src.ID, Positive: src.Text, Raw: true, texts: true})
 	if err != nil {
