@@ -201,12 +201,9 @@ func (c *checker) checkSource(s Source, key string) {
 		c.require(s.Label == "", key+".label", "is for pairs: of documents, scores: %s names the column with a label of each", s.Label)
 		c.require(s.IDs == nil || !*s.IDs, key+".ids", "are not of documents, whose texts are tokenized here")
 	}
-	for _, t := range []struct {
-		name string
-		*Texts
-	}{{".queries", s.Queries}, {".corpus", s.Corpus}} {
-		c.require(t.Texts == nil || len(t.Path) > 0, key+t.name+".path", "is missing: files or globs of texts with ids")
-		c.require(t.Texts == nil || s.IDs == nil || !*s.IDs, key+".ids", "are not of texts that rows name by ids, which are tokenized here")
+	for name, t := range s.texts() {
+		c.require(len(t.Path) > 0, key+"."+name+".path", "is missing: files or globs of texts with ids")
+		c.require(s.IDs == nil || !*s.IDs, key+".ids", "are not of texts that rows name by ids, which are tokenized here")
 	}
 	c.require(s.Corpus == nil || s.Positive != "" || s.Documents != "", key+".corpus", "has the texts of documents, and no column has their ids: %s.positive names one", key)
 	c.require(s.NegativesPerQuery == 0 || len(s.Negatives) > 0, key+".negatives_per_query", "needs negatives")

@@ -221,16 +221,10 @@ func (x *Run) lookInto(ctx context.Context, p *LookoverPart, paths []string, spl
 // lookOverTexts reads what the rows of the source at a key name by ids, which is then there for all of its files; false: not all of it can be read, nor those rows.
 func (x *Run) lookOverTexts(ctx context.Context, l *Lookover, key string, s Source) (read bool, err error) {
 	read = true
-	for _, of := range []struct {
-		name string
-		*Texts
-	}{{"queries", s.Queries}, {"corpus", s.Corpus}} {
-		if of.Texts == nil {
-			continue
-		}
-		err := l.add(ctx, key+"."+of.name, func(p *LookoverPart) error {
+	for name, t := range s.texts() {
+		err := l.add(ctx, key+"."+name, func(p *LookoverPart) error {
 			p.byID = true
-			texts, err := x.texts(dataset.WithBadRows(ctx, func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) }), p.Key, *of.Texts)
+			texts, err := x.texts(dataset.WithBadRows(ctx, func(bad *dataset.RowError) { p.Bad = append(p.Bad, bad) }), p.Key, *t)
 			if err != nil {
 				read = false
 				return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"reflect"
 	"slices"
 
@@ -36,13 +37,23 @@ func (t *Texts) anywhere() *Texts {
 	return &Texts{ID: t.ID, Text: t.Text}
 }
 
+// texts are those that rows name by ids, by their keys.
+func (s Source) texts() iter.Seq2[string, *Texts] {
+	return func(yield func(string, *Texts) bool) {
+		if s.Queries != nil && !yield("queries", s.Queries) {
+			return
+		}
+		if s.Corpus != nil {
+			yield("corpus", s.Corpus)
+		}
+	}
+}
+
 // paths are those of all files.
 func (s Source) paths() []string {
 	all := slices.Clone(s.Path)
-	for _, t := range []*Texts{s.Queries, s.Corpus} {
-		if t != nil {
-			all = append(all, t.Path...)
-		}
+	for _, t := range s.texts() {
+		all = append(all, t.Path...)
 	}
 	return all
 }
