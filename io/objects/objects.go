@@ -51,15 +51,16 @@ func init() {
 // Fetch brings what a URL stands for into the cache and returns the copies' paths, in the order of their keys. The key may be a glob, in which * does not
 // cross a slash, or a folder, which stands for its data files.
 func Fetch(ctx context.Context, ref string) ([]string, error) {
-	u, err := url.Parse(strings.ReplaceAll(ref, "?", "%3F")) // ? is a glob's
-	if err != nil || u.Host == "" || u.Scheme != "s3" && u.Scheme != "gs" {
+	scheme, rest, _ := strings.Cut(ref, "://") // and not as a URL: the stores' own tools take # and % as the key's, too
+	bucket, glob, _ := strings.Cut(rest, "/")
+	if bucket == "" || scheme != "s3" && scheme != "gs" {
 		return nil, fmt.Errorf("%s: want s3://bucket/key or gs://bucket/key", ref)
 	}
-	glob := strings.Trim(u.Path, "/")
+	glob = strings.Trim(glob, "/")
 	if _, err := path.Match(glob, ""); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
-	c, err := client(ctx, u.Scheme)
+	c, err := client(ctx, scheme)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
@@ -67,7 +68,7 @@ func Fetch(ctx context.Context, ref string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := list(ctx, c, u.Host, glob)
+	found, err := list(ctx, c, bucket, glob)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, explain(ctx, err))
 	}
@@ -81,9 +82,9 @@ func Fetch(ctx context.Context, ref string) ([]string, error) {
 		if tell := dataset.Progress(ctx); tell != nil {
 			arriving = func(bytes int64) { tell(o.Key, done+bytes, total) }
 		}
-		p, err := keep(ctx, c, filepath.Join(cache, u.Scheme, u.Host), u.Host, o, arriving)
+		p, err := keep(ctx, c, filepath.Join(cache, scheme, bucket), bucket, o, arriving)
 		if err != nil {
-			return nil, fmt.Errorf("%s://%s/%s: %w", u.Scheme, u.Host, o.Key, explain(ctx, err))
+			return nil, fmt.Errorf("%s://%s/%s: %w", scheme, bucket, o.Key, explain(ctx, err))
 		}
 		paths, done = append(paths, p), done+o.Size
 	}
@@ -187,7 +188,7 @@ func list(ctx context.Context, c *minio.Client, bucket, glob string) (found []mi
 
 // keep returns the copy of an object, and makes it if there is none. It says how many bytes have arrived, whoever copies them.
 func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.ObjectInfo, arriving func(bytes int64)) (string, error) {
-	if !filepath.IsLocal(filepath.FromSlash(o.Key)) || strings.ContainsAny(o.Key, "\x00\\:") {
+	if !filepath.IsLocal(filepath.FromSlash(o.Key)) || path.Clean(o.Key) != o.Key || strings.ContainsAny(o.Key, "\x00\\:") { // a//b is another object than a/b
 		return "", errors.New("its key can't be a file's path here")
 	}
 	file := filepath.Join(dir, filepath.FromSlash(o.Key))
@@ -238,10 +239,11 @@ func explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	var token *oauth2.RetrieveError // what gcloud has left is worth none
 	switch r := minio.ToErrorResponse(err); {
 	case r.StatusCode == http.StatusPreconditionFailed || r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("it has changed since it was listed: %w", err)
-	case r.Code == "AccessDenied" || r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
+	case r.Code == "AccessDenied" || r.Code == "ExpiredToken" || errors.As(err, &token) || r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf("%w (s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; gs: gcloud auth application-default login)", err)
 	case r.Code == "NoSuchBucket":
 		return fmt.Errorf("there is no such bucket: %w", err)

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -16,6 +17,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/minio/minio-go/v7"
+	"golang.org/x/oauth2"
 
 	"contraflow/io/dataset"
 )
@@ -191,6 +195,27 @@ func TestGlobs(t *testing.T) {
 	}
 }
 
+// A key is what the store has, whatever its characters mean in the address of a page.
+func TestKeys(t *testing.T) {
+	s := newStore(t)
+	for _, key := range []string{"C/a.jsonl", "C#/a.jsonl", "100%.jsonl", "a b.jsonl", "a%20b.jsonl", "d/x.jsonl", "d//x.jsonl"} {
+		s.objects[key] = fmt.Sprintf("{%q: 1}\n", key)
+	}
+	for _, key := range []string{"C#", "C#/*.jsonl", "100%.jsonl", "a%20b.jsonl"} {
+		paths, err := Fetch(t.Context(), "s3://bucket/"+key)
+		if err != nil || len(paths) != 1 {
+			t.Fatalf("%s: %q, %v", key, paths, err)
+		}
+		if b, _ := os.ReadFile(paths[0]); !strings.HasPrefix(string(b), `{"`+strings.TrimSuffix(key, "/*.jsonl")) {
+			t.Errorf("%s: the copy is %q", key, b)
+		}
+	}
+	// It would be the file of another one, whose rows would come in its place.
+	if paths, err := Fetch(t.Context(), "s3://bucket/d"); err == nil || !strings.Contains(err.Error(), "s3://bucket/d//x.jsonl: its key can't be a file's path") {
+		t.Errorf("%q, %v", paths, err)
+	}
+}
+
 // TestProgress: what is copied is told of in bytes of all that was asked for, what is here counts, and of nothing to copy nothing is said.
 func TestProgress(t *testing.T) {
 	s := newStore(t)
@@ -305,6 +330,18 @@ func TestFetchErrors(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "AWS_ACCESS_KEY_ID") || !strings.Contains(err.Error(), "gcloud auth") {
 				t.Errorf("denied by %d: %v", s.deny, err)
 			}
+		}
+	}
+}
+
+// Credentials that were good once are told as those that never were: with where they come from.
+func TestExpired(t *testing.T) {
+	for _, err := range []error{
+		minio.ErrorResponse{Code: "ExpiredToken", StatusCode: http.StatusBadRequest, Message: "The provided token has expired."},
+		&url.Error{Op: "Get", URL: "https://storage.googleapis.com", Err: &oauth2.RetrieveError{ErrorCode: "invalid_grant"}},
+	} {
+		if got := explain(t.Context(), err); !errors.Is(got, err) || !strings.Contains(got.Error(), "AWS_PROFILE") || !strings.Contains(got.Error(), "gcloud auth") {
+			t.Error(got)
 		}
 	}
 }
