@@ -247,7 +247,7 @@ func TestFetch(t *testing.T) {
 	}
 	s.objects["data/readme.txt"], s.objects["data/deep/x.jsonl"] = "no data", "{}\n"
 	for _, scheme := range []string{"s3", "gs"} {
-		s.gets = 0
+		s.gets, s.objects["data/train-1.jsonl"] = 0, strings.ToLower(s.objects["data/train-1.jsonl"])
 		d, err := dataset.Open(t.Context(), dataset.Source{Paths: []string{scheme + "://bucket/data/train-*.jsonl"}, Query: "query", Positive: "positive"})
 		if err != nil {
 			t.Fatal(err)
@@ -260,13 +260,18 @@ func TestFetch(t *testing.T) {
 		if err != nil || len(paths) != 4 || s.gets != 4 {
 			t.Errorf("%s: a folder is %q, %d fetched (%v)", scheme, paths, s.gets, err)
 		}
-		s.objects["data/train-1.jsonl"] += "\n" // a new version
-		one, err := Fetch(t.Context(), scheme+"://bucket/data/train-?.jsonl")
-		if err != nil || len(one) != 3 || s.gets != 5 {
-			t.Fatalf("%s: %q, %d fetched (%v)", scheme, one, s.gets, err)
-		}
-		if b, _ := os.ReadFile(one[1]); string(b) != s.objects["data/train-1.jsonl"] {
-			t.Errorf("%s: the copy is %q", scheme, b)
+		for i, change := range []func(){
+			func() { s.objects["data/train-1.jsonl"] = strings.ToUpper(s.objects["data/train-1.jsonl"]) }, // a new version, as long
+			func() { os.Truncate(paths[2], 5) }, // of train-1.jsonl
+		} {
+			change()
+			one, err := Fetch(t.Context(), scheme+"://bucket/data/train-?.jsonl")
+			if err != nil || len(one) != 3 || s.gets != 5+i {
+				t.Fatalf("%s: %q, %d fetched (%v)", scheme, one, s.gets, err)
+			}
+			if b, _ := os.ReadFile(one[1]); string(b) != s.objects["data/train-1.jsonl"] {
+				t.Errorf("%s: the copy is %q", scheme, b)
+			}
 		}
 	}
 }
