@@ -196,15 +196,21 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
 		return "", err
 	}
-	var out *atomicfile.File
-	for out == nil {
-		if info, err := os.Stat(file); err == nil && info.Size() == o.Size {
-			if old, err := os.ReadFile(tag); err == nil && string(old) == o.ETag {
-				return file, nil
-			}
+	whole := func() bool {
+		info, err := os.Stat(file)
+		if err != nil || info.Size() != o.Size {
+			return false
+		}
+		old, err := os.ReadFile(tag)
+		return err == nil && string(old) == o.ETag
+	}
+	var sign *atomicfile.File // the tag to be: who holds it copies
+	for sign == nil {
+		if whole() {
+			return file, nil
 		}
 		var err error
-		out, err = atomicfile.Create(file)
+		sign, err = atomicfile.Create(tag)
 		if errors.Is(err, atomicfile.ErrBusy) { // the other ranks of a machine want it too: one of them copies it
 			select {
 			case <-ctx.Done():
@@ -219,6 +225,14 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 			return "", err
 		}
 	}
+	defer sign.Abort(nil)
+	if whole() { // since it was looked for
+		return file, nil
+	}
+	out, err := atomicfile.Create(file)
+	if err != nil {
+		return "", err
+	}
 	in := &object{ctx: ctx, core: minio.Core{Client: c}, bucket: bucket, info: o, arriving: arriving}
 	defer in.close()
 	if _, err := out.ReadFrom(in); err != nil {
@@ -231,7 +245,10 @@ func keep(ctx context.Context, c *minio.Client, dir, bucket string, o minio.Obje
 	if err := out.Commit(); err != nil {
 		return "", err
 	}
-	return file, os.WriteFile(tag, []byte(o.ETag), 0o666)
+	if _, err := sign.WriteString(o.ETag); err != nil {
+		return "", sign.Abort(err)
+	}
+	return file, sign.Commit()
 }
 
 // explain adds what a user can do.
