@@ -3,6 +3,7 @@ package hfmodel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -163,6 +164,25 @@ func TestWrongContent(t *testing.T) {
 				}
 			}
 		}, "of 1000000 bytes"},
+		"a part that begins too late": {"model.safetensors", func(h *fakeHub, real string) {
+			h.header = func(name string, header http.Header) {
+				if name == "model.safetensors" {
+					header.Set("X-Linked-Etag", "opaque") // no hash that would tell
+				}
+			}
+			h.serve = func(w http.ResponseWriter, r *http.Request, name string) bool {
+				if name == "model.safetensors" && r.Header.Get("Range") == "" {
+					cutAfter(w, real, 100)
+				}
+				if name != "model.safetensors" {
+					return false
+				}
+				w.Header().Set("Content-Range", fmt.Sprintf("bytes 108-%d/%d", len(real)-1, len(real)))
+				w.WriteHeader(http.StatusPartialContent)
+				io.WriteString(w, real[108:])
+				return true
+			}
+		}, `asked for the bytes from 100, the server sends "bytes 108-`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newFakeHub(t)
@@ -315,7 +335,18 @@ func TestServerDown(t *testing.T) {
 	if again := mustResolve(t, "org/name", o); again != dir || len(warnings) != 1 || !strings.Contains(warnings[0], "set HF_TOKEN") {
 		t.Errorf("%s, warnings %q", again, warnings)
 	}
+	asked := 0
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	defer front.Close()
+	o.Endpoint = front.URL
+	if again := mustResolve(t, "org/name", o); again != dir || len(warnings) != 2 || asked != 1 { // nobody waits where there is a model
+		t.Errorf("%s, warnings %q, asked %d times", again, warnings, asked)
+	}
 	h.Server.Close()
+	o.Endpoint, warnings = h.URL, warnings[1:]
 	if again := mustResolve(t, "org/name", o); again != dir || len(warnings) != 2 || !strings.Contains(warnings[1], "using the cached model in "+dir) {
 		t.Errorf("%s, warnings %q", again, warnings)
 	}
