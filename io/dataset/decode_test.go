@@ -182,6 +182,15 @@ func TestDeltaAgainstParquetGo(t *testing.T) {
 	}
 }
 
+// Of the parts of a block that hold no values the widths may be anything, by the format, and nothing follows of them.
+func TestDeltaUnusedWidths(t *testing.T) {
+	b := []byte("\x80\x01" + "\x04" + "\x03" + "\x0a" + "\x02" + "\x00\x07\x63\xff" + "rest") // blocks of 128 in 4 parts, 3 values from 5 on, each 1 more
+	got, rest, err := deltaInts(b, 3)
+	if err != nil || !slices.Equal(got, []int64{5, 6, 7}) || string(rest) != "rest" {
+		t.Errorf("%v, rest %q (%v)", got, rest, err)
+	}
+}
+
 func TestJoinBytes(t *testing.T) {
 	// The example of the format's documentation: AA BB CC DD, 00 11 22 33, A3 B4 C5 D6.
 	got, err := joinBytes(nil, []byte{0xAA, 0x00, 0xA3, 0xBB, 0x11, 0xB4, 0xCC, 0x22, 0xC5, 0xDD, 0x33, 0xD6}, 3, 4)

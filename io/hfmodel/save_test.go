@@ -176,6 +176,16 @@ func TestConfigDType(t *testing.T) {
 	}
 }
 
+// Of several types it is that of most numbers, not of most tensors: an LLM's norms are many and small.
+func TestMixedDType(t *testing.T) {
+	f32, bf16 := safetensors.Tensor{DType: safetensors.F32, Shape: []int{4}}, safetensors.Tensor{DType: safetensors.BF16, Shape: []int{4, 4}}
+	config := newObject()
+	config.set("dtype", "float32")
+	if !setDType(config, []safetensors.Tensor{f32, f32, bf16}) || string(config.values["dtype"]) != `"bfloat16"` {
+		t.Errorf("%s", config.bytes())
+	}
+}
+
 // Families that do not call it hidden_size have a dimension all the same.
 func TestPoolingDimension(t *testing.T) {
 	f := open(t, golden+"st6")
