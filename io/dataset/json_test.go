@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -200,6 +201,26 @@ func BenchmarkJSONL(b *testing.B) {
 		}
 		if _, reason := p.parse(line, 0, len(line), texts, nil); reason != "" {
 			b.Fatal(reason)
+		}
+	}
+}
+
+// A file may be longer than a line.
+func TestLongFile(t *testing.T) {
+	const n = maxLine>>20 + 1
+	for end, want := range map[string]string{"\"}\n": "", "": "long.jsonl:1: the line is longer than 256 MiB"} {
+		piece := []byte(`{"query": "` + strings.Repeat("q", 1<<20) + end)
+		left := n
+		j := &jsonlFile{path: "long.jsonl"}
+		err := j.count(t.Context(), &pieces{next: func() ([]byte, error) {
+			if left == 0 {
+				return nil, io.EOF
+			}
+			left--
+			return piece, nil
+		}}, 0, defaultLimit)
+		if want == "" && (err != nil || j.rows != n) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d rows, %v, want %q", j.rows, err, want)
 		}
 	}
 }

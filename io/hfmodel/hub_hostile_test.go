@@ -287,14 +287,19 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestForeignPartial: what lies there is not this file's beginning. It is noticed and downloaded again.
+// TestForeignPartial: what lies there is not this file's beginning, or no more than that. It is noticed and downloaded again.
 func TestForeignPartial(t *testing.T) {
 	noEnvironment(t)
 	for _, size := range []int{5000, 27680, 30000} {
 		h := newFakeHub(t)
 		o := Options{Endpoint: h.URL, CacheDir: t.TempDir()}
 		put(t, o.CacheDir, "models--org--name/blobs/"+h.etag("model.safetensors")+".incomplete", strings.Repeat("x", size))
-		open(t, mustResolve(t, "org/name", o))
+		put(t, o.CacheDir, "models--org--name/blobs/"+h.etag("tokenizer.json"), h.files["tokenizer.json"][:100]) // by a disk that was full
+		dir := mustResolve(t, "org/name", o)
+		open(t, dir)
+		if data, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(data) != h.files["tokenizer.json"] {
+			t.Errorf("tokenizer.json has %d bytes, %v", len(data), err)
+		}
 	}
 }
 
