@@ -17,6 +17,7 @@ func TestTokenizeBadLine(t *testing.T) {
 	}{
 		{"fox\nriver\n\xff\ncat\n", "line 3: not valid UTF-8", nil}, {"fox\nriver\n\xff", "line 3: not valid UTF-8", nil},
 		{"\"fox\"\n\"river\"\ncat\n", "line 3: not a JSON string", []string{"--json"}},
+		{"\"fox\"\n\"river\"\nnull\n\"cat\"\n", "line 3: not a JSON string: null", []string{"--json"}},
 	} {
 		r := contraflow(t, c.in, append([]string{"tokenize", "--model", model}, c.more...)...)
 		if r.code != 1 || strings.Count(want, "\n") != 2 || r.stdout != want || !strings.Contains(r.stderr, c.want) {
