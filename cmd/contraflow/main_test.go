@@ -524,6 +524,10 @@ func TestInit(t *testing.T) {
 		"--hidden", "32", "--layers", "1", "--vocab", "300", "--max-length", "24")
 	succeed(t, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "train.max_steps=2", "--quiet")
 
+	if r := contraflow(t, "The CAT\nthe cat\n", "tokenize", "--model", start); r.code != 0 || strings.Count(r.stdout, r.stdout[:len(r.stdout)/2]) != 2 {
+		t.Errorf("texts are not lower-cased: %s%s", r.stdout, r.stderr)
+	}
+
 	// What can't be made leaves what is there, and nothing new.
 	weights := filepath.Join(start, "model.safetensors")
 	before, err := os.ReadFile(weights)
