@@ -14,11 +14,11 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"contraflow/cmd/internal/flags"
 	"contraflow/cmd/internal/help"
 	"contraflow/io/hfmodel"
 	_ "contraflow/io/objects"
@@ -50,8 +50,12 @@ func main() {
 }
 
 func run(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), flags.EndSignals()...)
 	defer stop()
+	defer context.AfterFunc(ctx, func() { // another signal ends it at once, but not one of the same second: contraflow prep passes on what a terminal sends both
+		time.Sleep(time.Second)
+		stop()
+	})()
 	cmd := newCommand()
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
@@ -96,6 +100,9 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if at := cmd.ArgsLenAtDash(); len(args) > 0 && at != 0 {
 				return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+			}
+			if err := flags.Empty(cmd.Flags(), "config", "out", "temp"); err != nil {
+				return usageError{err}
 			}
 			if n := j.options.Threads; n < 1 && cmd.Flags().Changed("threads") {
 				return usageError{fmt.Errorf("--threads is %d, want at least 1", n)}
@@ -156,9 +163,9 @@ pipeline in this process, and universal sends it to a job server of Flink or Spa
 		},
 	}
 	help.Show(cmd)
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flags.Error(err)} })
 	f := cmd.Flags()
-	f.StringVarP(&file, "config", "c", "", "what to do, a YAML `FILE`")
+	f.VarP(flags.Once(&file), "config", "c", "what to do, a YAML `FILE`")
 	f.StringArrayVar(&sets, "set", nil, "override a key, `KEY=VALUE`: --set output.shards=4 (may be repeated)")
 	f.StringVar(&out, "out", "", "the folder `DIR` to write: sets output.dir")
 	f.StringVar(&j.runner, "runner", "local", "the `NAME` of what runs it: local, or with Beam prism, universal (Flink, Spark) or dataflow")

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -262,6 +263,93 @@ func TestOfLocalRunner(t *testing.T) {
 	}
 	if code, text := said(t, "-c", path, "--runner=other"); code != 1 || text != "contraflow prep: it runs\n" {
 		t.Errorf("exit code %d, %s", code, text)
+	}
+}
+
+// What is given as nothing, or twice, is not taken for what the file says.
+func TestFlags(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-c", "a.yaml", "--out", ""}, "--out is empty"},
+		{[]string{"-c", "a.yaml", "--temp="}, "--temp is empty"},
+		{[]string{"-c", ""}, "--config is empty"},
+		{[]string{"-c", "a.yaml", "--config", "b.yaml"}, `--config is given twice, as "a.yaml" and as "b.yaml": want one`},
+		{[]string{"-c", "a.yaml", "--threads", "many"}, `--threads is "many", want a whole number`},
+		{[]string{"-c", "a.yaml", "more", "--", "--endpoint=x"}, `unexpected argument "more"`},
+		{[]string{"-c", "a.yaml", "--", "--endpoint=x"}, "--endpoint=x is for Beam: it needs --runner prism or universal"},
+		{nil, "-c PREP.yaml is missing; contraflow recipe prep prints one to begin with"},
+	} {
+		if code, text := said(t, c.args...); code != 2 || text != "contraflow prep: "+c.want+"\nSee 'contraflow prep --help'.\n" {
+			t.Errorf("%q: exit code %d, %s", c.args, code, text)
+		}
+	}
+}
+
+// What a runner gets is what was asked for: the folder of --out, whatever the file and --set say and whatever its name has in it, and Beam's flags. With
+// --quiet nothing is said but errors.
+func TestJob(t *testing.T) {
+	dir := t.TempDir()
+	path, rows := filepath.Join(dir, "PREP.yaml"), filepath.Join(dir, "a.jsonl")
+	if err := os.WriteFile(rows, []byte("{\"q\": \"one\", \"p\": \"two\"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("input: [{path: "+rows+", query: q, positive: p}]\noutput: {dir: out}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	var got job
+	runners["other"] = func(_ context.Context, j job) (*prep.Stats, error) {
+		got = j
+		return prep.NewStats(j.config.Input), nil
+	}
+	defer delete(runners, "other")
+	out := `a "b": #c {d}`
+	for _, quiet := range []bool{false, true} {
+		code, text := said(t, "-c", path, "--runner=other", "--out", out, "--set", "output.dir=set", fmt.Sprint("--quiet=", quiet), "--", "--endpoint=x", "-y")
+		if code != 0 || got.runner != "other" || got.config.Output.Dir != out || !slices.Equal(got.flags, []string{"--endpoint=x", "-y"}) || got.options.Overwrite {
+			t.Errorf("exit code %d, %+v\n%s", code, got, text)
+		}
+		if said := text != ""; said == quiet || (got.options.Note == nil) != quiet || (got.options.Progress == nil) != quiet {
+			t.Errorf("quiet %t: %+v\n%s", quiet, got.options, text)
+		}
+	}
+	if code, text := said(t, "-c", path, "--out", filepath.Join(dir, "out"), "--set", "dedupe.exact=query", "--temp", filepath.Join(dir, "nowhere")); code != 1 || !strings.Contains(text, "contraflow prep --temp DIR chooses another place): stat "+filepath.Join(dir, "nowhere")) {
+		t.Errorf("--temp: exit code %d, %s", code, text)
+	}
+	runners["other"] = func(context.Context, job) (*prep.Stats, error) {
+		return nil, &prep.PanicError{Value: "no", Stack: []byte("where it was\n")}
+	}
+	for debug, want := range map[string]bool{"": false, "1": true} {
+		t.Setenv("CONTRAFLOW_DEBUG", debug)
+		if code, text := said(t, "-c", path, "--runner=other"); code != 1 || strings.Contains(text, "where it was\n") != want {
+			t.Errorf("a panic, CONTRAFLOW_DEBUG=%s: exit code %d, %s", debug, code, text)
+		}
+	}
+}
+
+// The retrieval task that is written is named, and rows that are dropped for rarer reasons than the first few are counted.
+func TestReportOfMany(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "PREP.yaml")
+	if err := os.WriteFile(path, []byte("input: [{path: a.jsonl, query: q, positive: p}]\noutput: {dir: out}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	runners["other"] = func(_ context.Context, j job) (*prep.Stats, error) {
+		s := prep.NewStats(j.config.Input)
+		r := &prep.RuleStats{Reasons: map[string]int64{}}
+		for i := range mostReasons + 2 {
+			r.Dropped += int64(20 - i)
+			r.Reasons[fmt.Sprint("reason ", i)] = int64(20 - i)
+		}
+		s.Rules[prep.RuleNames[0]], s.BEIR = r, &prep.BEIRStats{Queries: 5, Documents: 7, DevDocuments: 6, Judgements: 8}
+		return s, nil
+	}
+	defer delete(runners, "other")
+	code, text := said(t, "-c", path, "--runner=other")
+	for _, want := range []string{"              20 reason 0 (", "               9 reason 11 (", "              15 for other reasons: out/README.md\n", "out/beir: 5 queries of the development part, 7 documents"} { // 8 + 7 rows
+		if code != 0 || !strings.Contains(text, want) || strings.Contains(text, "reason 12") {
+			t.Errorf("exit code %d, want %q in\n%s", code, want, text)
+		}
 	}
 }
 

@@ -2,10 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"contraflow/testdata/goldens"
 )
@@ -74,6 +76,51 @@ func TestBench(t *testing.T) {
 		if out := succeed(t, with([]string{"bench"}, c.args...)...).stdout; !strings.Contains(out, c.table) {
 			t.Errorf("%v printed no %q:\n%s", c.args, c.table, out)
 		}
+	}
+}
+
+// What flags say is what is measured, and nothing is left of what a benchmark has made for itself.
+func TestBenchFlags(t *testing.T) {
+	data := filepath.Join(workspace(t), "train.parquet")
+	tmp, profile := t.TempDir(), filepath.Join(t.TempDir(), "cpu.pprof")
+	t.Setenv("TMPDIR", tmp)
+	tokens := func(more ...string) float64 {
+		args := append([]string{"bench", "tokenize", "--data", data, "--seconds", "0", "--json"}, more...)
+		var v struct{ Tokens float64 }
+		if err := json.Unmarshal([]byte(succeed(t, args...).stdout), &v); err != nil {
+			t.Fatal(err)
+		}
+		return v.Tokens
+	}
+	if all, cut := tokens(), tokens("--max-length", "3"); cut != 2*3*160 || all <= cut {
+		t.Errorf("%v tokens, cut to 3 a text %v", all, cut)
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+	r := benchJSON(t, "", "layers", "--layers", "1,2", "--rounds", "1", "--rows", "2", "--tokens", "5", "--hidden", "64", "--lora", "3", "--threads", "1", "--json")[0]
+	if depths, _ := r["depths"].([]any); r["lora_rank"] != 3.0 || r["rows"] != 2.0 || r["tokens"] != 5.0 || r["hidden"] != 64.0 || r["threads"] != 1.0 || len(depths) != 2 {
+		t.Errorf("%v", r)
+	}
+	r = benchJSON(t, "", "step", "--model", goldens.Path(t, "bert/minilm-tiny"), "--data", data, "--batch", "8", "--max-length", "16", "--steps", "1", "--warmup", "2", "--json")[0]
+	if r["steps"] != 1.0 || r["batch"] != 8.0 {
+		t.Errorf("%v", r)
+	}
+	if r := contraflow(t, "", "bench", "ops", "--only", "warp", "--cpu-profile", profile); r.code != 1 || !strings.HasPrefix(mustRead(t, profile), "\x1f\x8b") {
+		t.Errorf("exit code %d, and no profile\n%s", r.code, r.stderr)
+	}
+	for embed, want := range map[bool]int{false: 64, true: 512} {
+		o := stepFlags{embed: embed, steps: 1, maxLength: 9, precision: "f32", cache: "auto"}
+		if r, err := o.recipe(); err != nil || r.Batch.GlobalSize != want || o.batch != want {
+			t.Errorf("embed %t: %d rows, want %d (%v)", embed, o.batch, want, err)
+		}
+	}
+	gemm, _, err := newRoot().Find([]string{"bench", "gemm"})
+	if err == nil {
+		err = gemm.ParseFlags([]string{"--seconds", "2.5"})
+	}
+	if d := duration(gemm); err != nil || d != 2500*time.Millisecond {
+		t.Errorf("%v, %v", d, err)
 	}
 }
 

@@ -38,9 +38,12 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
   contraflow import finetune.sh --out recipe.yaml
   contraflow import -- torchrun --nproc_per_node 8 -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path BAAI/bge-m3 ...`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := atLeastOne(cmd, "devices"); err != nil {
+				return err
+			}
 			if python {
 				if len(args) > 0 || out != "" {
-					return errors.New("--python prints a module, and reads and writes no file: import --python > trainer_settings.py")
+					return usageError{errors.New("--python prints a module, and reads and writes no file: import --python > trainer_settings.py")}
 				}
 				_, err := fmt.Fprint(cmd.OutOrStdout(), imports.TrainerSettings)
 				return err

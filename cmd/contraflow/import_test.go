@@ -28,7 +28,7 @@ func TestImportPython(t *testing.T) {
 	if r := succeed(t, "import", "--python"); !strings.Contains(r.stdout, "def write(trainer, folder):") {
 		t.Errorf("%s", r.stdout)
 	}
-	if r := contraflow(t, "", "import", "--python", script); r.code != 1 || !strings.Contains(r.stderr, "reads and writes no file") {
+	if r := contraflow(t, "", "import", "--python", script); r.code != 2 || !strings.Contains(r.stderr, "reads and writes no file") {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
 }
@@ -37,6 +37,9 @@ func TestImportPython(t *testing.T) {
 func TestImportDevices(t *testing.T) {
 	command := []string{"--", "torchrun", "--nproc_per_node", "gpu", "-m", "FlagEmbedding.x", "--model_name_or_path", "m"}
 	if r := contraflow(t, "", append([]string{"import"}, command...)...); r.code != 1 || !strings.Contains(r.stderr, "--nproc_per_node gpu: want the number of processes; --devices N says it here") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", append([]string{"import", "--devices", "-4"}, command...)...); r.code != 2 || !strings.Contains(r.stderr, "--devices is -4, want at least 1") {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
 	if r := succeed(t, append([]string{"import", "--devices", "4"}, command...)...); !strings.Contains(r.stdout, "global_size: 32") {

@@ -110,7 +110,22 @@ func (f *initFlags) check(cmd *cobra.Command) error {
 	case f.distilled != "" && given("seed"):
 		return usageError{errors.New("--seed and --distill: nothing is random")}
 	}
+	if err := f.apart("--input", f.input...); err != nil {
+		return err
+	}
 	return mayWrite(f.out, f.force, "")
+}
+
+// apart refuses a folder to write that has what is read in it: a model that is replaced goes with all that lies beside it. flag is what names what is read.
+func (f *initFlags) apart(flag string, paths ...string) error {
+	for _, path := range paths {
+		if same, err := embedder.Overlap(f.out, path); err != nil {
+			return err
+		} else if same {
+			return usageError{fmt.Errorf("--out %s would replace %s, which is read (%s): choose another folder", f.out, path, flag)}
+		}
+	}
+	return nil
 }
 
 func (f *initFlags) run(cmd *cobra.Command) error {
@@ -118,10 +133,17 @@ func (f *initFlags) run(cmd *cobra.Command) error {
 		if !cmd.Flags().Changed("hidden") {
 			f.spec.Hidden = 0
 		}
-		return distill(cmd, f.out, f.spec, f.distilled)
+		return f.distill(cmd)
 	}
 	if f.tokenizer != "" {
-		tok, err := tokenizerOf(cmd, f.tokenizer)
+		dir, err := findModel(cmd, f.tokenizer)
+		if err != nil {
+			return fmt.Errorf("--tokenizer: %w", err)
+		}
+		if err := f.apart("--tokenizer", dir); err != nil {
+			return err
+		}
+		tok, err := tokenizerOf(cmd, dir)
 		if err != nil {
 			return fmt.Errorf("--tokenizer: %w", err)
 		}
@@ -145,24 +167,27 @@ func (f *initFlags) run(cmd *cobra.Command) error {
 }
 
 // distill makes static embeddings of what a model knows.
-func distill(cmd *cobra.Command, out string, spec newmodel.Spec, model string) (err error) {
+func (f *initFlags) distill(cmd *cobra.Command) (err error) {
 	u := progressOf(cmd)
-	dir, err := findModel(cmd, model)
+	dir, err := findModel(cmd, f.distilled)
 	if err != nil {
 		return fmt.Errorf("--distill: %w", err)
+	}
+	if err := f.apart("--distill", dir); err != nil {
+		return err
 	}
 	d, err := gpustage.Open("auto")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	err = newmodel.Distill(cmd.Context(), out, spec, dir, model, d, func(done, total int) {
+	err = newmodel.Distill(cmd.Context(), f.out, f.spec, dir, f.distilled, d, func(done, total int) {
 		u.progress(int64(done), int64(total), "", "token", "tokens")
 	})
 	if err != nil {
 		return fmt.Errorf("--distill: %w", err)
 	}
-	return created(cmd, out, nil)
+	return created(cmd, f.out, nil)
 }
 
 // created says what is there now, and what a vocabulary was made of; nil: none was made.

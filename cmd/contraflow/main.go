@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"contraflow/cmd/internal/flags"
 	"contraflow/cmd/internal/help"
 	"contraflow/collective"
 	_ "contraflow/gpustage/cpu"
@@ -125,7 +125,7 @@ func next(cmd *cobra.Command, err error) string {
 	case errors.Is(err, dataset.ErrNoFiles):
 		return "contraflow quickstart --out q makes data to look at: q/train.parquet, if you have none yet"
 	case errors.Is(err, dataset.ErrBadRow) && cmd.Name() == "train":
-		return fmt.Sprintf("contraflow check -c %s lists all rows that can't be used", cmd.Flag("config").Value)
+		return fmt.Sprintf("contraflow check -c %s lists all rows that can't be used", shellWord(cmd.Flag("config").Value.String()))
 	case errors.Is(err, report.ErrNoRun):
 		return "contraflow train -c recipe.yaml makes one; so does contraflow quickstart --out q"
 	case errors.Is(err, syscall.ENOSPC) && resume != nil:
@@ -228,35 +228,14 @@ func newRoot() *cobra.Command {
 	return root
 }
 
-// suchAs annotates a flag with an example of what it takes.
-const suchAs = "such as"
-
-// flagError says what a flag wants, where it is given no number or none of its words: what pflag says of them is nothing to a user.
+// flagError says what a flag wants that is given none of its words, or as package flags says what it wants.
 func flagError(err error) error {
 	var wrong *pflag.InvalidValueError
-	var number *strconv.NumError
-	var twice *givenTwice
-	if errors.As(err, &wrong) && errors.As(err, &twice) {
-		return fmt.Errorf("--%s is given twice, as %q and as %q: want one", wrong.GetFlag().Name, twice.first, twice.second)
-	}
 	var words notOne
 	if errors.As(err, &wrong) && errors.As(err, &words) {
 		return fmt.Errorf("--%s is %q, %w", wrong.GetFlag().Name, wrong.GetValue(), words)
 	}
-	if !errors.As(err, &wrong) || !errors.As(err, &number) {
-		return err
-	}
-	want := map[string]string{"int": "a whole number", "uint64": "a whole number of at least 0", "float64": "a number", "intSlice": "whole numbers, such as 1,2", "float64Slice": "numbers, such as 1,0.3,1"}[wrong.GetFlag().Value.Type()]
-	if example := wrong.GetFlag().Annotations[suchAs]; example != nil {
-		want = "numbers, such as " + example[0]
-	}
-	switch {
-	case want == "":
-		return err
-	case errors.Is(number, strconv.ErrRange):
-		return fmt.Errorf("--%s is %s, which is too large a number", wrong.GetFlag().Name, wrong.GetValue())
-	}
-	return fmt.Errorf("--%s is %q, want %s", wrong.GetFlag().Name, wrong.GetValue(), want)
+	return flags.Error(err)
 }
 
 // noFlag is what to know where somebody looks for a flag that commands which compute with a model do not have.
@@ -360,30 +339,9 @@ func expanded(cmd *cobra.Command, arg string) (hint string) {
 	return ""
 }
 
-// once is a flag that may be given once only: of two files the last would be taken, and nobody would hear of the other.
-type once struct {
-	value *string
-	given bool
-}
-
-// givenTwice is the error of a second value.
-type givenTwice struct{ first, second string }
-
-func (e *givenTwice) Error() string { return fmt.Sprintf("it is %q already", e.first) }
-
-func (o *once) String() string { return *o.value }
-func (o *once) Type() string   { return "string" }
-func (o *once) Set(v string) error {
-	if o.given {
-		return &givenTwice{*o.value, v}
-	}
-	*o.value, o.given = v, true
-	return nil
-}
-
 // atLeastOne refuses numbers below 1 that were given: 0 stands for a default that was not.
-func atLeastOne(cmd *cobra.Command, flags ...string) error {
-	for _, f := range flags {
+func atLeastOne(cmd *cobra.Command, names ...string) error {
+	for _, f := range names {
 		if n, err := cmd.Flags().GetInt(f); err == nil && n < 1 && cmd.Flags().Changed(f) {
 			return usageError{fmt.Errorf("--%s is %d, want at least 1", f, n)}
 		}
@@ -392,11 +350,11 @@ func atLeastOne(cmd *cobra.Command, flags ...string) error {
 }
 
 // require marks flags as required and makes their absence a usage error.
-func require(cmd *cobra.Command, flags ...string) {
-	notEmpty(cmd, flags...)
+func require(cmd *cobra.Command, names ...string) {
+	notEmpty(cmd, names...)
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		for _, f := range flags {
+		for _, f := range names {
 			if !cmd.Flags().Changed(f) {
 				return missing(fmt.Errorf("--%s is missing", f))
 			}
@@ -405,14 +363,12 @@ func require(cmd *cobra.Command, flags ...string) {
 	}
 }
 
-// notEmpty refuses flags that are given as nothing, as by "$OUT" that nobody has set.
-func notEmpty(cmd *cobra.Command, flags ...string) {
+// notEmpty refuses flags that are given as nothing.
+func notEmpty(cmd *cobra.Command, names ...string) {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		for _, f := range flags {
-			if cmd.Flags().Changed(f) && cmd.Flags().Lookup(f).Value.String() == "" {
-				return usageError{fmt.Errorf("--%s is empty", f)}
-			}
+		if err := flags.Empty(cmd.Flags(), names...); err != nil {
+			return usageError{err}
 		}
 		return run(cmd, args)
 	}

@@ -524,6 +524,10 @@ func TestInit(t *testing.T) {
 		"--hidden", "32", "--layers", "1", "--vocab", "300", "--max-length", "24")
 	succeed(t, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "train.max_steps=2", "--quiet")
 
+	if r := contraflow(t, "The CAT\nthe cat\n", "tokenize", "--model", start); r.code != 0 || strings.Count(r.stdout, r.stdout[:len(r.stdout)/2]) != 2 {
+		t.Errorf("texts are not lower-cased: %s%s", r.stdout, r.stderr)
+	}
+
 	// What can't be made leaves what is there, and nothing new.
 	weights := filepath.Join(start, "model.safetensors")
 	before, err := os.ReadFile(weights)
@@ -539,6 +543,10 @@ func TestInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := filepath.Join(dir, "queries.parquet")
+	beside := filepath.Join(start, "texts.jsonl")
+	if err := os.WriteFile(beside, []byte(`{"text": "a text"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args []string
 		code int
@@ -550,6 +558,10 @@ func TestInit(t *testing.T) {
 		{[]string{"--out", start, "--input", good, "--force", "--max-length", "2"}, 1, "no room for text"},
 		{[]string{"--out", start, "--input", good, "--force", "--config", config, "--max-length", "50"}, 1, "beyond config.json's 40 positions"},
 		{[]string{"--out", filepath.Join(dir, "new"), "--input", bad}, 1, "bad.jsonl:2"},
+		{[]string{"--out", start, "--input", good, "--input", beside, "--force"}, 2, "start would replace " + beside + ", which is read (--input): choose another folder"},
+		{[]string{"--out", start, "--input", filepath.Join(start, "*.jsonl"), "--force"}, 2, "which is read (--input)"},
+		{[]string{"--out", start, "--static", "--hidden", "8", "--distill", start, "--force"}, 2, "which is read (--distill)"},
+		{[]string{"--out", start, "--static", "--hidden", "8", "--tokenizer", start, "--force"}, 2, "which is read (--tokenizer)"},
 		{[]string{"--out", start, "--input", good, "--dropout", "1"}, 2, "--dropout is 1, want at least 0 and less than 1"},
 		{[]string{"--out", start, "--input", good, "--layers", "0"}, 2, "--layers is 0, want at least 1"},
 		{[]string{"--out", start, "--input", good, "--layers", "2", "--config", config}, 2, "--layers and --config"},
@@ -561,6 +573,9 @@ func TestInit(t *testing.T) {
 	}
 	if after, err := os.ReadFile(weights); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the model is gone or changed: %v", err)
+	}
+	if _, err := os.Stat(beside); err != nil {
+		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
 		t.Error("a folder is left of an init that failed")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"contraflow/cmd/internal/flags"
 	"contraflow/gpustage"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
@@ -66,8 +67,8 @@ Files beside the weights (configuration, tokenizer, prompts) are the first model
 	fl := cmd.Flags()
 	fl.StringVar(&f.out, "out", "", "the folder `DIR` to write")
 	fl.Float64SliceVar(&f.weights, "weights", nil, "a `NUMBER,...` for each model, which sum to 1 (default: all the same)")
-	fl.Lookup("weights").DefValue = ""                           // the default is the text's
-	_ = fl.SetAnnotation("weights", suchAs, []string{"0.7,0.3"}) // there is such a flag
+	fl.Lookup("weights").DefValue = ""                                 // the default is the text's
+	_ = fl.SetAnnotation("weights", flags.SuchAs, []string{"0.7,0.3"}) // there is such a flag
 	oneOf(cmd, &f.method, "method", string(mix.Linear), "the mean, or along the arc between two models", string(mix.Linear), string(mix.SLERP))
 	oneOf(cmd, &f.precision, "precision", "", "what the weights are written in (default: what the first model's are in)", "f32", "bf16", "f16")
 	fl.BoolVar(&f.force, "force", false, "replace another model in --out")

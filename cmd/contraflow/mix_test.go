@@ -87,6 +87,14 @@ func TestMix(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
 		}
 	}
+	for name, vs := range parameters(t, at("by")) { // with the weights that it prints
+		for i, v := range vs {
+			x, y := float64(b[name][i]), float64(a[name][i])
+			if want := w*x + (1-w)*y; !(math.Abs(float64(v)-want) <= 1e-6*(math.Abs(x)+math.Abs(y))+0.01*math.Abs(x-y)*math.Abs(1-2*w)) { // the losses are those that the run has printed
+				t.Fatalf("%s[%d] is %v, want %v", name, i, v, want)
+			}
+		}
+	}
 	card, err := os.ReadFile(at("by/README.md"))
 	if want := "Their weights are softmax(-loss / 0.5) of their losses on the rows of `" + filepath.ToSlash(at("train.parquet")) + "`, InfoNCE of cosines times 20 in batches of 16."; err != nil || !strings.Contains(string(card), want) {
 		t.Errorf("%v: no %q in\n%s", err, want, card)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,12 @@ and by BM25. Nothing is downloaded.`,
 		Example: "  contraflow quickstart --out q",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("reranker-steps") && !o.Reranker {
+				return usageError{errors.New("--reranker-steps are of --reranker, which is not given")}
+			}
+			if err := atLeastOne(cmd, "reranker-steps"); err != nil {
+				return err
+			}
 			ui := newUI(cmd.OutOrStdout(), false)
 			defer ui.close()
 			o.Say = ui.printf
@@ -54,15 +61,15 @@ and by BM25. Nothing is downloaded.`,
 
 // afterQuickstart is what to do with what it has left in a folder.
 func afterQuickstart(out string, rep *quickstart.Report) string {
-	in := func(name string) string { return filepath.Join(out, name) }
+	in := func(name string) string { return shellWord(filepath.Join(out, name)) }
 	task := fmt.Sprintf("--queries %s --corpus %s --qrels %s", in("queries.parquet"), in("corpus.parquet"), in("qrels.parquet"))
 	var b strings.Builder
-	fmt.Fprintf(&b, "  contraflow embed --model %s --text %q\n", in("model"), rep.Example)
+	fmt.Fprintf(&b, "  contraflow embed --model %s --text %s\n", in("model"), quoted(rep.Example))
 	fmt.Fprintf(&b, "  contraflow eval --model %s %s --bm25\n", in("model"), task)
 	if rep.Rerank != nil {
 		fmt.Fprintf(&b, "  contraflow rerank --model %s --first %s %s --top 20\n", in("reranker/model"), in("model"), task)
 	}
 	fmt.Fprintf(&b, "  change %s and run: contraflow train -c %[1]s --out runs/mine\n", in("recipe.yaml"))
-	fmt.Fprintf(&b, "  in Python: SentenceTransformer(%q)\n", in("model"))
+	fmt.Fprintf(&b, "  in Python: SentenceTransformer(%q)\n", filepath.Join(out, "model"))
 	return b.String()
 }

@@ -1,16 +1,19 @@
 package main
 
 import (
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
 	"contraflow/stages/quickstart"
+	"contraflow/testdata/harness"
 )
 
 // What quickstart says to do next are commands with flags that there are: for a reranker too, where it has trained one.
 func TestAfterQuickstart(t *testing.T) {
 	for want, rep := range map[string]*quickstart.Report{
-		"embed eval train": {Example: `says "what"`}, "embed eval rerank train": {Example: "reads", Rerank: &quickstart.RerankReport{}},
+		"embed eval train": {Example: "says"}, "embed eval rerank train": {Example: "reads", Rerank: &quickstart.RerankReport{}},
 	} {
 		var commands []string
 		for line := range strings.Lines(afterQuickstart("q", rep)) {
@@ -21,6 +24,23 @@ func TestAfterQuickstart(t *testing.T) {
 		}
 		if got := strings.Join(commands, " "); got != want {
 			t.Errorf("commands %s, want %s", got, want)
+		}
+	}
+}
+
+// A shell reads them as they are meant, whatever the folder is called and whatever the comment has in it.
+func TestAfterQuickstartInAShell(t *testing.T) {
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		harness.Missing(t, "no shell: %v", err)
+	}
+	const example = "says \"what\" `is` in $HOME, and the caller's"
+	lines := strings.Split(afterQuickstart("it's my q", &quickstart.Report{Example: example}), "\n")
+	for i, want := range [][]string{{"embed", "--model", "it's my q/model", "--text", example},
+		{"eval", "--model", "it's my q/model", "--queries", "it's my q/queries.parquet", "--corpus", "it's my q/corpus.parquet", "--qrels", "it's my q/qrels.parquet", "--bm25"}} {
+		out, err := exec.Command(sh, "-c", "contraflow() { printf '%s\\n' \"$@\"; }\n"+lines[i]).Output()
+		if got := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s\nis %q, want %q: %v", lines[i], got, want, err)
 		}
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"os"
 	"os/signal"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"contraflow/cmd/internal/flags"
 	"contraflow/stages/recipe"
 )
 
@@ -36,7 +36,7 @@ func (r *requests) another(now time.Time) bool {
 // the program at once: by cancelling all it is at, and where that has been done already, by itself.
 func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, append(endSignals(), saveSignals...)...)
+	signal.Notify(signals, append(flags.EndSignals(), saveSignals...)...)
 	asked := false
 	var requests requests
 	for s := range signals {
@@ -62,15 +62,6 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) {
 			cancel(errAsked)
 		}
 	}
-}
-
-// endSignals ask for a run's end: an interrupt, SIGTERM, and what a closed terminal sends, SIGHUP, unless nohup has it ignored.
-func endSignals() []os.Signal {
-	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) {
-		all = append(all, syscall.SIGHUP)
-	}
-	return all
 }
 
 func isSaveSignal(s os.Signal) bool {

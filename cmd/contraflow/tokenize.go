@@ -84,10 +84,14 @@ func tokenizeLines(cmd *cobra.Command, tok *tokenize.Tokenizer, maxLength int, a
 		case !asJSON:
 			return strings.TrimSuffix(line, "\r"), end, nil
 		}
-		if err := json.Unmarshal([]byte(line), &text); err != nil {
+		var value *string // nil: null
+		if err := json.Unmarshal([]byte(line), &value); err != nil {
 			return "", end, fmt.Errorf("standard input, line %d: not a JSON string: %w", number, err)
 		}
-		return text, end, nil
+		if value == nil {
+			return "", end, fmt.Errorf("standard input, line %d: not a JSON string: null", number)
+		}
+		return *value, end, nil
 	}
 	var failed error // of a line: those before it are printed all the same
 	for end := false; !end && failed == nil; {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"contraflow/cmd/internal/flags"
 	"contraflow/collective"
 	"contraflow/pipeline"
 	"contraflow/stages/recipe"
@@ -29,7 +30,7 @@ type recipeFlags struct {
 const setFlag = "override a key, `KEY=VALUE`: --set train.max_steps=8 (may be repeated); KEY=null takes back what the recipe says of it"
 
 func (f *recipeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().VarP(&once{value: &f.file}, "config", "c", "the recipe, a YAML `FILE`")
+	cmd.Flags().VarP(flags.Once(&f.file), "config", "c", "the recipe, a YAML `FILE`")
 	cmd.Flags().StringArrayVar(&f.sets, "set", nil, setFlag)
 	require(cmd, "config")
 }

@@ -49,6 +49,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"rerank", "--model", "m", "--input", "x.parquet", "--output", "x.npy"}, 2, "--output x.npy: what is written is parquet"},
 		{[]string{"train", "nowhere.yaml"}, 2, `unexpected argument "nowhere.yaml"; a recipe is named by -c nowhere.yaml` + "\n"},
 		{[]string{"recipe"}, 2, "which one?"},
+		{[]string{"quickstart", "--out", "q", "--reranker-steps", "3"}, 2, "--reranker-steps are of --reranker, which is not given"},
+		{[]string{"quickstart", "--out", "q", "--reranker", "--reranker-steps", "-3"}, 2, "--reranker-steps is -3, want at least 1"},
 		{[]string{"recipe", "embeder"}, 2, "did you mean embedder?"},
 		{[]string{"recipe", "lora"}, 0, "targets:"},
 		{[]string{"train", "-c", "nothing.yaml"}, 1, "contraflow recipe embedder > recipe.yaml"},
