@@ -21,9 +21,9 @@ type NPYWriter struct {
 	incomplete error
 }
 
-// NewNPYWriter begins a file of so many vectors.
+// NewNPYWriter begins a file of so many vectors, for path or, of a link, for what it leads to.
 func NewNPYWriter(path string, rows int64, dim int) (*NPYWriter, error) {
-	file, err := atomicfile.Create(path)
+	file, err := atomicfile.Replace(path)
 	if err != nil {
 		return nil, err
 	}

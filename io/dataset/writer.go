@@ -106,7 +106,7 @@ const (
 	sliceRows  = 1024 // rows that go to the library at once: a page is closed between slices
 )
 
-// NewParquetWriter creates the temporary file for path.
+// NewParquetWriter creates the temporary file for path, or of a link for what it leads to.
 func NewParquetWriter(path string, columns ...OutColumn) (*ParquetWriter, error) {
 	if len(columns) == 0 {
 		return nil, fmt.Errorf("%s: no columns to write", path)
@@ -134,7 +134,7 @@ func newParquetWriter(path string, root orderedGroup) (*ParquetWriter, error) {
 		}
 		seen[f.Name()] = true
 	}
-	file, err := atomicfile.Create(path)
+	file, err := atomicfile.Replace(path)
 	if err != nil {
 		return nil, err
 	}

@@ -153,6 +153,38 @@ func TestWriterRagged(t *testing.T) {
 	}
 }
 
+// Of a path that is a link, the file that it leads to is written.
+func TestWritersFollowLinks(t *testing.T) {
+	writers := map[string]func(path string) (interface{ Close() error }, error){
+		"x.parquet": func(path string) (interface{ Close() error }, error) {
+			return NewParquetWriter(path, OutColumn{"a", TextOut})
+		},
+		"x.npy": func(path string) (interface{ Close() error }, error) { return NewNPYWriter(path, 0, 3) },
+	}
+	for name, create := range writers {
+		file, link := filepath.Join(t.TempDir(), name), filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(file, link); err != nil {
+			t.Skip(err)
+		}
+		w, err := create(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
+			t.Errorf("%s: in place of the link there is %v (%v)", name, info, err)
+		}
+		if info, err := os.Stat(file); err != nil || info.Size() == 0 {
+			t.Errorf("%s: the file that it leads to has %v (%v)", name, info, err)
+		}
+	}
+}
+
 func TestWriterErrors(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "out.parquet")
