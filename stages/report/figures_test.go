@@ -263,6 +263,10 @@ func TestCurves(t *testing.T) {
 	if p := b.String(); strings.Contains(p, "NaN") || strings.Contains(p, "Inf") || !strings.Contains(p, ">0</text>") {
 		t.Errorf("%s", p)
 	}
+	nan := math.NaN()
+	if d := path([]float64{1, 2, 3, 4, 5}, []float64{nan, 7, nan, 8, 9}, func(v float64) float64 { return v }, func(v float64) float64 { return v }, 1, 5); d != "M2 7h0M4 8h0L5 9" {
+		t.Errorf("a point between gaps: %s", d)
+	}
 	x, y := make([]float64, 1000), make([]float64, 1000)
 	for i := range x {
 		x[i] = float64(i)

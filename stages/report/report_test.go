@@ -257,10 +257,28 @@ func TestBest(t *testing.T) {
 }
 
 func TestTicks(t *testing.T) {
-	for _, c := range []struct{ lo, hi float64 }{{0, 1}, {-3, 7}, {0.0478, 0.0481}, {5, 5}, {0, 0}, {1e-9, 1e9}, {-2, -1}} {
+	for _, c := range []struct{ lo, hi float64 }{{0, 1}, {-3, 7}, {0.0478, 0.0481}, {5, 5}, {0, 0}, {1e-9, 1e9}, {-2, -1}, {0.9999999999999999, 1}, {2.3, math.Nextafter(2.3, 3)}, {-1e20, math.Nextafter(-1e20, 0)}, {1 - 1e-11, 1}} {
 		ts := niceTicks(c.lo, c.hi, 5)
 		if len(ts) < 2 || len(ts) > 8 || ts[0] > c.lo || ts[len(ts)-1] < c.hi-1e-9*math.Abs(c.hi) {
 			t.Errorf("%v: %v", c, ts)
+		}
+	}
+	for _, x := range []float64{math.MaxFloat64, 5e-324} { // of which there are no steps
+		niceTicks(-x, x, 5)
+		niceTicks(x, x, 5)
+	}
+	if ts := powersOfTen(2e-3, 5e30, 8); len(ts) > 8 || len(ts) < 5 || ts[0] > 2e-3 || ts[len(ts)-1] < 5e30 {
+		t.Errorf("powers of ten: %v", ts)
+	}
+	if ts := powersOfTen(0.02, 3, 8); fmt.Sprint(ts) != "[0.01 0.1 1 10]" {
+		t.Errorf("powers of ten: %v", ts)
+	}
+}
+
+func TestShort(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 0.12345: "0.1235", 999.95: "1000", 9999: "9999", 9999.6: "10 k", 12345: "12.3 k", 999.4e3: "999 k", 999600: "1 M", -22.7e6: "-22.7 M", 999.6e6: "1 G", 7e9: "7 G", 1e30: "1e+30"} {
+		if got := short(v); got != want {
+			t.Errorf("%v: %s, want %s", v, got, want)
 		}
 	}
 }
