@@ -72,6 +72,7 @@ func TestTimeline(t *testing.T) {
 	}
 	spans := []pipeline.Span{
 		span("cpu:0", "embed", "compute", 0, 10), span("cpu:0", "gather", "comm", 5, 20), span("cpu:1", "embed", "compute", 0, 30), span("cpu:0", "embed", "compute", 6, 8), span("host", "read", "host", 1, 40),
+		span("host", "read", "host", 31, 32), span("cpu:0", "embed", "host", -3, -1), // while other steps are made
 	}
 	spans[3].Part = "waiting"
 	var b strings.Builder

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -219,6 +220,16 @@ func TestCompare(t *testing.T) {
 	}
 	if strings.Contains(p, "<td>batch.global_size</td>") {
 		t.Error("a key is listed that does not differ")
+	}
+
+	// One in the middle that differs is one; and of up to four runs each one's time and data are told.
+	withRecord(t, a)
+	withRecord(t, b)
+	for n, want := range map[int]int{3: 3, 5: 1} {
+		p = page(t, append([]string{a, b}, slices.Repeat([]string{a}, n-2)...)...)
+		if got := strings.Count(p, "<h2>Where the time went"); !strings.Contains(p, "<td>model.path</td>") || got != want {
+			t.Errorf("%d runs: %d say where their time went, or no difference is listed", n, got)
+		}
 	}
 }
 
