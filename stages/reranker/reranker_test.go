@@ -589,6 +589,9 @@ func TestErrors(t *testing.T) {
 	if _, err := Load(goldens.Path(t, "rerank/cross"), Template("x")); err == nil || !strings.Contains(err.Error(), "no template") {
 		t.Errorf("%v", err)
 	}
+	if _, err := Describe(f, tok, c, TextOptions{Template: "bge", Truncation: "only_second"}); err == nil || !strings.Contains(err.Error(), "a template says what is cut") {
+		t.Errorf("a truncation of pairs in a template: %v", err)
+	}
 	// A chat template is not read: where a folder says that pairs go through it that is an error, and else it is said.
 	c.TypeVocab = 2
 	f.Reranker.Chat = true
