@@ -272,10 +272,10 @@ func powersOfTen(lo, hi float64, n int) (out []float64) {
 func niceTicks(lo, hi float64, n int) []float64 {
 	if hi-lo <= 1e-12*max(math.Abs(lo), math.Abs(hi)) {
 		d := math.Abs(lo) / 2
-		if d == 0 {
-			d = 1
-		}
 		lo, hi = lo-d, hi+d
+		if d == 0 {
+			hi = 1
+		}
 	}
 	step := roundStep((hi - lo) / float64(n-1))
 	var out []float64

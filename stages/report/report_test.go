@@ -274,6 +274,9 @@ func TestTicks(t *testing.T) {
 			t.Errorf("%v: %v", c, ts)
 		}
 	}
+	if ts := niceTicks(0, 0, 5); ts[0] != 0 {
+		t.Errorf("of zeros, as a rate that was not measured, the axis begins at %v", ts[0])
+	}
 	for _, x := range []float64{math.MaxFloat64, 5e-324} { // of which there are no steps
 		niceTicks(-x, x, 5)
 		niceTicks(x, x, 5)
