@@ -217,3 +217,20 @@ func TestTaskErrors(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Who has the turn at one model has none at another.
+func TestTurnsOfAnother(t *testing.T) {
+	one, other := NewTurns(), NewTurns()
+	ctx, give, err := one.Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer give()
+	_, second, err := other.Take(ctx)
+	if err != nil || len(other.c) != 1 {
+		t.Fatalf("%v, or no turn was taken", err)
+	}
+	if second(); len(other.c) != 0 {
+		t.Error("the turn was not given back")
+	}
+}
