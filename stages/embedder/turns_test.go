@@ -234,3 +234,31 @@ func TestTurnsOfAnother(t *testing.T) {
 		t.Error("the turn was not given back")
 	}
 }
+
+// A call whose caller's function panics gives its turn back: a server that goes on serves others, and closes the model.
+func TestTurnAfterPanic(t *testing.T) {
+	told := func(int, int) { panic("told") }
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"), Progress(func(done, total int) { told(done, total) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		_, err := e.Embed(t.Context(), []string{"a cat"})
+		t.Errorf("no panic, but %v", err)
+	}()
+	if n := len(e.engine.Turns.c); n > 0 {
+		t.Fatal("the turn was not given back")
+	}
+	told = func(int, int) {}
+	if _, err := e.Embed(t.Context(), []string{"a cat"}); err != nil {
+		t.Error(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}
