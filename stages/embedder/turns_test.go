@@ -199,6 +199,7 @@ func TestTaskErrors(t *testing.T) {
 		"1 documents 2":                            func(r *dataset.Retrieval) { r.DocIDs = []string{"d", "e"} },
 		"judgement 0 is of query 0 and document 1": func(r *dataset.Retrieval) { r.Judgements = []dataset.Judgement{{Doc: 1}} },
 		"missed judgement 0 is of query -1":        func(r *dataset.Retrieval) { r.Missed = []dataset.MissedJudgement{{Query: -1}} },
+		"missed judgement 0 is of query 1":         func(r *dataset.Retrieval) { r.Missed = []dataset.MissedJudgement{{Query: 1}} },
 	} {
 		r := good
 		change(&r)
