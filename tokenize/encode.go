@@ -225,23 +225,33 @@ func longestFirst(na, nb, keep int) (int, int) {
 // EncodeAll is Encode for many texts, on up to threads goroutines (0: GOMAXPROCS). Result i is texts[i]'s, whatever
 // the number of threads. The error is ctx's.
 func (t *Tokenizer) EncodeAll(ctx context.Context, texts []string, maxLen, threads int) ([][]int32, error) {
-	all := make([][]int32, len(texts))
-	err := inBlocks(ctx, len(texts), threads, func() func(lo, hi int) {
+	all, _, err := t.EncodeCut(ctx, texts, maxLen, threads)
+	return all, err
+}
+
+// EncodeCut is EncodeAll, and counts the texts that were cut.
+func (t *Tokenizer) EncodeCut(ctx context.Context, texts []string, maxLen, threads int) (all [][]int32, cut int, err error) {
+	all = make([][]int32, len(texts))
+	var sum atomic.Int64
+	err = inBlocks(ctx, len(texts), threads, func() func(lo, hi int) {
 		var ends [block]int
 		var ids []int32
 		return func(lo, hi int) {
 			ids = ids[:0]
 			for i := lo; i < hi; i++ {
-				ids, _ = t.Append(ids, texts[i], maxLen)
+				var truncated bool
+				if ids, truncated = t.Append(ids, texts[i], maxLen); truncated {
+					sum.Add(1)
+				}
 				ends[i-lo] = len(ids)
 			}
 			split(all[lo:hi], ids, ends[:])
 		}
 	})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return all, nil
+	return all, int(sum.Load()), nil
 }
 
 // block is how many texts a goroutine takes at a time; their ids get one slice.

@@ -37,15 +37,19 @@ func TestCut(t *testing.T) {
 	if !whole.model.Head.Normalize {
 		t.Fatal("the model's embeddings are not unit vectors: that cut ones are none would not show")
 	}
-	cut := copyFolder(t, plain)
-	file := filepath.Join(cut, "config_sentence_transformers.json")
-	config, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+	says := func(truncate string) string {
+		dir := copyFolder(t, plain)
+		file := filepath.Join(dir, "config_sentence_transformers.json")
+		config, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, []byte(strings.Replace(string(config), "{", `{"truncate_dim": `+truncate+`,`, 1)), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dir
 	}
-	if err := os.WriteFile(file, []byte(strings.Replace(string(config), "{", `{"truncate_dim": 7,`, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	cut := says("7")
 
 	for _, c := range []struct {
 		folder string
@@ -53,6 +57,7 @@ func TestCut(t *testing.T) {
 		want   int
 	}{
 		{plain, []Option{Dimensions(5)}, 5}, {cut, nil, 7}, {cut, []Option{Dimensions(9)}, 9}, {plain, []Option{Dimensions(whole.Size())}, whole.Size()}, {plain, []Option{Dimensions(1)}, 1},
+		{says("1000"), nil, whole.Size()}, // more than there are, which sentence-transformers passes over
 	} {
 		e, vecs := embed(c.folder, c.opts...)
 		if e.Size() != c.want {

@@ -148,6 +148,9 @@ func TestParaphraseNeighbours(t *testing.T) {
 	}
 	defer e.Close()
 	data := several()
+	if err := CheckParaphrases(&dataset.Retrieval{Docs: data.Docs, Judgements: []dataset.Judgement{{Query: 0, Doc: 1, Relevance: 0}}}); err == nil {
+		t.Error("texts that are said not to be paraphrases count as such")
+	}
 	task, err := e.NewTask(t.Context(), data, "", "")
 	if err != nil {
 		t.Fatal(err)

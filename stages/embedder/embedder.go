@@ -713,20 +713,8 @@ func (e *Embedder) tokenizeTo(ctx context.Context, role Role, prompt string, tex
 	if weighs(e.model, role) {
 		tok = tok.Bare()
 	}
-	limit := 0
-	if length > 0 {
-		limit = length + 1
-	}
-	// One token more than fits tells a text that is cut from one that fits exactly.
-	ids, err = tok.EncodeAll(ctx, texts, limit, 0)
-	if err != nil {
+	if ids, cut, err = tok.EncodeCut(ctx, texts, length, 0); err != nil {
 		return nil, 0, err
-	}
-	for i := range ids {
-		if length > 0 && len(ids[i]) > length {
-			ids[i] = tok.Encode(texts[i], length)
-			cut++
-		}
 	}
 	if weighs(e.model, role) {
 		distinct(ids)

@@ -382,3 +382,49 @@ func TestPromptNames(t *testing.T) {
 		}
 	}
 }
+
+// kept is a device that tells whether it has been closed.
+type kept struct {
+	gpustage.Device
+	closed bool
+}
+
+func (d *kept) Close() error { d.closed = true; return d.Device.Close() }
+
+// A device that the caller has given stays open behind the embedder.
+func TestDeviceIsTheCallers(t *testing.T) {
+	d := &kept{Device: ref.New()}
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"), OnDevice(d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil || d.closed {
+		t.Errorf("%v, or the caller's device has been closed: %t", err, d.closed)
+	}
+}
+
+// With a text whose embedding is not finite come the embeddings of the others.
+func TestNotFiniteAmongOthers(t *testing.T) {
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	want, err := e.Embed(t.Context(), []string{"a cat"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, word := e.engine.Stream, e.model.Layout.Word()
+	vs, err := e.model.Read(s, e.model.Params, word)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := e.tok.ID("fish")
+	vs[int(id)*word.Cols] = float32(math.Inf(1))
+	e.model.Change(s, func() { s.CopyIn(e.model.Layout.View(e.model.Params, word), gpustage.Bytes(vs)) })
+	vecs, err := e.Embed(t.Context(), []string{"a cat", "a fish"})
+	var lost *NotFiniteError
+	if !errors.As(err, &lost) || lost.Text != 1 || len(vecs) != 2 || !finite(vecs[0]) || vecs[0][0] != want[0][0] {
+		t.Errorf("%v, %v, want an error of text 1 and %v", err, vecs, want[0])
+	}
+}

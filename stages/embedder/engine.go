@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sort"
 
 	"contraflow/gpustage"
@@ -112,7 +113,8 @@ func (e *Engine) embed(ctx context.Context, r reading, parts int, yield func(i i
 	if e.Ranks != nil {
 		ranks = e.Ranks.Size()
 	}
-	for done := 0; len(passes) > 0; {
+	done := 0
+	turn := func(passes [][]int) error {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
@@ -120,19 +122,22 @@ func (e *Engine) embed(ctx context.Context, r reading, parts int, yield func(i i
 		if err != nil {
 			return err
 		}
-		n := min(ranks, len(passes))
-		err = e.round(passes[:n], r, parts, yield)
-		for _, pass := range passes[:n] {
-			done += len(pass)
-		}
-		if err == nil && e.Told != nil && e.first() {
-			e.Told(done, len(texts))
-		}
-		give()
-		if err != nil {
+		defer give() // also if what is called panics: others, and Close, would wait without end
+		if err := e.round(passes, r, parts, yield); err != nil {
 			return err
 		}
-		passes = passes[n:]
+		for _, pass := range passes {
+			done += len(pass)
+		}
+		if e.Told != nil && e.first() {
+			e.Told(done, len(texts))
+		}
+		return nil
+	}
+	for some := range slices.Chunk(passes, ranks) {
+		if err := turn(some); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -261,7 +261,9 @@ func TestMineParts(t *testing.T) {
 		queries, positives = append(queries, fmt.Sprint("what is ", i)), append(positives, fmt.Sprint("it is the ", i))
 		corpus = append(corpus, strings.Repeat("another one ", i))
 	}
-	p := mine.Pair(queries, positives, corpus[1:])
+	corpus = append(corpus[1:], positives...)
+	slices.Reverse(corpus) // so that documents don't come in their queries' order
+	p := mine.Pair(queries, positives, corpus)
 	prompts := [2]string{"query: ", "passage, "}
 	seen := map[string]int64{}
 	progress := func(what string, done, _ int64) {

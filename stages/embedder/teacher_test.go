@@ -47,6 +47,9 @@ func TestQueryLength(t *testing.T) {
 		if err != nil || cut != 2 {
 			t.Fatalf("%d texts cut, want both queries; %v", cut, err)
 		}
+		if _, cut, err := (&embedder.Teacher{Embedder: short}).ScorePairs(t.Context(), queries, documents); err != nil || cut != 4 {
+			t.Errorf("%d texts cut, want both queries and both documents; %v", cut, err)
+		}
 		for i, of := range [][2]int{{0, 0}, {0, 1}, {1, 1}} {
 			want := cosine(q[of[0]], d[of[1]])
 			if !(math.Abs(float64(scores[i])-want) <= tolerance) {

@@ -199,6 +199,7 @@ func TestTaskErrors(t *testing.T) {
 		"1 documents 2":                            func(r *dataset.Retrieval) { r.DocIDs = []string{"d", "e"} },
 		"judgement 0 is of query 0 and document 1": func(r *dataset.Retrieval) { r.Judgements = []dataset.Judgement{{Doc: 1}} },
 		"missed judgement 0 is of query -1":        func(r *dataset.Retrieval) { r.Missed = []dataset.MissedJudgement{{Query: -1}} },
+		"missed judgement 0 is of query 1":         func(r *dataset.Retrieval) { r.Missed = []dataset.MissedJudgement{{Query: 1}} },
 	} {
 		r := good
 		change(&r)
@@ -214,6 +215,51 @@ func TestTaskErrors(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := e.Similarity(t.Context(), "", []string{"a"}, nil); err == nil || !strings.Contains(err.Error(), "1 texts and 0") {
+		t.Error(err)
+	}
+}
+
+// Who has the turn at one model has none at another.
+func TestTurnsOfAnother(t *testing.T) {
+	one, other := NewTurns(), NewTurns()
+	ctx, give, err := one.Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer give()
+	_, second, err := other.Take(ctx)
+	if err != nil || len(other.c) != 1 {
+		t.Fatalf("%v, or no turn was taken", err)
+	}
+	if second(); len(other.c) != 0 {
+		t.Error("the turn was not given back")
+	}
+}
+
+// A call whose caller's function panics gives its turn back: a server that goes on serves others, and closes the model.
+func TestTurnAfterPanic(t *testing.T) {
+	told := func(int, int) { panic("told") }
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"), Progress(func(done, total int) { told(done, total) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		_, err := e.Embed(t.Context(), []string{"a cat"})
+		t.Errorf("no panic, but %v", err)
+	}()
+	if n := len(e.engine.Turns.c); n > 0 {
+		t.Fatal("the turn was not given back")
+	}
+	told = func(int, int) {}
+	if _, err := e.Embed(t.Context(), []string{"a cat"}); err != nil {
+		t.Error(err)
+	}
+	if err := e.Close(); err != nil {
 		t.Error(err)
 	}
 }

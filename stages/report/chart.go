@@ -63,14 +63,11 @@ func (c chart) write(b *strings.Builder) {
 	}
 	var ticks []float64
 	if logarithmic {
-		for p := math.Floor(math.Log10(y0)); p <= math.Ceil(math.Log10(y1)); p++ {
-			ticks = append(ticks, math.Pow(10, p))
-		}
-		y0, y1 = ticks[0], ticks[len(ticks)-1]
+		ticks = powersOfTen(y0, y1, 8)
 	} else {
 		ticks = niceTicks(y0, y1, 5)
-		y0, y1 = ticks[0], ticks[len(ticks)-1]
 	}
+	y0, y1 = ticks[0], ticks[len(ticks)-1]
 	px := func(x float64) float64 {
 		if x1 == x0 {
 			return chartLeft + plotW/2
@@ -206,13 +203,13 @@ func path(x, y []float64, px, py func(float64) float64, x0, x1 float64) string {
 	var b strings.Builder
 	pen := false
 	put := func(i int) {
-		op := byte('L')
-		if !pen {
-			op = 'M'
+		at := num(px(x[i])) + " " + num(py(y[i]))
+		if pen {
+			b.WriteString("L" + at)
+		} else {
+			b.WriteString("M" + at + "h0") // by which one point between gaps is seen
 		}
 		pen = true
-		b.WriteByte(op)
-		b.WriteString(num(px(x[i])) + " " + num(py(y[i])))
 	}
 	bucket := func(i int) int { return int(float64(maxPoints/2-1) * (x[i] - x0) / max(1e-300, x1-x0)) }
 	for i := 0; i < len(x); {
@@ -259,20 +256,32 @@ func runningMean(y []float64) []float64 {
 	return out
 }
 
-// niceTicks are about n round numbers that span from lo to hi.
-func niceTicks(lo, hi float64, n int) []float64 {
-	if hi == lo {
-		d := math.Abs(lo) / 2
-		if d == 0 {
-			d = 1
+// powersOfTen are up to n of them, as far from one another, that span from lo to hi.
+func powersOfTen(lo, hi float64, n int) (out []float64) {
+	first, last := math.Floor(math.Log10(lo)), math.Ceil(math.Log10(hi))
+	for k, step := first, math.Ceil((last-first)/float64(n-1)); ; k += step {
+		out = append(out, math.Pow(10, k))
+		if !(k < last) {
+			return out
 		}
+	}
+}
+
+// niceTicks are about n round numbers that span from lo to hi. What differs by rounding alone, as a mean of ones that is 0.9999999999999999, is one value: steps
+// between such are too small to count by.
+func niceTicks(lo, hi float64, n int) []float64 {
+	if hi-lo <= 1e-12*max(math.Abs(lo), math.Abs(hi)) {
+		d := math.Abs(lo) / 2
 		lo, hi = lo-d, hi+d
+		if d == 0 {
+			hi = 1
+		}
 	}
 	step := roundStep((hi - lo) / float64(n-1))
 	var out []float64
 	for k := math.Floor(lo/step + 1e-9); ; k++ {
 		out = append(out, k*step)
-		if k*step >= hi-1e-9*step {
+		if !(k*step < hi-1e-9*step) { // nor is what no number holds
 			return out
 		}
 	}
@@ -313,11 +322,12 @@ func short(v float64) string {
 	switch {
 	case v == 0:
 		return "0"
-	case a >= 1e9:
+	case a >= 999.5e9: // what is rounded to a thousand is one of the next unit
+	case a >= 999.5e6:
 		return strconv.FormatFloat(v/1e9, 'g', 3, 64) + " G"
-	case a >= 1e6:
+	case a >= 999.5e3:
 		return strconv.FormatFloat(v/1e6, 'g', 3, 64) + " M"
-	case a >= 1e4:
+	case a >= 9999.5:
 		return strconv.FormatFloat(v/1e3, 'g', 3, 64) + " k"
 	}
 	return strconv.FormatFloat(v, 'g', 4, 64)

@@ -72,6 +72,7 @@ func TestTimeline(t *testing.T) {
 	}
 	spans := []pipeline.Span{
 		span("cpu:0", "embed", "compute", 0, 10), span("cpu:0", "gather", "comm", 5, 20), span("cpu:1", "embed", "compute", 0, 30), span("cpu:0", "embed", "compute", 6, 8), span("host", "read", "host", 1, 40),
+		span("host", "read", "host", 31, 32), span("cpu:0", "embed", "host", -3, -1), // while other steps are made
 	}
 	spans[3].Part = "waiting"
 	var b strings.Builder
@@ -262,6 +263,10 @@ func TestCurves(t *testing.T) {
 	chart{title: "x", log: true, lines: []line{{x: []float64{1, 2, 3}, y: []float64{0, 5, 2000}}}}.write(&b)
 	if p := b.String(); strings.Contains(p, "NaN") || strings.Contains(p, "Inf") || !strings.Contains(p, ">0</text>") {
 		t.Errorf("%s", p)
+	}
+	nan := math.NaN()
+	if d := path([]float64{1, 2, 3, 4, 5}, []float64{nan, 7, nan, 8, 9}, func(v float64) float64 { return v }, func(v float64) float64 { return v }, 1, 5); d != "M2 7h0M4 8h0L5 9" {
+		t.Errorf("a point between gaps: %s", d)
 	}
 	x, y := make([]float64, 1000), make([]float64, 1000)
 	for i := range x {

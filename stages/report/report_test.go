@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -220,6 +221,16 @@ func TestCompare(t *testing.T) {
 	if strings.Contains(p, "<td>batch.global_size</td>") {
 		t.Error("a key is listed that does not differ")
 	}
+
+	// One in the middle that differs is one; and of up to four runs each one's time and data are told.
+	withRecord(t, a)
+	withRecord(t, b)
+	for n, want := range map[int]int{3: 3, 5: 1} {
+		p = page(t, append([]string{a, b}, slices.Repeat([]string{a}, n-2)...)...)
+		if got := strings.Count(p, "<h2>Where the time went"); !strings.Contains(p, "<td>model.path</td>") || got != want {
+			t.Errorf("%d runs: %d say where their time went, or no difference is listed", n, got)
+		}
+	}
 }
 
 // With save.best a run is the model that it saved, not its last evaluation; and who ended it early is said.
@@ -257,10 +268,31 @@ func TestBest(t *testing.T) {
 }
 
 func TestTicks(t *testing.T) {
-	for _, c := range []struct{ lo, hi float64 }{{0, 1}, {-3, 7}, {0.0478, 0.0481}, {5, 5}, {0, 0}, {1e-9, 1e9}, {-2, -1}} {
+	for _, c := range []struct{ lo, hi float64 }{{0, 1}, {-3, 7}, {0.0478, 0.0481}, {5, 5}, {0, 0}, {1e-9, 1e9}, {-2, -1}, {0.9999999999999999, 1}, {2.3, math.Nextafter(2.3, 3)}, {-1e20, math.Nextafter(-1e20, 0)}, {1 - 1e-11, 1}} {
 		ts := niceTicks(c.lo, c.hi, 5)
 		if len(ts) < 2 || len(ts) > 8 || ts[0] > c.lo || ts[len(ts)-1] < c.hi-1e-9*math.Abs(c.hi) {
 			t.Errorf("%v: %v", c, ts)
+		}
+	}
+	if ts := niceTicks(0, 0, 5); ts[0] != 0 {
+		t.Errorf("of zeros, as a rate that was not measured, the axis begins at %v", ts[0])
+	}
+	for _, x := range []float64{math.MaxFloat64, 5e-324} { // of which there are no steps
+		niceTicks(-x, x, 5)
+		niceTicks(x, x, 5)
+	}
+	if ts := powersOfTen(2e-3, 5e30, 8); len(ts) > 8 || len(ts) < 5 || ts[0] > 2e-3 || ts[len(ts)-1] < 5e30 {
+		t.Errorf("powers of ten: %v", ts)
+	}
+	if ts := powersOfTen(0.02, 3, 8); fmt.Sprint(ts) != "[0.01 0.1 1 10]" {
+		t.Errorf("powers of ten: %v", ts)
+	}
+}
+
+func TestShort(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 0.12345: "0.1235", 999.95: "1000", 9999: "9999", 9999.6: "10 k", 12345: "12.3 k", 999.4e3: "999 k", 999600: "1 M", -22.7e6: "-22.7 M", 999.6e6: "1 G", 7e9: "7 G", 1e30: "1e+30"} {
+		if got := short(v); got != want {
+			t.Errorf("%v: %s, want %s", v, got, want)
 		}
 	}
 }

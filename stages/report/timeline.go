@@ -69,7 +69,7 @@ func timeline(b *strings.Builder, spans []pipeline.Span, omitted int) {
 			r = &row{name: name}
 			rows = append(rows, r)
 		}
-		r.free = max(r.free, s.End)
+		r.free = s.End
 		r.tasks = append(r.tasks, s)
 	}
 	sort.SliceStable(rows, func(i, j int) bool { return laneOrder(rows[i].name) < laneOrder(rows[j].name) })

@@ -589,6 +589,25 @@ func TestErrors(t *testing.T) {
 	if _, err := Load(goldens.Path(t, "rerank/cross"), Template("x")); err == nil || !strings.Contains(err.Error(), "no template") {
 		t.Errorf("%v", err)
 	}
+	if _, err := Describe(f, tok, c, TextOptions{Template: "bge", Truncation: "only_second"}); err == nil || !strings.Contains(err.Error(), "a template says what is cut") {
+		t.Errorf("a truncation of pairs in a template: %v", err)
+	}
+	// A folder that has lost its head is not given a new one.
+	headless := t.TempDir()
+	if err := os.CopyFS(headless, os.DirFS(f.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(headless, "model.safetensors")
+	weights, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, bytes.Replace(weights, []byte(`"classifier.weight"`), []byte(`"classifiers.weigh"`), 1), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(headless); err == nil || !strings.Contains(err.Error(), `"classifier.weight"`) {
+		t.Errorf("without its head: %v", err)
+	}
 	// A chat template is not read: where a folder says that pairs go through it that is an error, and else it is said.
 	c.TypeVocab = 2
 	f.Reranker.Chat = true

@@ -222,3 +222,36 @@ func TestTrainableWithoutDevice(t *testing.T) {
 		}
 	}
 }
+
+// A new head is the seed's. A model that no folder of a reranker can be written of is refused before anything trains.
+func TestNewHead(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	var heads [3][]float32
+	for i, seed := range []uint64{1, 2, 1} {
+		m, err := LoadTrainable(goldens.Path(t, "bert/minilm-tiny"), d, TextOptions{Seed: seed}, transformer.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		s, err := d.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		p, _ := m.Model.Layout.Find("classifier.weight")
+		if heads[i], err = m.Model.Read(s, m.Model.Params, p); err != nil || len(heads[i]) == 0 {
+			t.Fatal(err)
+		}
+		heads[i] = slices.Clone(heads[i])
+	}
+	if slices.Equal(heads[0], heads[1]) || !slices.Equal(heads[0], heads[2]) {
+		t.Errorf("with seeds 1, 2, 1 new heads begin with %v, %v, %v", heads[0][:2], heads[1][:2], heads[2][:2])
+	}
+	if _, err := LoadTrainable(goldens.Path(t, "families/nomic-bert"), d, TextOptions{}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), `a reranker of model_type "nomic_bert" is not supported`) {
+		t.Error(err)
+	}
+}

@@ -209,8 +209,22 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%v: %v", scores, err)
 		}
 	}
-	if r, _, err := task.Measure([]float64{2, 1}); err != nil || r != (evaluate.Triplets{Accuracy: 1, Triplets: 1}) {
-		t.Errorf("%v, %v", r, err)
+	var contents [2]string
+	for i, accuracy := range []float64{1, 0} { // a lead of 1 is one without a margin, and none of more than 1
+		task, err := Triplets.Load(t.Context(), Source{Path: path, Columns: Triplets.Usual, Margin: 1.5 * float64(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, _, err := task.Measure([]float64{2, 1}); err != nil || r != (evaluate.Triplets{Accuracy: accuracy, Triplets: 1}) {
+			t.Errorf("%v, %v", r, err)
+		}
+		content, err := json.Marshal(task.Content)
+		if contents[i] = string(content); err != nil {
+			t.Error(err)
+		}
+	}
+	if contents[0] == contents[1] {
+		t.Errorf("with two margins both tasks are %s", contents[0])
 	}
 }
 
