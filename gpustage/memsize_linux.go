@@ -47,7 +47,7 @@ func withinGroups(machine, available int64, root, groups string) (total, left in
 					taken -= readNumbers(f)[cache] // files that were read, which the system gives up first
 					f.Close()
 				}
-				total, left = min(total, most), min(left, max(0, most-taken))
+				total, left = min(total, most), min(left, max(1, most-taken)) // 0 stands for what is not known
 			}
 			if group == "/" {
 				break
