@@ -45,8 +45,8 @@ func (v *Version) Free() error {
 	var errs []error
 	for _, f := range v.forms {
 		for _, x := range f.held {
+			v.room.Add(int64(x.mem.Bytes())) // of freed memory it may be 0
 			errs = append(errs, x.mem.Free())
-			v.room.Add(int64(x.mem.Bytes()))
 		}
 		f.held = nil
 	}

@@ -57,9 +57,7 @@ func (s *Stream) eachHead(o *gpustage.Attention, buffers int, sums []float32, f 
 		drop, keys = vec.NewDropout(o.Dropout), gpustage.Slice[uint64](o.Dropout.Seqs.Keys)
 	}
 	units := o.Seqs.Rows * kv
-	// Several short sequences' heads make one task: forking costs about what a head of 16 tokens does.
-	work := o.Seqs.Tokens * o.Seqs.MaxLen / max(1, o.Seqs.Rows) * o.HeadDim / max(1, o.Seqs.Rows)
-	group := max(1, min(units, (1<<19)/max(1, work)/8))
+	group := headsOfTask(o, units)
 	tasks := (units + group - 1) / group
 	one := func(h head, w, b int) {
 		h.s, h.o, h.w, h.lo, h.n, h.row, h.drop = s, o, &s.workers[w], int(cu[b]), int(cu[b+1]-cu[b]), b, drop
@@ -103,6 +101,12 @@ func (s *Stream) eachHead(o *gpustage.Attention, buffers int, sums []float32, f 
 		return
 	}
 	s.d.pool.Run(tasks, run)
+}
+
+// headsOfTask is how many of so many heads of sequences make one task. Short sequences' do together: forking costs about what a head of 16 tokens does.
+func headsOfTask(o *gpustage.Attention, units int) int {
+	work := o.Seqs.Tokens / max(1, o.Seqs.Rows) * o.Seqs.MaxLen * o.HeadDim // of a head
+	return max(1, min(units, (1<<16)/max(1, work)))
 }
 
 // block is some queries of a head with the keys that any of them sees.
@@ -410,6 +414,15 @@ func (s *Stream) bySequence(o gpustage.Attention, f func(r *ref.Stream, one gpus
 	}
 	errs := make([]error, parts)
 	sums := make([][3]gpustage.Tensor, parts) // each part's DBias, DKeys and DQueries
+	defer func() {
+		for _, of := range sums {
+			for _, sum := range of {
+				if !sum.IsZero() {
+					s.Fail(sum.Mem.Free())
+				}
+			}
+		}
+	}()
 	s.d.pool.Run(parts, func(_, part int) {
 		of := o
 		for i, d := range gradientSums(&of) {

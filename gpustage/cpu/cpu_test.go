@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -108,6 +109,51 @@ func TestAttention64(t *testing.T) {
 			if !(math.Abs(gotSums[i]-w) <= 1e-14) {
 				t.Errorf("positions %v: gradient %d of what sequences share is %v, want %v", positions, i, gotSums[i], w)
 			}
+		}
+	}
+}
+
+// What gradients of positions are summed in, in f64, is mapped memory of its own for each part of a sub-batch: it is given back.
+func TestAttention64GivesBack(t *testing.T) {
+	size := func() (pages int) {
+		b, err := os.ReadFile("/proc/self/statm")
+		if err != nil {
+			t.Skip(err)
+		}
+		fmt.Sscan(string(b), &pages)
+		return pages * os.Getpagesize() >> 20
+	}
+	h := newSheet(t, open(t, Threads(2)))
+	q := h.sequences(slices.Repeat([]int{1}, positionParts))
+	x, lse := h.in(gpustage.F64, q.Tokens, 64), h.in(gpustage.F64, 1, q.Tokens)
+	far := h.in(gpustage.F64, 4096, 64) // 2 MiB
+	o := gpustage.Attention{Seqs: q, Heads: 1, HeadDim: 64, Scale: 0.2, Positions: gpustage.Positions{Rows: h.ints([]int32{3}), Keys: far, DKeys: h.in(gpustage.F64, 4096, 64)}}
+	before := 0
+	for i := range 14 {
+		if i == 4 {
+			before = size()
+		}
+		d := func() gpustage.Tensor { return h.in(gpustage.F64, q.Tokens, 64) }
+		h.s.AttentionBackward(d(), d(), d(), x, x, lse, x, x, x, o)
+	}
+	if err := h.s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if grown := size() - before; grown > 80 { // otherwise by 160
+		t.Errorf("10 backward passes have left %d MiB", grown)
+	}
+}
+
+// A large sub-batch's short sequences are work for many threads, a long one's heads a task each.
+func TestHeadsOfTask(t *testing.T) {
+	for _, c := range []struct{ rows, n, least, most int }{
+		{1, 1, 1, 1}, {1024, 8, 64, 1024 * 12}, {512, 16, 64, 512 * 12}, {64, 128, 64 * 12, 64 * 12}, {2, 8192, 24, 24}, {0, 0, 0, 0}, {3, 0, 1, 1},
+	} {
+		units := c.rows * 12
+		o := gpustage.Attention{Seqs: gpustage.Sequences{Rows: c.rows, Tokens: c.rows * c.n, MaxLen: c.n}, HeadDim: 32}
+		group := headsOfTask(&o, units)
+		if tasks := (units + group - 1) / group; tasks < c.least || tasks > c.most {
+			t.Errorf("%d sequences of %d tokens are %d tasks, want %d to %d", c.rows, c.n, tasks, c.least, c.most)
 		}
 	}
 }

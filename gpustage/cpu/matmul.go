@@ -12,6 +12,10 @@ func (s *Stream) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
 	if s.Refuse(err) {
 		return
 	}
+	if c.IsZero() {
+		s.Stream.MatMul(c, a, b, o) // refuses
+		return
+	}
 	if !o.ColumnSum.IsZero() {
 		s.ColumnSum(o.ColumnSum, a)
 		o.ColumnSum = gpustage.Tensor{}

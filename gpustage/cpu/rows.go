@@ -1,6 +1,8 @@
 package cpu
 
 import (
+	"slices"
+
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu/vec"
 )
@@ -33,48 +35,24 @@ func (s *Stream) eachRow(rows, cost int, f func(i int)) {
 	})
 }
 
-// flat cuts contiguous tensors of one shape into pieces; others go row by row.
-func (s *Stream) flat(t gpustage.Tensor, f func(lo, hi, row int)) {
-	if t.Contiguous() {
-		n := t.Len()
-		s.rows((n+elements-1)/elements, elements, func(_ *worker, lo, hi int) { f(lo*elements, min(n, hi*elements), -1) })
-		return
-	}
-	s.eachRow(t.Rows, t.Cols, func(i int) { f(0, t.Cols, i) })
-}
-
-// piece is what flat's function works on.
-func piece(t gpustage.Tensor, lo, hi, row int) []float32 {
-	if row >= 0 {
-		t = t.Span(row, row+1)
-	}
-	return f32(t)[lo:hi]
-}
-
-func contiguous(ts ...gpustage.Tensor) bool {
-	for _, t := range ts {
-		if !t.Contiguous() {
-			return false
-		}
-	}
-	return true
-}
-
-// pointwise runs f on corresponding pieces of tensors of one shape.
+// pointwise runs f on corresponding pieces of tensors of one shape: pieces of contiguous ones, rows of others.
 func (s *Stream) pointwise(f func(x [][]float32), ts ...gpustage.Tensor) {
-	whole := contiguous(ts...)
 	work := func(lo, hi, row int) {
 		var x [4][]float32
 		for k, t := range ts {
-			x[k] = piece(t, lo, hi, row)
+			if row >= 0 {
+				t = t.Span(row, row+1)
+			}
+			x[k] = f32(t)[lo:hi]
 		}
 		f(x[:len(ts)])
 	}
-	if whole {
-		s.flat(ts[0], work)
+	if slices.ContainsFunc(ts, func(t gpustage.Tensor) bool { return !t.Contiguous() }) {
+		s.eachRow(ts[0].Rows, ts[0].Cols, func(i int) { work(0, ts[0].Cols, i) })
 		return
 	}
-	s.eachRow(ts[0].Rows, ts[0].Cols, func(i int) { work(0, ts[0].Cols, i) })
+	n := ts[0].Len()
+	s.eachRow((n+elements-1)/elements, elements, func(i int) { work(i*elements, min(n, (i+1)*elements), -1) })
 }
 
 // Fill sets every element.

@@ -97,6 +97,12 @@ func testErrors(t *testing.T, dev gpustage.Device) {
 	if err := n.s.Sync(); err == nil || !strings.Contains(err.Error(), "Norm.Y has its place") {
 		t.Errorf("a norm in the place of what is to be summed: %v", err)
 	}
+	if p := newFixture(t, dev, 1, 0); !gpustage.TakesBF16(dev) {
+		p.s.MatMul(gpustage.Tensor{}, a.dev, a.dev, gpustage.MatMul{TransB: true, PreAct: p.floats("pre", 3, 3, nil).dev})
+		if err := p.s.Sync(); err == nil || !strings.Contains(err.Error(), "c is missing") {
+			t.Errorf("a product without a result: %v", err)
+		}
+	}
 	h := newFixture(t, dev, 1, 0)
 	wide := x.dev
 	wide.Cols, wide.Stride = 1<<20, 1<<20

@@ -1,12 +1,17 @@
 package ref
 
 import (
+	"errors"
+
 	"contraflow/gpustage"
 )
 
 // MatMul is c = epilogue(alpha * op(a) x op(b)).
 func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	_, _, k, err := gpustage.CheckMatMul(c, a, b, o)
+	if err == nil && c.IsZero() {
+		err = errors.New("matmul: c is missing, and this device gives PreAct beside it alone")
+	}
 	if s.Refuse(err) {
 		return
 	}

@@ -226,12 +226,14 @@ func TestLoRADropout(t *testing.T) {
 	}
 	sites := map[gpustage.Site]bool{}
 	m, _, _ := loadLoRA(t, "qwen3-all", ref.New(), Options{})
+	pass := &Pass{m: m, train: true}
 	for _, w := range m.w.layers[1].linears() {
 		for _, f := range w.factors {
-			if sites[f.site] || f.layer != 1 {
-				t.Errorf("site %d of layer %d is used twice", f.site, f.layer)
+			d := pass.loraDropout(f)
+			if sites[d.Site] || d.Layer != 1 {
+				t.Errorf("site %d of layer %d is used twice", d.Site, d.Layer)
 			}
-			sites[f.site] = true
+			sites[d.Site] = true
 		}
 	}
 	if len(sites) != 7 {

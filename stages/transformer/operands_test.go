@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 )
@@ -325,24 +326,48 @@ func TestSameProducts(t *testing.T) {
 	}
 }
 
-// What a device keeps of parameters in bf16, weights and biases, is made anew after an update.
-func TestFormsAfterUpdate(t *testing.T) {
-	d := onhost.OpenUnchecked(t, onhost.Plain)
-	for name, tuning := range map[string]Tuning{"all": {}, "biases beside LoRA": {LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: []string{"output.dense"}, Save: []string{"intermediate.dense"}}}} {
-		embed := func(before bool) []float64 { // by parameters that change after a pass, or before any
-			m, s := headsOf(t, "bert", 1, 32, d, Options{BF16: true, Tuning: tuning})
-			pass := func() []float64 {
-				p := m.Forward(s, newArena(t, d), Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}}, false, false)
-				return floats(t, s, p.Embeddings())
-			}
-			if !before {
-				pass()
-			}
+// What a device keeps of parameters in a form of its own, weights and biases, is made anew when they have been updated or loaded.
+func TestFormsAfterChange(t *testing.T) {
+	processor, err := cpu.New(cpu.Threads(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer processor.Close()
+	changes := map[string]func(m *Model, s gpustage.Stream) error{
+		"an update": func(m *Model, s gpustage.Stream) error {
 			m.Change(s, func() { s.Scale(m.Trained(), m.Trained(), -1.25) })
-			return pass()
-		}
-		if got, want := embed(false), embed(true); !slices.Equal(got, want) {
-			t.Errorf("%s: embeddings %v after an update, want %v", name, got, want)
+			return nil
+		},
+		"a load": func(m *Model, s gpustage.Stream) error {
+			return m.Load(s, func(p Param, dst []float32) error {
+				for i := range dst {
+					dst[i] = float32(math.Sin(float64(i + p.Off)))
+				}
+				return nil
+			})
+		},
+	}
+	for _, d := range []gpustage.Device{onhost.OpenUnchecked(t, onhost.Plain), processor} {
+		for name, tuning := range map[string]Tuning{"all": {}, "biases beside LoRA": {LoRA: &LoRA{Rank: 2, Alpha: 3, Targets: []string{"output.dense"}, Save: []string{"intermediate.dense"}}}} {
+			for after, change := range changes {
+				embed := func(before bool) []float64 { // by parameters that change after a pass, or before any
+					m, s := headsOf(t, "bert", 1, 32, d, Options{BF16: true, Tuning: tuning})
+					pass := func() []float64 {
+						p := m.Forward(s, newArena(t, d), Rows{IDs: []int32{5, 6, 7, 8, 9, 10, 11}, Cu: []int32{0, 3, 7}}, false, false)
+						return floats(t, s, p.Embeddings())
+					}
+					if !before {
+						pass()
+					}
+					if err := change(m, s); err != nil {
+						t.Fatal(err)
+					}
+					return pass()
+				}
+				if got, want := embed(false), embed(true); !slices.Equal(got, want) {
+					t.Errorf("%s, %s: embeddings %v after %s, want %v", d.Name(), name, got, after, want)
+				}
+			}
 		}
 	}
 }

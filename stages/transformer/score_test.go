@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -138,9 +139,47 @@ func TestHeads(t *testing.T) {
 				if all := len(g.Names("grad/")); found != all {
 					t.Errorf("%d parameters, transformers has %d", found, all)
 				}
+				if len(m.Config.Scorer.Tied()) > 0 {
+					testTiedRows(t, m, s, rows, upload64(t, s, dtype, rows.Len(), 1, g.F64(t, "r")), grads)
+				}
 			})
 		}
 	}
+}
+
+// testTiedRows checks that rows of the word embeddings' gradient are those of all of it, the head's among them.
+func testTiedRows(t *testing.T, m *Model, s gpustage.Stream, rows Rows, r, grads gpustage.Tensor) {
+	places := slices.Concat(rows.IDs, m.Config.Scorer.Tied())
+	ids := Distinct(slices.Clone(places), 0)
+	for i, id := range places {
+		at, _ := slices.BinarySearch(ids, id)
+		places[i] = int32(at)
+	}
+	word := m.Layout.Word()
+	apart, err := gpustage.NewTensor(s.Device(), m.DType, len(ids), word.Cols)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest, err := m.NewGradients()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Forward(s, newArena(t, s.Device()), rows, true, true).BackwardTo([]gpustage.Tensor{r}, Gradients{Flat: rest, WordRows: apart, WordIndex: ints32(t, s, places)})
+	s.ScatterAdd(m.Layout.View(rest, word), apart, ints32(t, s, ids)) // where nothing has been added
+	if got, want := floats(t, s, rest), floats(t, s, grads); !slices.Equal(got, want) {
+		t.Errorf("with rows of the word embeddings apart gradients differ: error %.3g", relative(got, want, 0))
+	}
+}
+
+// ints32 is a vector on the device.
+func ints32(t *testing.T, s gpustage.Stream, vs []int32) gpustage.Tensor {
+	t.Helper()
+	x, err := gpustage.NewTensor(s.Device(), gpustage.I32, 1, len(vs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.CopyIn(x, gpustage.Bytes(vs))
+	return x
 }
 
 // Dropout in the head: a replay, and activation checkpointing, have the same bits, memory is as predicted, and the gradient is that of

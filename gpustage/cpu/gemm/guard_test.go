@@ -40,12 +40,12 @@ func guarded[T Float](t *testing.T, x []T, atEnd bool) []T {
 
 // Nothing may be read or written beyond a matrix's last element or before its first.
 func TestGuardPages(t *testing.T) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	forEachKernel(t, inGuards[float32])
 	forEachKernel(t, inGuards[float64])
 }
 
 func inGuards[T Float](t *testing.T, k Kernels) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // of this goroutine
 	r := newRand(t)
 	ws := thorough[T](k)
 	for range 250 {

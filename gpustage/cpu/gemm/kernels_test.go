@@ -242,7 +242,7 @@ func TestPackedSize(t *testing.T) {
 	})
 }
 
-// Tiles must cover C exactly once for any shape and number of threads.
+// Tiles must cover C exactly once for any shape and number of threads, and those that pack for themselves are of bounded height.
 func TestPlan(t *testing.T) {
 	r := newRand(t)
 	for range 20000 {
@@ -277,6 +277,9 @@ func TestPlan(t *testing.T) {
 			}
 			if r0 != row || r1 < r0 || col != j.N {
 				t.Fatalf("%s: rows %d to %d after %d, columns to %d", what, r0, r1, row, col)
+			}
+			if p.private && r1-r0 >= mostRows+s.rows { // it packs all of them at once
+				t.Fatalf("%s: a tile of %d rows, want %d at most", what, r1-r0, mostRows)
 			}
 			row = r1
 		}
