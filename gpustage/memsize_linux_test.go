@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// A process may take what its control group may and what those above it may, of either version, whatever the machine has, and no more than they
-// have without being slowed. What is read of files and not
-// in use does not count as taken. Nothing left is a byte: 0 stands for what is not known.
+// A process may take what its control group may and what those above it may, of either version, whatever the machine has, and no more than
+// lets it run on. What is read of files and not in use does not count as taken. Nothing left is a byte: 0 stands for what is not known.
 func TestWithinGroups(t *testing.T) {
 	root := t.TempDir()
 	write := func(group string, files map[string]string) {
