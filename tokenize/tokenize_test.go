@@ -106,10 +106,19 @@ func TestInvalidUTF8(t *testing.T) {
 func TestEncodeAll(t *testing.T) {
 	tok := load(t, "uncased")
 	texts := goldenTexts(t)
+	long := 0
+	for _, text := range texts {
+		if len(tok.Encode(text, 0)) > 16 {
+			long++
+		}
+	}
 	for _, threads := range []int{0, 1, 2, 7} {
-		all, err := tok.EncodeAll(context.Background(), texts, 16, threads)
+		all, cut, err := tok.EncodeCut(context.Background(), texts, 16, threads)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if cut != long || cut == 0 {
+			t.Errorf("%d texts were cut, want %d", cut, long)
 		}
 		for i, text := range texts {
 			checkIDs(t, tok, text, all[i], tok.Encode(text, 16))

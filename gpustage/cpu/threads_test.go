@@ -113,6 +113,19 @@ func (h *sheet) ops() map[string]func() {
 	drop := func() gpustage.Dropout {
 		return gpustage.Dropout{P: 0.1, Seqs: h.sequences(lengths), Layer: 1, Site: gpustage.SiteFeedForward}
 	}
+	attention := func(lengths []int) func() {
+		return func() {
+			q := h.sequences(lengths)
+			rows := q.Tokens
+			o := gpustage.Attention{Seqs: q, Heads: 4, KVHeads: 2, HeadDim: 20, Scale: 0.2, Dropout: gpustage.Dropout{P: 0.1, Seqs: q, Site: gpustage.SiteAttention}}
+			o.Bias, o.DBias = h.in(f32, 9, 4), h.out(9, 4)
+			in, ctx, lse := h.in(f32, rows, 160), h.out(rows, 80), h.out(4, rows)
+			d := h.out(rows, 160)
+			h.s.Attention(ctx, lse, in.Columns(0, 80), in.Columns(80, 120), in.Columns(120, 160), o)
+			h.s.AttentionBackward(d.Columns(0, 80), d.Columns(80, 120), d.Columns(120, 160), h.in(f32, rows, 80), ctx, lse,
+				in.Columns(0, 80), in.Columns(80, 120), in.Columns(120, 160), o)
+		}
+	}
 	return map[string]func(){
 		"product": func() {
 			h.s.MatMul(h.out(rows, cols), h.in(f32, rows, 500), h.in(f32, cols, 500), gpustage.MatMul{TransB: true, Bias: perColumn(), Act: gpustage.GELU, Dropout: drop()})
@@ -157,16 +170,8 @@ func (h *sheet) ops() map[string]func() {
 			h.s.Scale(v, v, 0)
 			h.s.AdamW(h.out(rows, cols), h.out(rows, cols), v, x(), gpustage.AdamW{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, Step: 2, GradScale: 1})
 		},
-		"attention": func() {
-			q := h.sequences(lengths)
-			o := gpustage.Attention{Seqs: q, Heads: 4, KVHeads: 2, HeadDim: 20, Scale: 0.2, Dropout: gpustage.Dropout{P: 0.1, Seqs: q, Site: gpustage.SiteAttention}}
-			o.Bias, o.DBias = h.in(f32, 9, 4), h.out(9, 4)
-			in, ctx, lse := h.in(f32, rows, 160), h.out(rows, 80), h.out(4, rows)
-			d := h.out(rows, 160)
-			h.s.Attention(ctx, lse, in.Columns(0, 80), in.Columns(80, 120), in.Columns(120, 160), o)
-			h.s.AttentionBackward(d.Columns(0, 80), d.Columns(80, 120), d.Columns(120, 160), h.in(f32, rows, 80), ctx, lse,
-				in.Columns(0, 80), in.Columns(80, 120), in.Columns(120, 160), o)
-		},
+		"attention":       attention(lengths),
+		"short attention": attention(slices.Repeat([]int{3, 0, 7, 1, 5}, 60)), // several heads make a task
 		"positions": func() { // more sequences than parts that sum
 			q := h.sequences([]int{1, 100, 40, 129, 31, 100, 100, 60, 20, 3, 87, 30})
 			o := gpustage.Attention{Seqs: q, Heads: 2, HeadDim: 20, Scale: 0.2, Dropout: gpustage.Dropout{P: 0.1, Seqs: q, Site: gpustage.SiteAttention}}

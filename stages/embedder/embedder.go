@@ -189,7 +189,8 @@ func (e *Embedder) load(f *hfmodel.Folder, o options) error {
 			o.warn(note)
 		}
 	}
-	e.engine.Model, e.engine.Tokens, e.engine.Told = e.model, o.tokens, o.told
+	// Asking the device costs a short text's call a tenth of a millisecond, for it reads how much memory is left.
+	e.engine.Model, e.engine.Tokens, e.engine.Told = e.model, cmp.Or(o.tokens, e.device.Info().PassTokens()), o.told
 	cut, all := cmp.Or(o.cut, f.TruncateDim), e.model.EmbeddingSize()
 	switch {
 	case o.cut < 0 || o.cut > all:

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"contraflow/gpustage"
 	"contraflow/io/dataset"
 	"contraflow/testdata/goldens"
 )
@@ -243,17 +244,23 @@ func TestTurnAfterPanic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	func() {
-		defer func() {
-			if recover() == nil {
-				t.Error("no panic")
-			}
+	for name, call := range map[string]func() error{
+		"progress": func() error { _, err := e.Embed(t.Context(), []string{"a cat"}); return err },
+		"yield": func() error {
+			return e.engine.Embed(t.Context(), [][]int32{{5}}, func(int, []float32) { panic("yield") })
+		},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic: ", name)
+				}
+			}()
+			t.Errorf("%s: %v", name, call())
 		}()
-		_, err := e.Embed(t.Context(), []string{"a cat"})
-		t.Errorf("no panic, but %v", err)
-	}()
-	if n := len(e.engine.Turns.c); n > 0 {
-		t.Fatal("the turn was not given back")
+		if n := len(e.engine.Turns.c); n > 0 {
+			t.Fatal("the turn was not given back: ", name)
+		}
 	}
 	told = func(int, int) {}
 	if _, err := e.Embed(t.Context(), []string{"a cat"}); err != nil {
@@ -261,5 +268,34 @@ func TestTurnAfterPanic(t *testing.T) {
 	}
 	if err := e.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// paired is a sharing of two ranks, of which one is here.
+type paired struct {
+	alone
+	rank int
+}
+
+func (p *paired) Rank() int                                             { return p.rank }
+func (*paired) Size() int                                               { return 2 }
+func (*paired) Gather(_ gpustage.Stream, _, _ gpustage.Tensor, _ []int) {}
+
+// How far a call is, of texts on all ranks, the first rank tells.
+func TestToldOfRanks(t *testing.T) {
+	for rank, want := range []string{"[2 3]", "[]"} {
+		var told []int
+		e, err := Load(goldens.Path(t, "bert/minilm-tiny"), PassTokens(1), Progress(func(done, total int) { told = append(told, done) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		e.engine.Ranks = &paired{rank: rank}
+		if err := e.engine.Embed(t.Context(), [][]int32{{5}, {6}, {7}}, func(int, []float32) {}); err != nil {
+			t.Error(err)
+		}
+		if fmt.Sprint(told) != want {
+			t.Errorf("rank %d told %v, want %s", rank, told, want)
+		}
 	}
 }

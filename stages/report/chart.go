@@ -81,8 +81,13 @@ func (c chart) write(b *strings.Builder) {
 		return chartTop + plotH*(1-(y-y0)/(y1-y0))
 	}
 	fmt.Fprintf(b, `<svg viewBox="0 0 %d %d" role="img" aria-label="%s" data-x0="%s" data-x1="%s">`, chartW, chartH, html.EscapeString(c.describe(format)), num(x0), num(x1))
+	label := format
+	for digits := 5; c.format == nil && digits < 8 && repeats(ticks, label); digits++ {
+		label = func(v float64) string { return shortTo(v, digits) }
+	}
 	for _, t := range ticks {
-		fmt.Fprintf(b, `<path class="grid" d="M%d %sH%d"/><text class="y" x="%d" y="%s">%s</text>`, chartLeft, num(py(t)), chartW-chartRight, chartLeft-6, num(py(t)+4), html.EscapeString(format(t)))
+		y := py(t)
+		fmt.Fprintf(b, `<path class="grid" d="M%d %sH%d"/><text class="y" x="%d" y="%s">%s</text>`, chartLeft, num(y), chartW-chartRight, chartLeft-6, num(y+4), html.EscapeString(label(t)))
 	}
 	for _, t := range wholeTicks(x0, x1, 5) {
 		fmt.Fprintf(b, `<text class="x" x="%s" y="%d">%s</text>`, num(px(t)), chartH-8, grouped(int64(t)))
@@ -268,9 +273,9 @@ func powersOfTen(lo, hi float64, n int) (out []float64) {
 }
 
 // niceTicks are about n round numbers that span from lo to hi. What differs by rounding alone, as a mean of ones that is 0.9999999999999999, is one value: steps
-// between such are too small to count by.
+// between such are too small to count by, and labels that tell them apart too long.
 func niceTicks(lo, hi float64, n int) []float64 {
-	if hi-lo <= 1e-12*max(math.Abs(lo), math.Abs(hi)) {
+	if hi-lo <= 1e-5*max(math.Abs(lo), math.Abs(hi)) {
 		d := math.Abs(lo) / 2
 		lo, hi = lo-d, hi+d
 		if d == 0 {
@@ -316,21 +321,34 @@ func roundStep(v float64) float64 {
 // num prints a coordinate.
 func num(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }
 
+// repeats tells whether two neighbours have one label.
+func repeats(ticks []float64, label func(float64) string) bool {
+	for i := range ticks[1:] {
+		if label(ticks[i]) == label(ticks[i+1]) {
+			return true
+		}
+	}
+	return false
+}
+
 // short prints a value with four digits at most.
-func short(v float64) string {
+func short(v float64) string { return shortTo(v, 4) }
+
+// shortTo prints a value with so many digits at most, from ten thousand on with one less and a unit.
+func shortTo(v float64, digits int) string {
 	a := math.Abs(v)
 	switch {
 	case v == 0:
 		return "0"
 	case a >= 999.5e9: // what is rounded to a thousand is one of the next unit
 	case a >= 999.5e6:
-		return strconv.FormatFloat(v/1e9, 'g', 3, 64) + " G"
+		return strconv.FormatFloat(v/1e9, 'g', digits-1, 64) + " G"
 	case a >= 999.5e3:
-		return strconv.FormatFloat(v/1e6, 'g', 3, 64) + " M"
+		return strconv.FormatFloat(v/1e6, 'g', digits-1, 64) + " M"
 	case a >= 9999.5:
-		return strconv.FormatFloat(v/1e3, 'g', 3, 64) + " k"
+		return strconv.FormatFloat(v/1e3, 'g', digits-1, 64) + " k"
 	}
-	return strconv.FormatFloat(v, 'g', 4, 64)
+	return strconv.FormatFloat(v, 'g', digits, 64)
 }
 
 // grouped prints a whole number with spaces between thousands.

@@ -289,6 +289,24 @@ func TestTicks(t *testing.T) {
 	}
 }
 
+// A tick's label is not its neighbour's.
+func TestTickLabels(t *testing.T) {
+	label := regexp.MustCompile(`<text class="y"[^>]*>([^<]*)<`)
+	for want, y := range map[string][]float64{
+		"0.9999 0.99995 1": {0.99991, 0.99998, 1}, "1 1.000005 1.00001 1.000015 1.00002": {1, 1.00002}, "0.5 1 1.5": {1, 1 - 1e-9}, "12.34 k 12.342 k 12.344 k 12.346 k 12.348 k 12.35 k": {12341, 12349}, "0 0.5 1": {0, 1},
+	} {
+		var b strings.Builder
+		chart{lines: []line{{x: []float64{1, 2, 3}[:len(y)], y: y}}}.write(&b)
+		var got []string
+		for _, m := range label.FindAllStringSubmatch(b.String(), -1) {
+			got = append(got, m[1])
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%v: %q, want %s", y, got, want)
+		}
+	}
+}
+
 func TestShort(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 0.12345: "0.1235", 999.95: "1000", 9999: "9999", 9999.6: "10 k", 12345: "12.3 k", 999.4e3: "999 k", 999600: "1 M", -22.7e6: "-22.7 M", 999.6e6: "1 G", 7e9: "7 G", 1e30: "1e+30"} {
 		if got := short(v); got != want {

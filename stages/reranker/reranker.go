@@ -142,7 +142,7 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 		o.warn(note)
 	}
 	r.pairs = spec.Pairs
-	r.engine.Model, r.engine.Tokens = r.model, o.tokens
+	r.engine.Model, r.engine.Tokens = r.model, cmp.Or(o.tokens, r.device.Info().PassTokens()) // once: it reads how much memory is left
 	return r, nil
 }
 

@@ -50,7 +50,7 @@ func compare(t *testing.T, got []float32, want []float64) {
 // Against CrossEncoder.predict, texts and all, pairs that are cut among them; whatever is computed at once.
 func TestGoldenScores(t *testing.T) {
 	queries, docs, want := goldenPairs(t)
-	for _, opts := range [][]Option{nil, {OnDevice(ref.New())}, {PassTokens(30)}} {
+	for i, opts := range [][]Option{nil, {OnDevice(ref.New())}, {PassTokens(30)}} {
 		r, err := Load(goldens.Path(t, "rerank/cross"), opts...)
 		if err != nil {
 			t.Fatal(err)
@@ -60,6 +60,9 @@ func TestGoldenScores(t *testing.T) {
 			t.Fatal(err)
 		}
 		compare(t, got, want)
+		if n := r.engine.Tokens; (n == 30) != (i == 2) || n == 0 {
+			t.Errorf("passes of %d tokens", n)
+		}
 		if cut == 0 || cut == len(docs) {
 			t.Errorf("%d of %d pairs were cut", cut, len(docs))
 		}
