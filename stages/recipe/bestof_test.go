@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -75,10 +76,10 @@ func TestBestOf(t *testing.T) {
 	}
 }
 
-// JSON has no numbers that are not finite.
+// JSON has no numbers that are not finite, as a rate is of a step that took no time by the clock.
 func TestMetricsNotFinite(t *testing.T) {
 	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-		text, err := json.Marshal(Metrics{Step: 3, Loss: v, GradNorm: v})
+		text, err := json.Marshal(Metrics{Step: 3, Loss: v, GradNorm: v, PairsPerS: perSecond(5, 0), TokensPerS: perSecond(5, -time.Second)})
 		if err != nil || !strings.HasPrefix(string(text), `{"step":3,"epoch":0,"loss":null,"grad_norm":null,`) {
 			t.Errorf("%v: %s, %v", v, text, err)
 		}
