@@ -76,6 +76,22 @@ func TestBestOf(t *testing.T) {
 	}
 }
 
+// A loss is better where it is lower, any other metric where it is higher, by more than asked for.
+func TestBetter(t *testing.T) {
+	for _, c := range []struct {
+		metric    string
+		value, by float64
+		want      bool
+	}{
+		{"loss", 0.75, 0, true}, {"loss", 1, 0, false}, {"loss", 1.25, 0, false}, {"loss", 0.75, 0.25, false}, {"loss", 0.5, 0.25, true},
+		{"map", 1.25, 0, true}, {"map", 1, 0, false}, {"map", 0.75, 0, false}, {"map", 1.25, 0.25, false}, {"map", 1.5, 0.25, true},
+	} {
+		if got := (Evaluation{Metric: c.metric, Value: c.value}).better(1, c.by); got != c.want {
+			t.Errorf("%+v, after 1: better %t", c, got)
+		}
+	}
+}
+
 // JSON has no numbers that are not finite, as a rate is of a step that took no time by the clock.
 func TestMetricsNotFinite(t *testing.T) {
 	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {

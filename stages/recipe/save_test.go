@@ -306,6 +306,15 @@ func TestPreviousStays(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(j.dir, "run", "recipe.yaml"+previous)); err != nil {
 		t.Error(err)
 	}
+	if err := os.Remove(filepath.Join(j.dir, "run", ".model.partial")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, false, sets...); err != nil {
+		t.Error(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(j.dir, "run", "*"+previous)); err != nil || len(left) > 0 {
+		t.Errorf("with a model of its own there still is %v (%v)", left, err)
+	}
 }
 
 // A saved folder reads as long as the longer of both texts, has the prompts that its model had beside those that trained, and compares as the loss did.
