@@ -102,6 +102,14 @@ func TestMetricsNotFinite(t *testing.T) {
 	}
 }
 
+// An evaluation without a figure takes that of the one before from the model's card: it was of other parameters.
+func TestNoFigureOfBefore(t *testing.T) {
+	x := &Run{measured: &Evaluation{Step: 1, Value: 0.5}, saves: &checkpoints{}}
+	if ev, err := x.evaluateAfter(t.Context(), &embedder.Engine{}, nil, 2); ev != nil || err != nil || x.measured != nil {
+		t.Errorf("%v, %v: the card has %v", ev, err, x.measured)
+	}
+}
+
 // An evaluation is put off where the run that goes on will make it, and nothing depends on it.
 func TestPutsOff(t *testing.T) {
 	asked := stages.StepResult{Step: 1, Asked: stages.Asked{Stop: true}}
