@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -187,7 +188,12 @@ func (x *Run) checkBest(changed []string) error {
 		p.First = nil
 	}
 	p.BestBy = judge
-	p.Enough = e.EarlyStopping != nil && p.Worse >= e.EarlyStopping.Patience
+	if stop := e.EarlyStopping; stop == nil || p.Worse < stop.Patience {
+		p.Enough = false
+	} else {
+		p.Enough = true
+		x.obs.note("%d evaluations in a row were no better than %.4g by more than %g, so that the run ends: a larger eval.early_stopping.patience, or none, lets it go on", p.Worse, *cmp.Or(p.Mark, p.Best), stop.MinDelta)
+	}
 	return nil
 }
 

@@ -37,6 +37,26 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
+// A run that goes on where its evaluations have used up patience ends, be it that patience came later, and says so.
+func TestPatienceUsedUp(t *testing.T) {
+	for patience, ends := range map[int]bool{4: true, 3: true, 5: false, 0: false} {
+		var notes []string
+		mark := 0.8
+		x := &Run{obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
+		x.Recipe.Save.Best = true
+		if patience > 0 {
+			x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: patience, MinDelta: 0.01}
+		}
+		x.saves = &checkpoints{progress: progress{Best: &mark, BestBy: " on " + stages.Digest(xxh3.New()), Mark: &mark, Worse: 4, Enough: !ends}}
+		if err := x.checkBest(nil); err != nil || x.saves.progress.Enough != ends || x.saves.progress.Worse != 4 {
+			t.Errorf("patience of %d: %+v, %v", patience, x.saves.progress, err)
+		}
+		if said := fmt.Sprint(notes); strings.Contains(said, "4 evaluations in a row were no better than 0.8 by more than 0.01, so that the run ends") != ends || !ends && len(notes) > 0 {
+			t.Errorf("patience of %d: %s", patience, said)
+		}
+	}
+}
+
 // A best evaluation whose model was not kept, since save.best was not asked for then, is not that of the model in best/.
 func TestNotKept(t *testing.T) {
 	best := 0.9
