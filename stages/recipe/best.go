@@ -165,7 +165,9 @@ func (x *Run) checkBest(changed []string) error {
 		x.obs.note("nothing asks any more which evaluation is the best (save.best, eval.early_stopping): that one, %.4g at step %d, is forgotten", *p.Best, p.BestStep)
 		forget()
 	} else if p.Best != nil && p.BestBy != judge {
-		anew = "what eval measures has changed"
+		if anew = "what eval measures has changed"; p.BestBy == "" {
+			anew = "nothing asked which evaluation is the best (save.best, eval.early_stopping), and what it was of is not known"
+		}
 	} else if x.Recipe.Save.Best && p.BestStep > 0 {
 		h, err := x.bestHash()
 		switch {

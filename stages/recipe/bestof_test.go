@@ -21,6 +21,14 @@ import (
 // After another way of measuring nothing of the best evaluation is left, nor of patience: the next evaluation is the best, and patience counts from it.
 func TestForgotten(t *testing.T) {
 	best, mark := 0.9, 0.8
+	for by, why := range map[string]string{"": "nothing asked which evaluation is the best", "another": "what eval measures has changed"} {
+		var notes []string
+		x := &Run{saves: &checkpoints{progress: progress{Best: &best, BestStep: 3, BestBy: by}}, obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
+		x.Recipe.Save.Best = true
+		if err := x.checkBest(nil); err != nil || len(notes) != 1 || !strings.HasPrefix(notes[0], why) {
+			t.Errorf("measured by %q: %q, %v", by, notes, err)
+		}
+	}
 	x := &Run{saves: &checkpoints{progress: progress{Best: &best, BestStep: 3, BestBy: "another", BestModel: "hash", Mark: &mark, Worse: 4, Enough: true, First: &mark}}}
 	x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: 4}
 	if err := x.checkBest(nil); err != nil {
