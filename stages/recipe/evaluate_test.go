@@ -261,6 +261,10 @@ func TestRerankTasks(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(x.tasks[0].first, all) || len(slices.MaxFunc(all, func(a, b []evaluate.Hit) int { return len(a) - len(b) })) < 5 {
 		t.Errorf("%v are reranked, of %v: %v", x.tasks[0].first, all, err)
 	}
+	x = j.opened(t, append(sets[:len(sets):len(sets)], "save.dir="+filepath.Join(j.dir, "four"), "eval.rerank="+top(0)))
+	if most := len(slices.MaxFunc(x.tasks[0].first, func(a, b []evaluate.Hit) int { return len(a) - len(b) })); most != 4 {
+		t.Errorf("with top: 4 there are %d to rerank", most)
+	}
 }
 
 // What reranks stands beside the figure of the order that it was given, and a mean beside one only where all tasks have such an order.
