@@ -162,6 +162,17 @@ func TestPutsOff(t *testing.T) {
 	}
 }
 
+// From a step that is not finite a run with train.on_nan: rollback goes back, and saves nothing of it; but the last one is the run's end, which is saved.
+func TestLastIsNotRolledBack(t *testing.T) {
+	for step, want := range map[int]bool{1: false, 2: true} {
+		x := &Run{Steps: 3, saves: &checkpoints{steps: 1}}
+		x.Recipe.Train.OnNaN, x.Recipe.Save.Every.Steps = "rollback", 1
+		if _, save := x.saved(stages.StepResult{Step: step, Skipped: true}); save != want {
+			t.Errorf("step %d of 3 is saved: %t", step+1, save)
+		}
+	}
+}
+
 // What evaluations measure is another thing with other documents to rerank, or other weights of a model's parts.
 func TestIdentity(t *testing.T) {
 	seen := map[string]int{}
