@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -164,7 +165,9 @@ func (x *Run) checkBest(changed []string) error {
 		x.obs.note("nothing asks any more which evaluation is the best (save.best, eval.early_stopping): that one, %.4g at step %d, is forgotten", *p.Best, p.BestStep)
 		forget()
 	} else if p.Best != nil && p.BestBy != judge {
-		anew = "what eval measures has changed"
+		if anew = "what eval measures has changed"; p.BestBy == "" {
+			anew = "nothing asked which evaluation is the best (save.best, eval.early_stopping), and what it was of is not known"
+		}
 	} else if x.Recipe.Save.Best && p.BestStep > 0 {
 		h, err := x.bestHash()
 		switch {
@@ -187,7 +190,12 @@ func (x *Run) checkBest(changed []string) error {
 		p.First = nil
 	}
 	p.BestBy = judge
-	p.Enough = e.EarlyStopping != nil && p.Worse >= e.EarlyStopping.Patience
+	if stop := e.EarlyStopping; stop == nil || p.Worse < stop.Patience {
+		p.Enough = false
+	} else {
+		p.Enough = true
+		x.obs.note("%d evaluations in a row were no better than %.4g by more than %g, so that the run ends: a larger eval.early_stopping.patience, or none, lets it go on", p.Worse, *cmp.Or(p.Mark, p.Best), stop.MinDelta)
+	}
 	return nil
 }
 
@@ -196,28 +204,46 @@ func changesSteps(line string) bool {
 	return !slices.ContainsFunc([]string{"save.", "log.", "model.path ", "data.train["}, func(key string) bool { return strings.HasPrefix(line, key) })
 }
 
-// finish gives a run that is over its model, if it isn't there: from the checkpoint of its last step.
+// finish gives a run that is over its model, if it isn't there, or was saved otherwise: from the checkpoint of its last step.
 func (x *Run) finish(from *checkpoint.Checkpoint) (*Summary, error) {
 	dir, step := x.modelDir(), from.Step
 	s := &Summary{Steps: step, Counts: x.saves.progress.Counts, Model: dir, Over: true}
+	why := ""
 	if x.saves.progress.Over && hfmodel.IsModel(dir) {
-		return s, nil
+		changed, err := compareRecipes(from.Recipe, x.Recipe)
+		if err != nil {
+			return nil, err
+		}
+		i := slices.IndexFunc(changed, changesFolder)
+		if i < 0 {
+			return s, nil
+		}
+		why = changed[i]
 	}
 	if err := x.model.LoadTrained(x.stream, func(p transformer.Param, dst []float32) error {
 		return from.Read("weights", p.Name, 0, gpustage.Bytes(dst))
 	}); err != nil {
 		return nil, err
 	}
-	return s, x.saveAnew(step)
+	return s, x.saveAnew(step, why)
 }
 
-// saveAnew saves the model of a run that was over after a step, and whose state the model has from a checkpoint.
-func (x *Run) saveAnew(step int) error {
+// changesFolder tells whether a line of compareRecipes is of something that changes the folder of a model with the same parameters.
+func changesFolder(line string) bool {
+	return slices.ContainsFunc([]string{"save.precision ", "save.best ", "model.similarity "}, func(key string) bool { return strings.HasPrefix(line, key) })
+}
+
+// saveAnew saves the model of a run that was over after a step, and whose state the model has from a checkpoint: there was none, or why.
+func (x *Run) saveAnew(step int, why string) error {
 	if err := x.saveOver(x.stream, step); err != nil || !x.Main() {
 		return err
 	}
-	x.obs.note("%s had no model of step %d: it is saved anew from the checkpoint", x.modelDir(), step)
-	return nil
+	if why == "" {
+		x.obs.note("%s had no model of step %d: it is saved anew from the checkpoint", x.modelDir(), step)
+		return nil
+	}
+	x.obs.note("%s is saved anew from the checkpoint of step %d: %s", x.modelDir(), step, why)
+	return x.writeRecipe(x.Recipe.Save.Dir)
 }
 
 func hashFile(path string) (string, error) {

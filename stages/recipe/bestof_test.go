@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -20,6 +21,14 @@ import (
 // After another way of measuring nothing of the best evaluation is left, nor of patience: the next evaluation is the best, and patience counts from it.
 func TestForgotten(t *testing.T) {
 	best, mark := 0.9, 0.8
+	for by, why := range map[string]string{"": "nothing asked which evaluation is the best", "another": "what eval measures has changed"} {
+		var notes []string
+		x := &Run{saves: &checkpoints{progress: progress{Best: &best, BestStep: 3, BestBy: by}}, obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
+		x.Recipe.Save.Best = true
+		if err := x.checkBest(nil); err != nil || len(notes) != 1 || !strings.HasPrefix(notes[0], why) {
+			t.Errorf("measured by %q: %q, %v", by, notes, err)
+		}
+	}
 	x := &Run{saves: &checkpoints{progress: progress{Best: &best, BestStep: 3, BestBy: "another", BestModel: "hash", Mark: &mark, Worse: 4, Enough: true, First: &mark}}}
 	x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: 4}
 	if err := x.checkBest(nil); err != nil {
@@ -32,6 +41,26 @@ func TestForgotten(t *testing.T) {
 	for i := range 5 {
 		if better := p.weigh(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
 			t.Errorf("evaluation %d: better %v, %+v", i, better, *p)
+		}
+	}
+}
+
+// A run that goes on where its evaluations have used up patience ends, be it that patience came later, and says so.
+func TestPatienceUsedUp(t *testing.T) {
+	for patience, ends := range map[int]bool{4: true, 3: true, 5: false, 0: false} {
+		var notes []string
+		mark := 0.8
+		x := &Run{obs: Observer{Note: func(m string) { notes = append(notes, m) }}}
+		x.Recipe.Save.Best = true
+		if patience > 0 {
+			x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: patience, MinDelta: 0.01}
+		}
+		x.saves = &checkpoints{progress: progress{Best: &mark, BestBy: " on " + stages.Digest(xxh3.New()), Mark: &mark, Worse: 4, Enough: !ends}}
+		if err := x.checkBest(nil); err != nil || x.saves.progress.Enough != ends || x.saves.progress.Worse != 4 {
+			t.Errorf("patience of %d: %+v, %v", patience, x.saves.progress, err)
+		}
+		if said := fmt.Sprint(notes); strings.Contains(said, "4 evaluations in a row were no better than 0.8 by more than 0.01, so that the run ends") != ends || !ends && len(notes) > 0 {
+			t.Errorf("patience of %d: %s", patience, said)
 		}
 	}
 }
@@ -75,13 +104,37 @@ func TestBestOf(t *testing.T) {
 	}
 }
 
-// JSON has no numbers that are not finite.
+// A loss is better where it is lower, any other metric where it is higher, by more than asked for.
+func TestBetter(t *testing.T) {
+	for _, c := range []struct {
+		metric    string
+		value, by float64
+		want      bool
+	}{
+		{"loss", 0.75, 0, true}, {"loss", 1, 0, false}, {"loss", 1.25, 0, false}, {"loss", 0.75, 0.25, false}, {"loss", 0.5, 0.25, true},
+		{"map", 1.25, 0, true}, {"map", 1, 0, false}, {"map", 0.75, 0, false}, {"map", 1.25, 0.25, false}, {"map", 1.5, 0.25, true},
+	} {
+		if got := (Evaluation{Metric: c.metric, Value: c.value}).better(1, c.by); got != c.want {
+			t.Errorf("%+v, after 1: better %t", c, got)
+		}
+	}
+}
+
+// JSON has no numbers that are not finite, as a rate is of a step that took no time by the clock.
 func TestMetricsNotFinite(t *testing.T) {
 	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-		text, err := json.Marshal(Metrics{Step: 3, Loss: v, GradNorm: v})
+		text, err := json.Marshal(Metrics{Step: 3, Loss: v, GradNorm: v, PairsPerS: perSecond(5, 0), TokensPerS: perSecond(5, -time.Second)})
 		if err != nil || !strings.HasPrefix(string(text), `{"step":3,"epoch":0,"loss":null,"grad_norm":null,`) {
 			t.Errorf("%v: %s, %v", v, text, err)
 		}
+	}
+}
+
+// An evaluation without a figure takes that of the one before from the model's card: it was of other parameters.
+func TestNoFigureOfBefore(t *testing.T) {
+	x := &Run{measured: &Evaluation{Step: 1, Value: 0.5}, saves: &checkpoints{}}
+	if ev, err := x.evaluateAfter(t.Context(), &embedder.Engine{}, nil, 2); ev != nil || err != nil || x.measured != nil {
+		t.Errorf("%v, %v: the card has %v", ev, err, x.measured)
 	}
 }
 
@@ -105,6 +158,17 @@ func TestPutsOff(t *testing.T) {
 		c.change(&x.Recipe)
 		if got := x.putsOff(c.r); got != c.want {
 			t.Errorf("%s: put off %t", name, got)
+		}
+	}
+}
+
+// From a step that is not finite a run with train.on_nan: rollback goes back, and saves nothing of it; but the last one is the run's end, which is saved.
+func TestLastIsNotRolledBack(t *testing.T) {
+	for step, want := range map[int]bool{1: false, 2: true} {
+		x := &Run{Steps: 3, saves: &checkpoints{steps: 1}}
+		x.Recipe.Train.OnNaN, x.Recipe.Save.Every.Steps = "rollback", 1
+		if _, save := x.saved(stages.StepResult{Step: step, Skipped: true}); save != want {
+			t.Errorf("step %d of 3 is saved: %t", step+1, save)
 		}
 	}
 }

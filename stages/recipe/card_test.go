@@ -1,6 +1,8 @@
 package recipe
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,5 +26,21 @@ func TestCardPaths(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(j.dir, "run", "recipe.yaml"))
 	if err != nil || !strings.Contains(string(text), data) {
 		t.Errorf("%v: %s", err, text)
+	}
+	r, err := Parse("job", []byte(j.text), []string{held, "save.dir=" + filepath.Join(j.dir, "run")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	x.saves = x.openCheckpoints(nil)
+	before, err1 := x.Recipe.YAML()
+	_, err2 := x.card()
+	after, err3 := x.Recipe.YAML()
+	if err := errors.Join(err1, err2, err3); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("%v: the run's own recipe is\n%s\nand was\n%s", err, after, before)
 	}
 }

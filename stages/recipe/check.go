@@ -183,9 +183,9 @@ func (c *checker) checkData(d *Data) {
 		d.Train[i].judgements()
 		s := d.Train[i]
 		c.checkSource(s, key)
-		c.require(s.SamplingWeight >= 0 && !math.IsInf(s.SamplingWeight, 0), key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
+		c.require(s.SamplingWeight >= 0, key+".sampling_weight", "is %v, want a positive number", s.SamplingWeight)
 		weights, sum = weights || s.SamplingWeight > 0, sum+s.SamplingWeight
-		c.require(math.IsInf(s.SamplingWeight, 0) || !math.IsInf(sum, 0), key+".sampling_weight", "is %v, and with those before it infinite: smaller numbers say the same", s.SamplingWeight)
+		c.require(!math.IsInf(sum, 0), key+".sampling_weight", "is %v, and with those before it infinite: smaller numbers say the same", s.SamplingWeight)
 	}
 	c.words("data.on_error", "stop", "skip")
 	c.require(!weights || d.Mixing.Kind == dataset.Weighted, "data.mixing", "sampling_weight is for data.mixing: weighted, not %v", d.Mixing.Kind)
@@ -220,15 +220,15 @@ func (c *checker) checkBatch(b *Batch, datasets int) {
 
 func (c *checker) checkOptimizer(o *Optimizer) {
 	c.words("optimizer.name", "adamw", "sgd")
-	c.require(o.LR > 0 && !math.IsInf(o.LR, 0), "optimizer.lr", "is %v, want a positive number", o.LR)
-	c.require(o.WeightDecay >= 0 && !math.IsInf(o.WeightDecay, 0), "optimizer.weight_decay", "is %v, want a number of at least 0", o.WeightDecay)
+	c.require(o.LR > 0, "optimizer.lr", "is %v, want a positive number", o.LR)
+	c.require(o.WeightDecay >= 0, "optimizer.weight_decay", "is %v, want a number of at least 0", o.WeightDecay)
 	if o.Name == "sgd" {
 		for _, key := range []string{"optimizer.betas", "optimizer.eps"} {
 			c.require(c.find(key) == nil, key, "is for adamw")
 		}
 		o.Betas, o.Eps = nil, 0
 	} else {
-		c.require(o.Eps > 0 && !math.IsInf(o.Eps, 0), "optimizer.eps", "is %v, want a positive number", o.Eps)
+		c.require(o.Eps > 0, "optimizer.eps", "is %v, want a positive number", o.Eps)
 		c.require(len(o.Betas) == 2 && o.Betas[0] >= 0 && o.Betas[0] < 1 && o.Betas[1] >= 0 && o.Betas[1] < 1, "optimizer.betas", "are %v, want two numbers of at least 0 and less than 1", o.Betas)
 	}
 	c.require(o.Momentum >= 0 && o.Momentum < 1, "optimizer.momentum", "is %v, want at least 0 and less than 1", o.Momentum)
@@ -239,7 +239,7 @@ func (c *checker) checkOptimizer(o *Optimizer) {
 		key := fmt.Sprintf("optimizer.groups[%d]", i)
 		c.require(len(g.Params) > 0, key+".params", "are missing: parts of parameters' names such as lora_B or embeddings.")
 		c.require(!slices.Contains(g.Params, ""), key+".params", "have an empty name, which is in all names: optimizer.lr is the rate of all")
-		c.require(g.LR > 0 && !math.IsInf(g.LR, 0), key+".lr", "is %v, want a positive number; model.freeze keeps parameters as they are", g.LR)
+		c.require(g.LR > 0, key+".lr", "is %v, want a positive number; model.freeze keeps parameters as they are", g.LR)
 	}
 	c.checkSchedule(o)
 	c.require(o.WarmupRatio >= 0 && o.WarmupRatio <= 1, "optimizer.warmup_ratio", "is %v, want a part of the steps, 0 to 1", o.WarmupRatio)

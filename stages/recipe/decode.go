@@ -91,6 +91,10 @@ func (d *decoder) scalar(path string, n *node, v reflect.Value) {
 		var f float64
 		f, err = strconv.ParseFloat(text, 64)
 		v.SetFloat(f)
+		if err == nil && f-f != 0 { // nor would recipe.yaml, as it is written, be read again
+			d.fail(n.at, path, "is %v, want a finite number%s", f, d.asIn("; as in", path))
+			return
+		}
 	default:
 		panic("recipe: no decoder for " + v.Type().String())
 	}

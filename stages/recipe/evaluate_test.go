@@ -248,16 +248,22 @@ func TestRerankTasks(t *testing.T) {
 	if card := j.card(t, "first"); !strings.Contains(card, "/easy, BM25's candidates | ") {
 		t.Errorf("the card does not say what was reranked:\n%s", card)
 	}
-	sets = append(sets, "eval.metric=mrr@10") // whose figure of BM25's order is then the one beside it
+	sets = append(sets, "eval.metric=mrr@3") // whose figure of BM25's order is then the one beside it
 	values("mrr", tasks[1])
 	e := j.evaluations(t, "mrr")[0]
-	if m := e.measures(t, e.Eval); e.Base != m["base_mrr@10"] || e.Base == m["base_ndcg@10"] || e.Value != m["mrr@10"] {
+	if m := e.measures(t, e.Eval); e.Base != m["base_mrr@3"] || e.Base == m["base_ndcg@10"] || e.Value != m["mrr@3"] {
 		t.Errorf("%v from %v, of %v", e.Value, e.Base, m)
+	} else if _, ok := m["ndcg@10"]; !ok || len(m) < 2*len(evaluate.Standard()) {
+		t.Errorf("beside eval.metric there is %v", m)
 	}
 	x := j.opened(t, append(sets[:len(sets):len(sets)], "save.dir="+filepath.Join(j.dir, "all"), "eval.rerank="+tasks[0]))
 	all, err := x.tasks[0].retrieval.RankBM25(t.Context(), 100) // where the recipe does not say how many
 	if err != nil || !reflect.DeepEqual(x.tasks[0].first, all) || len(slices.MaxFunc(all, func(a, b []evaluate.Hit) int { return len(a) - len(b) })) < 5 {
 		t.Errorf("%v are reranked, of %v: %v", x.tasks[0].first, all, err)
+	}
+	x = j.opened(t, append(sets[:len(sets):len(sets)], "save.dir="+filepath.Join(j.dir, "four"), "eval.rerank="+top(0)))
+	if most := len(slices.MaxFunc(x.tasks[0].first, func(a, b []evaluate.Hit) int { return len(a) - len(b) })); most != 4 {
+		t.Errorf("with top: 4 there are %d to rerank", most)
 	}
 }
 

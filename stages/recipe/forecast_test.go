@@ -138,6 +138,9 @@ func TestForecastAddsUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if want := r.Batch.GlobalSize * r.Batch.Accumulate; f.Rows != want {
+				t.Errorf("%v: %d rows a step, want %d", mode, f.Rows, want)
+			}
 			return f
 		}
 		near := func(a, b time.Duration) bool { d := a - b; return max(d, -d) <= b/1000+time.Microsecond }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 
@@ -38,7 +37,7 @@ func (c *checker) checkGuide(l *Loss, at string) {
 		l.Scale = gistScale
 	}
 	c.words(at+".margin_strategy", "absolute", "relative")
-	c.require(l.Margin >= 0 && !math.IsInf(l.Margin, 0), at+".margin", "is %v, want a number of at least 0", l.Margin)
+	c.require(l.Margin >= 0, at+".margin", "is %v, want a number of at least 0", l.Margin)
 	if l.Guide == nil || l.Guide.Path == "" {
 		c.fail(at+".guide", "is missing: the model that says which candidates are no negatives, a folder or hub id")
 		return

@@ -14,7 +14,8 @@ import (
 	"contraflow/gpustage"
 )
 
-// Ranks agree on a guide by its parameters: it may lie in another place on each machine, and on another device, but not be another one, or read texts otherwise.
+// Ranks agree on a guide by its parameters: it may lie in another place on each machine, and on another device, but not be another one, or read texts otherwise. Where
+// each saves and what it tells is its own.
 func TestAgreeOnGuide(t *testing.T) {
 	j := newJob(t, 20)
 	own := filepath.Join(j.dir, "model")
@@ -43,7 +44,7 @@ func TestAgreeOnGuide(t *testing.T) {
 		guides := []string{fmt.Sprintf("{path: %q}", own), c.guide}
 		agreed := new(atomic.Int32)
 		err := local.Run(2, func(w collective.World) error {
-			r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, "out"), "mesh.replicate=2", "loss={name: gist, guide: " + guides[w.Rank()] + "}"})
+			r, err := Parse("job", []byte(j.text), []string{"save.dir=" + filepath.Join(j.dir, fmt.Sprint("out", w.Rank())), fmt.Sprint("log.every=", w.Rank()), "mesh.replicate=2", "loss={name: gist, guide: " + guides[w.Rank()] + "}"})
 			if err != nil {
 				return err
 			}

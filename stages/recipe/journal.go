@@ -89,6 +89,11 @@ func known(v float64) *float64 {
 	return &v
 }
 
+// perSecond is a rate, which is finite whatever the clock says: to one that ticks every half millisecond, as that of Windows, a small step takes no time.
+func perSecond(n int, took time.Duration) float64 {
+	return float64(n) / max(took, time.Microsecond).Seconds()
+}
+
 // journal writes metrics.jsonl and tells the observer.
 type journal struct {
 	enc     *json.Encoder
@@ -198,14 +203,14 @@ func (j *journal) step(r stages.StepResult, ev *Evaluation, enc *stages.Encoder)
 	now := time.Now()
 	took := now.Sub(j.last)
 	if ev != nil {
-		took = max(took-ev.took, time.Microsecond)
+		took -= ev.took
 	}
 	j.last = now
 	given, host := enc.Model.Device.Info().PeakAllocated, gpustage.HostPeakMemory()
 	peak := cmp.Or(given, host, enc.PeakBytes()) // a GPU's memory, not the process's
 	m := Metrics{
 		Step: r.Step + 1, Epoch: r.Epoch + 1, Loss: r.Loss, GradNorm: r.GradNorm, LR: r.LR, Pairs: r.Pairs, Tokens: r.Tokens,
-		PairsPerS: float64(r.Pairs) / took.Seconds(), TokensPerS: float64(r.Tokens) / took.Seconds(), PeakMemBytes: peak,
+		PairsPerS: perSecond(r.Pairs, took), TokensPerS: perSecond(r.Tokens, took), PeakMemBytes: peak,
 	}
 	m.Skipped = r.Skipped
 	if j.several {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,38 @@ func TestSkippedRowSaysWhere(t *testing.T) {
 		}
 		if err := d.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Rows to verify are from all over those that can be used: none of the others, and none twice.
+func TestFromAllOver(t *testing.T) {
+	j := newJob(t, 20)
+	path := filepath.Join(j.dir, "data.jsonl")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.SplitAfter(string(raw), "\n")
+	for _, row := range []int{0, 1, 5, 6, 19} {
+		lines[row] = `{"q": "a", "p": null}` + "\n"
+	}
+	if err := os.WriteFile(path, []byte(strings.Join(lines, "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + j.dir, "data.on_error=skip"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := Open(t.Context(), r, Observer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	all := []int64{2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}
+	for n, want := range map[int][]int64{99: all, 15: all, 5: {2, 7, 10, 13, 16}, 1: {2}} {
+		if got := x.fromAllOver(0, n); !slices.Equal(got, want) {
+			t.Errorf("%d: %v, want %v", n, got, want)
 		}
 	}
 }

@@ -77,6 +77,9 @@ func TestLookOverFiles(t *testing.T) {
 	if !all(l.Err(), "none.jsonl", "broken.parquet: ") || l.Parts[0].Said != "" {
 		t.Errorf("%+v: %v", l, l.Err())
 	}
+	if l, _ = j.lookOver(t, "data.on_error=skip", "data.train.0.path=["+at("data.jsonl")+", "+at("some*")+"]"); len(l.Parts[0].Bad) != 1 || l.Err() != nil {
+		t.Errorf("where such rows are skipped: %+v: %v", l, l.Err())
+	}
 	var many, named []string
 	for i := range 23 {
 		many = append(many, at(fmt.Sprintf("gone%d.jsonl", i)))

@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -342,7 +341,7 @@ func (c *checker) checkLoss(r *Recipe, l *Loss, at string) bool {
 			if k.names[0] == "gist" && option == "margin" {
 				continue // may be 0
 			}
-			c.require(f.Float() > 0 && !math.IsInf(f.Float(), 0), at+"."+option, "is %v, want a positive number", f.Float())
+			c.require(f.Float() > 0, at+"."+option, "is %v, want a positive number", f.Float())
 		}
 	}
 	if k.vectors && c.find(at+".scale") == nil {

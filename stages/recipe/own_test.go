@@ -186,7 +186,7 @@ func TestNoteUnread(t *testing.T) {
 	}
 }
 
-// Labels that the loss has no meaning for make rows that can't be used: an error with the row, or left out with data.on_error: skip.
+// Labels, and scores, that the loss has no meaning for make rows that can't be used: an error with the row, or left out with data.on_error: skip.
 func TestLabelsOutOfRange(t *testing.T) {
 	j := newJob(t, 60)
 	if err := os.WriteFile(filepath.Join(j.dir, "data.jsonl"), []byte(strings.Repeat(`{"q": "one two", "p": "two three", "label": 1}`+"\n"+`{"q": "three", "p": "four", "label": 0}`+"\n", 15)+`{"q": "five", "p": "six", "label": 3}`+"\n"), 0o600); err != nil {
@@ -200,6 +200,13 @@ func TestLabelsOutOfRange(t *testing.T) {
 	o, err := j.run(t, "skips", nil, 0, false, append(sets, "data.on_error=skip")...)
 	if err != nil || o.summary.Skipped != 1 {
 		t.Errorf("%v: %+v", err, o.summary)
+	}
+	if err := os.WriteFile(filepath.Join(j.dir, "data.jsonl"), []byte(strings.Repeat(`{"q": "one", "p": "two", "n": ["four"], "s": [1, 0]}`+"\n", 30)+`{"q": "one", "p": "two", "n": ["four"], "s": [0.5, 1.5]}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets = append(sets[2:], fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: n, scores: s}]", filepath.Join(j.dir, "data.jsonl")), "model.kind=reranker", "loss=bce")
+	if _, err := j.run(t, "scores", nil, 0, false, sets...); !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), "bce takes labels from 0 to 1") || !strings.Contains(err.Error(), ":31") {
+		t.Error(err)
 	}
 }
 

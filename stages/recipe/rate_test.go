@@ -93,3 +93,15 @@ func TestUpdateOfRecipe(t *testing.T) {
 		}
 	}
 }
+
+// A decay's ratio is of all steps, rounded up, and of few steps one at least.
+func TestDecayRatio(t *testing.T) {
+	for _, c := range []struct {
+		ratio       float64
+		steps, want int
+	}{{0.2, 100, 20}, {0.07, 101, 8}, {0.01, 5, 1}, {1, 7, 7}} {
+		if got := (Schedule{Name: "linear", DecayRatio: c.ratio}).of(c.steps).(optim.Curve).DecaySteps; got != c.want {
+			t.Errorf("%v of %d steps: %d", c.ratio, c.steps, got)
+		}
+	}
+}

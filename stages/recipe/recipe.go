@@ -615,7 +615,7 @@ func (m *Mixing) decode(d *decoder, path string, n *node) {
 		}
 		d.structure(path, n, reflect.ValueOf(&t).Elem())
 		*m = Mixing{dataset.Tempered, t.Temperature}
-		if !(t.Temperature > 0) || math.IsInf(t.Temperature, 0) {
+		if t.Temperature <= 0 {
 			d.fail(n.at, path+".temperature", "is %v, want a positive number", t.Temperature)
 		}
 		return

@@ -3,7 +3,6 @@ package recipe
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 
 	"contraflow/gpustage"
@@ -127,7 +126,7 @@ func (c *checker) checkGroups(l *Loss, at string) {
 		if c.find(at+".scale") == nil {
 			l.Scale = 10
 		}
-		c.require(l.Scale > 0 && !math.IsInf(l.Scale, 0), at+".scale", "is %v, want a positive number", l.Scale)
+		c.require(l.Scale > 0, at+".scale", "is %v, want a positive number", l.Scale)
 	} else {
 		l.Scale = 0 // which is an embedder's default
 	}

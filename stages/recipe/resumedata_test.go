@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
 	"contraflow/testdata/harness"
 )
 
@@ -297,5 +298,31 @@ func TestOrderByKey(t *testing.T) {
 	write(41)
 	if err := run(true, 0); err == nil || !strings.Contains(err.Error(), "data.train[1]: the order of the data can't be continued") {
 		t.Errorf("other data: %v", err)
+	}
+}
+
+// Datasets are drawn from by their weights, 1 where nothing is said, and rows come by length and without duplicates where the recipe says so.
+func TestOrderOfRecipe(t *testing.T) {
+	j := newJob(t, 30)
+	data := filepath.Join(j.dir, "data.jsonl")
+	train := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, sampling_weight: 3}, {path: %q, query: q, positive: p}]", data, data)
+	for _, on := range []bool{true, false} {
+		r, err := Parse("job", []byte(j.text), []string{train, "data.mixing=weighted", fmt.Sprint("batch.by_length=", on), fmt.Sprint("batch.no_duplicates=", !on), "save.dir=" + filepath.Join(j.dir, "out")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := Open(t.Context(), r, Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		if m := x.Recipe.mixing(); m.Kind != dataset.Weighted || !slices.Equal(m.Weights, []float64{3, 1}) {
+			t.Errorf("%+v", m)
+		}
+		for i, p := range x.parts {
+			if (p.Lengths != nil) != on || (p.Texts != nil) == on {
+				t.Errorf("by_length: %t, dataset %d has lengths %t, texts %t", on, i, p.Lengths != nil, p.Texts != nil)
+			}
+		}
 	}
 }

@@ -111,6 +111,35 @@ func TestSavePrecision(t *testing.T) {
 	}
 }
 
+// A run that is over, and is to save its model otherwise, does: it has the bits of one that was from the beginning, and recipe.yaml says so.
+func TestOverSavedOtherwise(t *testing.T) {
+	j := newJob(t, 60)
+	otherwise := []string{"save.precision=bf16", "model.similarity=dot"}
+	for name, mesh := range map[string]string{"alone": "mesh.shard=1", "streamed": "mesh={shard: 2, parameters: streamed}"} {
+		sets := []string{mesh, "train.max_steps=2", "save.every=2"}
+		for out, sets := range map[string][]string{"run": sets, "want": append(sets, otherwise...)} {
+			if _, err := j.run(t, name+" "+out, nil, 0, false, sets...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		o, err := j.run(t, name+" run", nil, 0, true, append(sets, otherwise...)...)
+		said(t, o, err, "is saved anew from the checkpoint of step 2: ")
+		for _, files := range []string{"*.safetensors", "config*.json"} {
+			if !o.summary.Over || !bytes.Equal(j.saved(t, name+" run", files), j.saved(t, name+" want", files)) {
+				t.Errorf("%s: %s is not that of a run which had been told before; %+v", name, files, o.summary)
+			}
+		}
+		text, err := os.ReadFile(filepath.Join(j.dir, name+" run", "recipe.yaml"))
+		if err != nil || !strings.Contains(string(text), "precision: bf16") {
+			t.Errorf("%s, %v", text, err)
+		}
+		o, err = j.run(t, name+" run", nil, 0, true, append(sets, "eval.every=7", "log.every=3")...)
+		if err != nil || strings.Contains(fmt.Sprint(o.notes), "anew") {
+			t.Errorf("%v, %v", o.notes, err)
+		}
+	}
+}
+
 // With SGD a parameter's change is its learning rate times its gradient: with layer_decay, that without it times the decay to the power of the
 // layers above, on ranks that hold parts too; a group's parameters have the group's rate.
 func TestLayerDecay(t *testing.T) {
@@ -276,6 +305,15 @@ func TestPreviousStays(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(j.dir, "run", "recipe.yaml"+previous)); err != nil {
 		t.Error(err)
+	}
+	if err := os.Remove(filepath.Join(j.dir, "run", ".model.partial")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.run(t, "run", nil, 0, false, sets...); err != nil {
+		t.Error(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(j.dir, "run", "*"+previous)); err != nil || len(left) > 0 {
+		t.Errorf("with a model of its own there still is %v (%v)", left, err)
 	}
 }
 

@@ -115,7 +115,7 @@ func (c *checker) checkSchedule(o *Optimizer) {
 		v   float64
 	}{{"cycles", s.Cycles}, {"waves", s.Waves}, {"power", s.Power}, {"timescale", float64(s.Timescale)}, {"decay_steps", float64(s.DecaySteps)}, {"decay_ratio", s.DecayRatio}} {
 		key := at + "." + x.key
-		c.require(c.find(key) == nil || x.v > 0 && !math.IsInf(x.v, 0), key, "is %v, want a positive number", x.v)
+		c.require(c.find(key) == nil || x.v > 0, key, "is %v, want a positive number", x.v)
 	}
 	if s.StableSteps != nil {
 		c.require(*s.StableSteps >= 0, at+".stable_steps", "is negative")

@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -78,7 +77,7 @@ func (c *checker) checkFlops(r *Recipe, l *Loss, at string) {
 		key string
 		v   float64
 	}{{"query", f.Query}, {"document", f.Document}} {
-		c.require(x.v >= 0 && !math.IsInf(x.v, 0), key+"."+x.key, "is %v, want a number of at least 0, such as 5e-5 for queries and 3e-5 for documents", x.v)
+		c.require(x.v >= 0, key+"."+x.key, "is %v, want a number of at least 0, such as 5e-5 for queries and 3e-5 for documents", x.v)
 	}
 	c.require(f.QueryThreshold >= 0, key+".query_threshold", "is negative; 0 leaves out none")
 	c.require(f.DocumentThreshold >= 0, key+".document_threshold", "is negative; 0 leaves out none")

@@ -3,7 +3,6 @@ package recipe
 import (
 	"fmt"
 	"iter"
-	"math"
 	"slices"
 
 	"contraflow/stages/loss"
@@ -161,7 +160,7 @@ func (c *checker) checkGroupTerms(l *Loss, at string) {
 	one := len(l.Terms) == 1
 	for key, t := range l.each(at) {
 		c.checkGroups(t, key)
-		c.require(l.Terms == nil || t.Weight > 0 && !math.IsInf(t.Weight, 0), key+".weight", "is %v, want a positive number", t.Weight)
+		c.require(l.Terms == nil || t.Weight > 0, key+".weight", "is %v, want a positive number", t.Weight)
 		c.require(l.Terms == nil || one || t.groups().MeansRows(), key+".name", "%s is a mean over a batch's documents, or pairs of them, and no term of a sum, which is a mean over rows", t.Name)
 		c.require(l.Terms == nil || one || t.inBatch() == 0, key+".name", "mnrl is no term of a sum, whose losses have the same documents: those of other rows are its alone")
 	}

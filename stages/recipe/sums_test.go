@@ -166,7 +166,7 @@ func TestSumErrors(t *testing.T) {
 		{pairs, "loss: {name: mnrl, weight: 2}", "loss.weight: is for a loss in a list, which is a sum"},
 		{pairs, "loss: [mnrl, {name: mnrl, weight: 0}]", "loss[1].weight: is 0, want a positive number"},
 		{pairs, "loss: [mnrl, {name: mnrl, weight: -1}]", "loss[1].weight: is -1, want a positive number"},
-		{pairs, "loss: [mnrl, {name: mnrl, weight: Inf}]", "loss[1].weight: is +Inf, want a positive number"},
+		{pairs, "loss: [mnrl, {name: mnrl, weight: Inf}]", "loss[1].weight: is +Inf, want a finite number; as in weight: "},
 		{pairs, "loss: [mnrl, {name: mnrl, weight: much}]", "loss[1].weight: want a number"},
 		{pairs, "loss: [mnrl, cosnet]", "loss[1].name: is \"cosnet\", want one of"},
 		{pairs, "loss: [mnrl, {name: mnrl, sclae: 3}]", "loss[1].sclae: unknown key"},

@@ -623,7 +623,7 @@ func (x *Run) pass(ctx context.Context, from *checkpoint.Checkpoint, log *journa
 	}
 	if x.saves.first == x.Steps { // stopped there, with an evaluation to make, and given no more steps
 		log.summary.Steps, log.summary.Over = x.Steps, true
-		return nil, x.saveAnew(x.Steps)
+		return nil, x.saveAnew(x.Steps, "")
 	}
 	x.saves.begin()
 	err = p.Run(ctx, opts...)
@@ -654,11 +654,7 @@ func (x *Run) begin(dir string) (*os.File, error) {
 			return nil, err
 		}
 	}
-	text, err := x.Recipe.YAML()
-	if err != nil {
-		return nil, err
-	}
-	if err := atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), x.own.says(text)); err != nil {
+	if err := x.writeRecipe(dir); err != nil {
 		return nil, err
 	}
 	if err := writeSkipped(filepath.Join(dir, skippedFile), x.skipped); err != nil {
@@ -672,4 +668,13 @@ func (x *Run) begin(dir string) (*os.File, error) {
 		return nil, err
 	}
 	return os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+}
+
+// writeRecipe writes a run's recipe.yaml.
+func (x *Run) writeRecipe(dir string) error {
+	text, err := x.Recipe.YAML()
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteFile(filepath.Join(dir, "recipe.yaml"), x.own.says(text))
 }

@@ -212,8 +212,7 @@ func (n *node) slot(key, at string) (**node, error) {
 		n.keys = append(n.keys, entry{key: key, at: at})
 		return &n.keys[len(n.keys)-1].value, nil
 	case list:
-		var i int
-		if _, err := fmt.Sscan(key, &i); err == nil && i >= 0 && i < len(n.list) {
+		if i, err := strconv.Atoi(key); err == nil && i >= 0 && i < len(n.list) {
 			return &n.list[i], nil
 		}
 		return nil, fmt.Errorf("%s: %q is not an element of a list of %d: they are counted from 0", at, key, len(n.list))

@@ -421,6 +421,9 @@ func (r *recipe) optimizer() {
 		r.set("optimizer.eps", num(eps), "1e-08")
 	}
 	if v, ok := r.number("max_grad_norm"); ok {
+		if !(v > 0) || math.IsInf(v, 1) { // nothing is clipped
+			v = 0
+		}
 		r.set("optimizer.max_grad_norm", num(v), "1")
 	}
 	constant := r.schedule(lr)
