@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -100,13 +101,24 @@ Of a sentence-transformers script FILE is made so: ` + imports.FromPython,
 var plainWord = regexp.MustCompile(`^[\pL\pN_./:@%+,=~-]+$`)
 
 // shellWord writes a word as a shell reads it.
-func shellWord(s string) string {
-	if plainWord.MatchString(s) && !strings.HasPrefix(s, "~") {
+func shellWord(s string) string { return wordFor(runtime.GOOS, s) }
+
+func wordFor(system, s string) string {
+	windows := system == "windows"
+	plain := s
+	if windows {
+		plain = strings.ReplaceAll(s, `\`, "/")
+	}
+	switch {
+	case plainWord.MatchString(plain) && !strings.HasPrefix(s, "~"):
 		return s
+	case windows: // to its cmd.exe ' is a letter
+		return `"` + strings.ReplaceAll(s, `"`, `\"`) + `"`
 	}
 	return quoted(s)
 }
 
+// quoted is a word as a POSIX shell reads it.
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // first says what comes before training: what is to be put into the recipe, and which keys its check finds wrong, in errors that begin with name.

@@ -110,7 +110,7 @@ func (f *initFlags) check(cmd *cobra.Command) error {
 	case f.distilled != "" && given("seed"):
 		return usageError{errors.New("--seed and --distill: nothing is random")}
 	}
-	if err := f.apart("--input", f.input...); err != nil {
+	if err := f.apart("--input", dataset.LocalFiles(f.input...)...); err != nil {
 		return err
 	}
 	return mayWrite(f.out, f.force, "")
@@ -119,9 +119,9 @@ func (f *initFlags) check(cmd *cobra.Command) error {
 // apart refuses a folder to write that has what is read in it: a model that is replaced goes with all that lies beside it. flag is what names what is read.
 func (f *initFlags) apart(flag string, paths ...string) error {
 	for _, path := range paths {
-		if same, err := embedder.Overlap(f.out, path); err != nil {
+		if in, err := embedder.Within(path, f.out); err != nil {
 			return err
-		} else if same {
+		} else if in {
 			return usageError{fmt.Errorf("--out %s would replace %s, which is read (%s): choose another folder", f.out, path, flag)}
 		}
 	}

@@ -559,7 +559,7 @@ func TestInit(t *testing.T) {
 		{[]string{"--out", start, "--input", good, "--force", "--config", config, "--max-length", "50"}, 1, "beyond config.json's 40 positions"},
 		{[]string{"--out", filepath.Join(dir, "new"), "--input", bad}, 1, "bad.jsonl:2"},
 		{[]string{"--out", start, "--input", good, "--input", beside, "--force"}, 2, "start would replace " + beside + ", which is read (--input): choose another folder"},
-		{[]string{"--out", start, "--input", filepath.Join(start, "*.jsonl"), "--force"}, 2, "which is read (--input)"},
+		{[]string{"--out", start, "--input", filepath.Join(dir, "*", "*.jsonl"), "--force"}, 2, "start would replace " + beside + ", which is read (--input)"},
 		{[]string{"--out", start, "--static", "--hidden", "8", "--distill", start, "--force"}, 2, "which is read (--distill)"},
 		{[]string{"--out", start, "--static", "--hidden", "8", "--tokenizer", start, "--force"}, 2, "which is read (--tokenizer)"},
 		{[]string{"--out", start, "--input", good, "--dropout", "1"}, 2, "--dropout is 1, want at least 0 and less than 1"},
@@ -580,6 +580,7 @@ func TestInit(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
 		t.Error("a folder is left of an init that failed")
 	}
+	succeed(t, "init", "--out", filepath.Join(start, "inner"), "--static", "--hidden", "8", "--tokenizer", start) // which replaces nothing
 	succeed(t, "init", "--out", start, "--input", good, "--config", config, "--force")
 	succeed(t, "train", "-c", filepath.Join(dir, "recipe.yaml"), "--set", "model.path="+start, "--set", "train.max_steps=2", "--quiet")
 }

@@ -64,7 +64,7 @@ func afterQuickstart(out string, rep *quickstart.Report) string {
 	in := func(name string) string { return shellWord(filepath.Join(out, name)) }
 	task := fmt.Sprintf("--queries %s --corpus %s --qrels %s", in("queries.parquet"), in("corpus.parquet"), in("qrels.parquet"))
 	var b strings.Builder
-	fmt.Fprintf(&b, "  contraflow embed --model %s --text %s\n", in("model"), quoted(rep.Example))
+	fmt.Fprintf(&b, "  contraflow embed --model %s --text %s\n", in("model"), shellWord(rep.Example))
 	fmt.Fprintf(&b, "  contraflow eval --model %s %s --bm25\n", in("model"), task)
 	if rep.Rerank != nil {
 		fmt.Fprintf(&b, "  contraflow rerank --model %s --first %s %s --top 20\n", in("reranker/model"), in("model"), task)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -28,9 +29,21 @@ func TestAfterQuickstart(t *testing.T) {
 	}
 }
 
+// In Windows' shells a path is taken as it is, and a text is in the quotes that both know.
+func TestWordsOnWindows(t *testing.T) {
+	for s, want := range map[string]string{`q\model`: `q\model`, `C:\my q\model`: `"C:\my q\model"`, `it's`: `"it's"`, `says "so"`: `"says \"so\""`} {
+		if got := wordFor("windows", s); got != want {
+			t.Errorf("%s is %s, want %s", s, got, want)
+		}
+	}
+}
+
 // A shell reads them as they are meant, whatever the folder is called and whatever the comment has in it.
 func TestAfterQuickstartInAShell(t *testing.T) {
 	sh, err := exec.LookPath("sh")
+	if runtime.GOOS == "windows" {
+		t.Skip("words are for its own shells")
+	}
 	if err != nil {
 		harness.Missing(t, "no shell: %v", err)
 	}

@@ -13,18 +13,27 @@ func IsInput(file string, paths ...string) bool {
 	if err != nil {
 		return false // a new file
 	}
-	for _, pattern := range paths {
-		files := []string{pattern}
-		if IsGlob(pattern) {
-			files, _ = filepath.Glob(pattern) // what is no glob, opening it says
-		}
-		for _, f := range files {
-			if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
-				return true
-			}
+	for _, f := range LocalFiles(paths...) {
+		if in, err := os.Stat(f); err == nil && os.SameFile(in, out) {
+			return true
 		}
 	}
 	return false
+}
+
+// LocalFiles are the files that paths of data files, globs among them, name on this machine, whether they are there or not. Of a URL's files it knows nothing.
+func LocalFiles(paths ...string) (files []string) {
+	for _, p := range paths {
+		switch {
+		case Remote(p):
+		case IsGlob(p):
+			found, _ := filepath.Glob(p) // what is no glob, opening it says
+			files = append(files, found...)
+		default:
+			files = append(files, p)
+		}
+	}
+	return files
 }
 
 // CheckApart refuses an output that is one of the files that paths name. The error begins with the output's name.

@@ -3,38 +3,66 @@ package prep
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 )
 
-// TestFinishFails: a run that can't be completed holds the folder no longer, and what it leaves is not read as if it were whole.
+// TestFinishFails: a run that can't be completed holds the folder no longer, and an earlier output is as it was, or the folder empty.
 func TestFinishFails(t *testing.T) {
-	c, _ := corpus(t, 200)
-	rules, err := NewRules(t.Context(), c)
-	if err != nil {
+	for _, earlier := range []bool{true, false} {
+		c, _ := corpus(t, 200)
+		c.Split.Dev, c.Split.BEIR = 0.2, true // a folder among the files
+		rules, err := NewRules(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if earlier {
+			mustRun(t, c)
+		}
+		before := contents(t, c.Output.Dir)
+		claim, err := Begin(&rules.Config, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules.Config.Split.BEIR = false
+		s := NewStats(c.Input)
+		s.Inputs[0].Train, s.Files = 1, []FileStats{{"train-00000-of-00001.parquet", 1}} // that nobody has written
+		if err := claim.Finish(t.Context(), rules, s); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("got %v", err)
+		}
+		if after := contents(t, c.Output.Dir); !maps.Equal(before, after) {
+			t.Errorf("earlier output %t: there were %v, and are %v", earlier, slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after)))
+		}
+		if _, err := Run(t.Context(), c, Options{Overwrite: true}); err != nil {
+			t.Error(err)
+		}
+		runtime.KeepAlive(claim) // its file is not closed for want of an owner
+	}
+}
+
+// contents are those of all files in a folder, by their paths in it.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		files[path] = string(b)
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	mustRun(t, c)
-	claim, err := Begin(&rules.Config, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := NewStats(c.Input)
-	s.Inputs[0].Train, s.Files = 1, []FileStats{{"train-00000-of-00001.parquet", 1}} // that nobody has written
-	if err := claim.Finish(t.Context(), rules, s); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
-	}
-	if _, err := os.Stat(filepath.Join(c.Output.Dir, Success)); err == nil {
-		t.Error("it says that it is whole")
-	}
-	if _, err := Run(t.Context(), c, Options{Overwrite: true}); err != nil {
-		t.Error(err)
-	}
-	runtime.KeepAlive(claim) // its file is not closed for want of an owner
+	return files
 }
 
 // TestBeginFails: where what another run has left can't be removed, nothing else is.

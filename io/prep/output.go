@@ -22,9 +22,9 @@ import (
 // What a run leaves: shards, card.json, README.md (the dataset card that Hugging Face's hub shows), and at last _SUCCESS.
 //
 // A folder that is half-written never looks complete. Shards are written under _temporary, in a folder of this run, and get their names when
-// all of them are there. The folder _temporary is removed last: as long as there is one, readers refuse the folder (dataset.Open does), and the
-// next run begins anew. A run that fails, is interrupted or has no more room before that removes what it has written itself, and an earlier output is
-// as it was; after a kill the next run does.
+// all of them are there, and an earlier output has gone to _temporary in their place. The folder _temporary is removed last: as long as there is one,
+// readers refuse the folder (dataset.Open does), and the next run begins anew. A run that fails, is interrupted or has no more room before that removes
+// what it has written itself, and an earlier output is as it was; after a kill the next run does.
 //
 // Two runs never mix. While a run lives it holds a lock, so that a second one gets an error; and what a dead run has left on other machines
 // (workers of a cluster outlive the program that sent them there) finds its folder gone and can't write.
@@ -185,41 +185,71 @@ func (x *Claim) cards(ctx context.Context, r *Rules, s *Stats) (names []string, 
 	return names, nil
 }
 
-// Finish completes the output after all shards are written: the cards, the names, the marker. Where no row is left, or the cards can't be written, it takes
-// back what is written instead, and an earlier output stays.
+// Finish completes the output after all shards are written: the cards, the names, the marker. Where no row is left, or one of these can't be written, it
+// takes back what is written instead, and an earlier output stays.
 func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
-	dir, tmp := x.out.Dir, x.out.temporary()
 	defer x.Release()
 	names, err := x.cards(ctx, r, s)
 	if err != nil {
 		return errors.Join(err, x.Abandon())
 	}
-	if err := os.Remove(filepath.Join(dir, Success)); err != nil && !errors.Is(err, fs.ErrNotExist) { // from here on the folder is neither output
+	back, err := x.place(names)
+	if err == nil {
+		return x.clean()
+	}
+	err = fmt.Errorf("completing %s: %w", x.out.Dir, err)
+	if lost := back(); lost != nil { // what can't be put back stays in Temporary
+		return errors.Join(err, lost)
+	}
+	return errors.Join(err, x.Abandon())
+}
+
+// place puts what is written in the place of an earlier output, and the marker beside it. back undoes what it has done.
+func (x *Claim) place(names []string) (back func() error, err error) {
+	dir, tmp := x.out.Dir, x.out.temporary()
+	previous := filepath.Join(tmp, "previous")
+	var moved [][2]string // from, to
+	back = func() (err error) {
+		for _, m := range slices.Backward(moved) {
+			err = errors.Join(err, os.Rename(m[1], m[0]))
+		}
 		return err
+	}
+	move := func(name, from, to string) error {
+		from, to = filepath.Join(from, name), filepath.Join(to, name)
+		err := os.Rename(from, to)
+		if err == nil {
+			moved = append(moved, [2]string{from, to})
+		}
+		return err
+	}
+	err = errors.Join(os.Mkdir(previous, 0o777), os.WriteFile(filepath.Join(tmp, Success), nil, 0o666))
+	if err != nil {
+		return back, err
+	}
+	if err := move(Success, dir, previous); err != nil && !errors.Is(err, fs.ErrNotExist) { // from here on the folder is neither output
+		return back, err
 	}
 	old, err := os.ReadDir(dir)
 	if err != nil {
-		return err
+		return back, err
 	}
 	for _, e := range old {
 		if e.Name() != Temporary && isOurs(e.Name()) {
-			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-				return err
+			if err := move(e.Name(), dir, previous); err != nil {
+				return back, err
 			}
 		}
 	}
 	for _, n := range names {
-		if err := os.Rename(filepath.Join(tmp, n), filepath.Join(dir, n)); err != nil {
-			return fmt.Errorf("completing %s: %w", dir, err)
+		if err := move(n, tmp, dir); err != nil {
+			return back, err
 		}
 	}
 	if err := atomicfile.SyncDir(dir); err != nil {
-		return err
+		return back, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, Success), nil, 0o666); err != nil {
-		return err
-	}
-	return x.clean()
+	return back, move(Success, tmp, dir)
 }
 
 // Abandon takes back what a run has written that comes to nothing, where Finish is not called: an earlier output is as it was.

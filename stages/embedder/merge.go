@@ -148,14 +148,14 @@ var activationNames = map[gpustage.Activation]string{gpustage.Identity: "identit
 
 // Overlap tells whether two paths lead to one folder, or one into the other. Neither need exist.
 func Overlap(a, b string) (bool, error) {
-	if in, err := within(a, b); in || err != nil {
+	if in, err := Within(a, b); in || err != nil {
 		return in, err
 	}
-	return within(b, a)
+	return Within(b, a)
 }
 
-// within tells whether a path leads to a folder, or into it. Neither need exist.
-func within(path, folder string) (bool, error) {
+// Within tells whether a path leads to a folder, or into it. Neither need exist.
+func Within(path, folder string) (bool, error) {
 	path, err := realPath(path)
 	if err != nil {
 		return false, err

@@ -194,7 +194,7 @@ func (t *Trainable) Save(dir string, o Saving) error {
 	} else if t.folder.Base != nil { // of the adapter that is merged into what is saved
 		needed = t.folder.Base.Dir
 	}
-	if replaces, err := within(needed, dir); needed != "" && err == nil && replaces {
+	if replaces, err := Within(needed, dir); needed != "" && err == nil && replaces {
 		return fmt.Errorf("save model to %s: it would replace the base model that an adapter needs, in %s: choose another folder", dir, needed)
 	}
 	if err := Round(tensors, o.Precision); err != nil {
