@@ -22,8 +22,8 @@ func newVerify() *cobra.Command {
 		Long: `verify-grads computes the gradient of one step on some rows from all over the recipe's data in every way that training may compute it (sub-batches,
 replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
 double precision, which in turn is compared with a finite difference of the loss. It prints a row for each, with how many there are, and exits with 1 if
-any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, a plain computation in single
-precision on the reference device tells, in a row of its own (noise), and the limit of each tensor follows what it has there.
+any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, two computations in single
+precision on the reference device tell, in rows of their own (noise), and the limit of each tensor follows what it has there.
 
 Meshes are of ranks in this process, which exchange as the recipe says (mesh.wire, mesh.overlap, train.sync, loss.gather_across_devices). Started by
 mpirun, srun or torchrun it verifies the job's own mesh: each rank what it computes alone, and then all of them together.`,

@@ -121,10 +121,16 @@ func (x *Run) openM3() (heads transformer.TokenHeads, err error) {
 	return heads, nil
 }
 
+// hasMaxSim tells whether the loss compares texts token by token.
+func (x *Run) hasMaxSim() bool {
+	h, parts := x.model.Config.Tokens, x.Recipe.Loss.Parts
+	return !h.None() && (h.Alone || parts == nil || slices.Contains(parts, loss.VectorsPart))
+}
+
 // maxSim is what the products of all pairs' tokens take in a batch, over all ranks, and the vectors with their gradient on each: 0 without.
 func (x *Run) maxSim() (flops float64, bytes int64) {
-	l, h := x.Recipe.Loss, x.model.Config.Tokens
-	if h.None() || !h.Alone && l.Parts != nil && !slices.Contains(l.Parts, loss.VectorsPart) || h.Alone && l.kind().rowwise() {
+	h := x.model.Config.Tokens
+	if !x.hasMaxSim() || h.Alone && x.Recipe.Loss.kind().rowwise() {
 		return 0, 0
 	}
 	rows := float64(x.batchRows())

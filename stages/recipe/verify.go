@@ -358,7 +358,9 @@ func (w way) String() string {
 			some += ", some " + part.name
 		}
 	}
-	s += some
+	if s += some; w.ref {
+		s += ", f32 on ref"
+	}
 	if w.every > 0 {
 		s += fmt.Sprintf(", activation checkpointing every %d", w.every)
 	}
