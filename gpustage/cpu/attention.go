@@ -103,7 +103,8 @@ func (s *Stream) eachHead(o *gpustage.Attention, buffers int, sums []float32, f 
 	s.d.pool.Run(tasks, run)
 }
 
-// headsOfTask is how many of so many heads of sequences make one task. Short sequences' do together: forking costs about what a head of 16 tokens does.
+// headsOfTask is how many of so many heads of sequences make one task. Short sequences' do together: forking costs about what a head of 16 tokens does. On
+// two cores of an EPYC with AVX-512, 12 heads of 32 features of 512 texts of 16 tokens took 12.3 ms forward and 20.7 backward, and 16.6 and 28.8 in tasks of 4,096 heads.
 func headsOfTask(o *gpustage.Attention, units int) int {
 	work := o.Seqs.Tokens / max(1, o.Seqs.Rows) * o.Seqs.MaxLen * o.HeadDim // of a head
 	return max(1, min(units, (1<<16)/max(1, work)))

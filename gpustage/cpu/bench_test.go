@@ -19,6 +19,7 @@ func BenchmarkAttention(b *testing.B) {
 		window                  int
 		cap                     float64
 	}{
+		{"16", 16, 512, 12, 12, 32, false, 0, 0},
 		{"512", 512, 4, 8, 8, 64, false, 0, 0},
 		{"2048", 2048, 1, 4, 4, 64, false, 0, 0},
 		{"8192", 8192, 1, 2, 2, 64, false, 0, 0},
