@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -160,7 +159,7 @@ func (x *Run) checkBest(changed []string) error {
 		return err
 	}
 	anew := ""
-	forget := func() { p.Best, p.BestStep, p.BestModel, p.Mark, p.Worse = nil, 0, "", nil, 0 }
+	forget := func() { p.Best, p.BestStep, p.BestModel, p.Mark, p.Worse, p.Spent = nil, 0, "", nil, 0, 0 }
 	if p.Best != nil && p.BestBy != "" && judge == "" {
 		x.obs.note("nothing asks any more which evaluation is the best (save.best, eval.early_stopping): that one, %.4g at step %d, is forgotten", *p.Best, p.BestStep)
 		forget()
@@ -190,11 +189,11 @@ func (x *Run) checkBest(changed []string) error {
 		p.First = nil
 	}
 	p.BestBy = judge
-	if stop := e.EarlyStopping; stop == nil || p.Worse < stop.Patience {
-		p.Enough = false
+	if stop, worse := e.EarlyStopping, max(p.Worse, p.Spent); stop == nil || worse < stop.Patience {
+		p.Enough, p.Spent = false, 0
 	} else {
-		p.Enough = true
-		x.obs.note("%d evaluations in a row were no better than %.4g by more than %g, so that the run ends: a larger eval.early_stopping.patience, or none, lets it go on", p.Worse, *cmp.Or(p.Mark, p.Best), stop.MinDelta)
+		p.Enough, p.Spent = true, worse
+		x.obs.note("%d evaluations in a row were no better than the best before them by more than %g, so that the run ends: a larger eval.early_stopping.patience, or none, lets it go on", worse, stop.MinDelta)
 	}
 	return nil
 }

@@ -59,8 +59,32 @@ func TestPatienceUsedUp(t *testing.T) {
 		if err := x.checkBest(nil); err != nil || x.saves.progress.Enough != ends || x.saves.progress.Worse != 4 {
 			t.Errorf("patience of %d: %+v, %v", patience, x.saves.progress, err)
 		}
-		if said := fmt.Sprint(notes); strings.Contains(said, "4 evaluations in a row were no better than 0.8 by more than 0.01, so that the run ends") != ends || !ends && len(notes) > 0 {
+		if said := fmt.Sprint(notes); strings.Contains(said, "4 evaluations in a row were no better than the best before them by more than 0.01, so that the run ends") != ends || !ends && len(notes) > 0 {
 			t.Errorf("patience of %d: %s", patience, said)
+		}
+	}
+}
+
+// A run that is to end is over, although the step that was under way when that was decided is measured as better: resumed, it does not go on, but with more
+// patience, which then counts from that step.
+func TestLateBetter(t *testing.T) {
+	for patience, ends := range map[int]bool{2: true, 1: true, 3: false} {
+		x := &Run{}
+		x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: 2}
+		x.saves = &checkpoints{progress: progress{BestBy: " on " + stages.Digest(xxh3.New())}}
+		p := &x.saves.progress
+		for i, value := range []float64{0.5, 0.4, 0.3, 0.6} {
+			p.weigh(&Evaluation{Step: i + 1, Value: value}, x.Recipe.Eval.EarlyStopping)
+		}
+		if !p.Enough || p.Worse != 0 || *p.Best != 0.6 {
+			t.Errorf("%+v", p)
+		}
+		x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: patience}
+		if err := x.checkBest(nil); err != nil || p.Enough != ends {
+			t.Errorf("patience of %d: %+v, %v", patience, p, err)
+		}
+		if p.weigh(&Evaluation{Step: 5, Value: 0.5}, x.Recipe.Eval.EarlyStopping); p.Worse != 1 || p.Enough != ends {
+			t.Errorf("patience of %d, a step later: %+v", patience, p)
 		}
 	}
 }

@@ -81,6 +81,7 @@ type progress struct {
 	Mark       *float64 `json:"mark,omitempty"`       // the last value that was better by min_delta: nil in old checkpoints, where it is Best
 	Worse      int      `json:"worse,omitempty"`      // evaluations since
 	Enough     bool     `json:"enough,omitempty"`     // the run is to stop early
+	Spent      int      `json:"spent,omitempty"`      // Worse, when that was decided: the step that was under way then may be measured as better
 	Over       bool     `json:"over,omitempty"`       // the run has, and its model is saved
 	Unmeasured bool     `json:"unmeasured,omitempty"` // the run was stopped instead of making the evaluation after the step: who goes on makes it
 	Missed     int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
@@ -138,7 +139,9 @@ func (p *progress) weigh(ev *Evaluation, stop *EarlyStopping) bool {
 		p.Mark, p.Worse = &ev.Value, 0
 	} else {
 		p.Worse++
-		p.Enough = stop != nil && p.Worse >= stop.Patience
+		if stop != nil && p.Worse >= stop.Patience {
+			p.Enough, p.Spent = true, p.Worse
+		}
 	}
 	better := p.Best == nil || ev.better(*p.Best, 0)
 	if better {
