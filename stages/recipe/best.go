@@ -190,9 +190,9 @@ func (x *Run) checkBest(changed []string) error {
 	}
 	p.BestBy = judge
 	if stop, worse := e.EarlyStopping, max(p.Worse, p.Spent); stop == nil || worse < stop.Patience {
-		p.Enough, p.Spent = false, 0
+		p.Spent = 0
 	} else {
-		p.Enough, p.Spent = true, worse
+		p.Spent = worse
 		x.obs.note("%d evaluations in a row were no better than the best before them by more than %g, so that the run ends: a larger eval.early_stopping.patience, or none, lets it go on", worse, stop.MinDelta)
 	}
 	return nil

@@ -115,10 +115,10 @@ func TestBestIsAnyBetter(t *testing.T) {
 		better bool
 		worse  int
 	}{{0.5, true, 0}, {0.55, true, 1}, {0.52, false, 2}, {0.61, true, 0}, {0.6, false, 1}, {0.62, true, 2}, {0.63, true, 3}} {
-		if better := p.weigh(&Evaluation{Step: i + 1, Value: c.value}, stop); better != c.better || p.Worse != c.worse || p.Enough != (i == 6) {
+		if better := p.weigh(&Evaluation{Step: i + 1, Value: c.value}, stop); better != c.better || p.Worse != c.worse || p.enough() != (i == 6) {
 			t.Errorf("%v: better %v, %+v, want %+v", c.value, better, p, c)
 		}
-		if better := lower.weigh(&Evaluation{Step: i + 1, Metric: lossMetric, Value: -c.value}, stop); better != c.better || lower.Worse != c.worse || lower.Enough != (i == 6) {
+		if better := lower.weigh(&Evaluation{Step: i + 1, Metric: lossMetric, Value: -c.value}, stop); better != c.better || lower.Worse != c.worse || lower.enough() != (i == 6) {
 			t.Errorf("a loss of %v: better %v, %+v, want %+v", -c.value, better, lower, c)
 		}
 	}
@@ -146,7 +146,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 					t.Errorf("%s with min_delta %v: evaluation %d is the best: %v", metric, delta, i, better)
 				}
 			}
-			if p.Worse != 2 || !p.Enough {
+			if p.Worse != 2 || !p.enough() {
 				t.Errorf("%s with min_delta %v: %+v", metric, delta, p)
 			}
 		}

@@ -29,17 +29,17 @@ func TestForgotten(t *testing.T) {
 			t.Errorf("measured by %q: %q, %v", by, notes, err)
 		}
 	}
-	x := &Run{saves: &checkpoints{progress: progress{Best: &best, BestStep: 3, BestBy: "another", BestModel: "hash", Mark: &mark, Worse: 4, Enough: true, First: &mark}}}
+	x := &Run{saves: &checkpoints{progress: progress{Best: &best, BestStep: 3, BestBy: "another", BestModel: "hash", Mark: &mark, Worse: 4, Spent: 4, First: &mark}}}
 	x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: 4}
 	if err := x.checkBest(nil); err != nil {
 		t.Fatal(err)
 	}
 	p := &x.saves.progress
-	if p.Best != nil || p.BestStep != 0 || p.BestModel != "" || p.Mark != nil || p.Worse != 0 || p.Enough || p.First != nil {
+	if p.Best != nil || p.BestStep != 0 || p.BestModel != "" || p.Mark != nil || p.Worse != 0 || p.enough() || p.First != nil {
 		t.Errorf("%+v is left", *p)
 	}
 	for i := range 5 {
-		if better := p.weigh(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.Enough != (i == 4) {
+		if better := p.weigh(&Evaluation{Step: 4 + i, Value: 0.1}, x.Recipe.Eval.EarlyStopping); better != (i == 0) || p.enough() != (i == 4) {
 			t.Errorf("evaluation %d: better %v, %+v", i, better, *p)
 		}
 	}
@@ -55,8 +55,11 @@ func TestPatienceUsedUp(t *testing.T) {
 		if patience > 0 {
 			x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: patience, MinDelta: 0.01}
 		}
-		x.saves = &checkpoints{progress: progress{Best: &mark, BestBy: " on " + stages.Digest(xxh3.New()), Mark: &mark, Worse: 4, Enough: !ends}}
-		if err := x.checkBest(nil); err != nil || x.saves.progress.Enough != ends || x.saves.progress.Worse != 4 {
+		x.saves = &checkpoints{progress: progress{Best: &mark, BestBy: " on " + stages.Digest(xxh3.New()), Mark: &mark, Worse: 4}}
+		if !ends {
+			x.saves.progress.Spent = 4
+		}
+		if err := x.checkBest(nil); err != nil || x.saves.progress.enough() != ends || x.saves.progress.Worse != 4 {
 			t.Errorf("patience of %d: %+v, %v", patience, x.saves.progress, err)
 		}
 		if said := fmt.Sprint(notes); strings.Contains(said, "4 evaluations in a row were no better than the best before them by more than 0.01, so that the run ends") != ends || !ends && len(notes) > 0 {
@@ -76,14 +79,14 @@ func TestLateBetter(t *testing.T) {
 		for i, value := range []float64{0.5, 0.4, 0.3, 0.6} {
 			p.weigh(&Evaluation{Step: i + 1, Value: value}, x.Recipe.Eval.EarlyStopping)
 		}
-		if !p.Enough || p.Worse != 0 || *p.Best != 0.6 {
+		if !p.enough() || p.Worse != 0 || *p.Best != 0.6 {
 			t.Errorf("%+v", p)
 		}
 		x.Recipe.Eval.EarlyStopping = &EarlyStopping{Patience: patience}
-		if err := x.checkBest(nil); err != nil || p.Enough != ends {
+		if err := x.checkBest(nil); err != nil || p.enough() != ends {
 			t.Errorf("patience of %d: %+v, %v", patience, p, err)
 		}
-		if p.weigh(&Evaluation{Step: 5, Value: 0.5}, x.Recipe.Eval.EarlyStopping); p.Worse != 1 || p.Enough != ends {
+		if p.weigh(&Evaluation{Step: 5, Value: 0.5}, x.Recipe.Eval.EarlyStopping); p.Worse != 1 || p.enough() != ends {
 			t.Errorf("patience of %d, a step later: %+v", patience, p)
 		}
 	}

@@ -27,15 +27,7 @@ func TestCardPaths(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), data) {
 		t.Errorf("%v: %s", err, text)
 	}
-	r, err := Parse("job", []byte(j.text), []string{held, "save.dir=" + filepath.Join(j.dir, "run")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, []string{held, "save.dir=" + filepath.Join(j.dir, "run")})
 	x.saves = x.openCheckpoints(nil)
 	before, err1 := x.Recipe.YAML()
 	_, err2 := x.card()

@@ -80,8 +80,7 @@ type progress struct {
 	BestModel  string   `json:"best_model,omitempty"` // with save.best: the hash of its weights
 	Mark       *float64 `json:"mark,omitempty"`       // the last value that was better by min_delta: nil in old checkpoints, where it is Best
 	Worse      int      `json:"worse,omitempty"`      // evaluations since
-	Enough     bool     `json:"enough,omitempty"`     // the run is to stop early
-	Spent      int      `json:"spent,omitempty"`      // Worse, when that was decided: the step that was under way then may be measured as better
+	Spent      int      `json:"spent,omitempty"`      // Worse when it had the run end early, 0 if it has not: the step that was under way then may be measured as better
 	Over       bool     `json:"over,omitempty"`       // the run has, and its model is saved
 	Unmeasured bool     `json:"unmeasured,omitempty"` // the run was stopped instead of making the evaluation after the step: who goes on makes it
 	Missed     int      `json:"missed,omitempty"`     // steps whose update the weights do not have: they were skipped, or rolled back
@@ -130,6 +129,9 @@ func (now *ownMark) check(began *ownMark) error {
 		ErrRecipeChanged, loss(began), row(began), loss(now), row(now))
 }
 
+// enough tells whether the run is to end early.
+func (p *progress) enough() bool { return p.Spent > 0 }
+
 // weigh takes note of an evaluation and tells whether it is the best so far. That is so however little better it is; min_delta is patience's.
 func (p *progress) weigh(ev *Evaluation, stop *EarlyStopping) bool {
 	if p.Mark == nil {
@@ -140,7 +142,7 @@ func (p *progress) weigh(ev *Evaluation, stop *EarlyStopping) bool {
 	} else {
 		p.Worse++
 		if stop != nil && p.Worse >= stop.Patience {
-			p.Enough, p.Spent = true, p.Worse
+			p.Spent = p.Worse
 		}
 	}
 	better := p.Best == nil || ev.better(*p.Best, 0)
@@ -208,7 +210,7 @@ func (x *Run) noteRoom() {
 // asked is what this rank wants done after the step at hand. The clock is rank 0's.
 func (x *Run) asked() stages.Asked {
 	c := x.saves
-	a := stages.Asked{Save: c.control.save.Swap(false), Stop: c.control.stop.Load(), Finish: c.progress.Enough}
+	a := stages.Asked{Save: c.control.save.Swap(false), Stop: c.control.stop.Load(), Finish: c.progress.enough()}
 	if every := x.Recipe.Save.Every.Time; every > 0 && x.Main() && time.Since(c.last) >= every {
 		c.last = time.Now()
 		a.Save = true

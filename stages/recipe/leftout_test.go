@@ -65,15 +65,7 @@ func TestFromAllOver(t *testing.T) {
 	if err := os.WriteFile(path, []byte(strings.Join(lines, "")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Parse("job", []byte(j.text), []string{"save.dir=" + j.dir, "data.on_error=skip"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := Open(t.Context(), r, Observer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
+	x := j.opened(t, []string{"save.dir=" + j.dir, "data.on_error=skip"})
 	all := []int64{2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}
 	for n, want := range map[int][]int64{99: all, 15: all, 5: {2, 7, 10, 13, 16}, 1: {2}} {
 		if got := x.fromAllOver(0, n); !slices.Equal(got, want) {

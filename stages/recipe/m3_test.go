@@ -17,16 +17,7 @@ func TestFits(t *testing.T) {
 	j := newJob(t, 64)
 	open := func(sets ...string) *Run {
 		t.Helper()
-		r, err := Parse("job", []byte(j.text), append([]string{"model.kind=m3", "model.vector_dim=64", "batch.global_size=32", "save.dir=" + filepath.Join(j.dir, "run")}, sets...))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := Open(t.Context(), r, Observer{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { x.Close() })
-		return x
+		return j.opened(t, append([]string{"model.kind=m3", "model.vector_dim=64", "batch.global_size=32", "save.dir=" + filepath.Join(j.dir, "run")}, sets...))
 	}
 	x := open()
 	full := x.Memory.Total() - x.Memory.Parameters

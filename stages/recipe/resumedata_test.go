@@ -307,15 +307,7 @@ func TestOrderOfRecipe(t *testing.T) {
 	data := filepath.Join(j.dir, "data.jsonl")
 	train := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, sampling_weight: 3}, {path: %q, query: q, positive: p}]", data, data)
 	for _, on := range []bool{true, false} {
-		r, err := Parse("job", []byte(j.text), []string{train, "data.mixing=weighted", fmt.Sprint("batch.by_length=", on), fmt.Sprint("batch.no_duplicates=", !on), "save.dir=" + filepath.Join(j.dir, "out")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := Open(t.Context(), r, Observer{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer x.Close()
+		x := j.opened(t, []string{train, "data.mixing=weighted", fmt.Sprint("batch.by_length=", on), fmt.Sprint("batch.no_duplicates=", !on), "save.dir=" + filepath.Join(j.dir, "out")})
 		if m := x.Recipe.mixing(); m.Kind != dataset.Weighted || !slices.Equal(m.Weights, []float64{3, 1}) {
 			t.Errorf("%+v", m)
 		}

@@ -331,18 +331,10 @@ func TestWhen(t *testing.T) {
 		{[]string{"eval.every=0", `save.every="1h30m"`, "optimizer.schedule={name: linear, stable_steps: 3}"}, "rate    0.001, linear after 2 steps of warm-up and 3 at the full rate; the last step's is 0.000143\neval    after the last step\nsave    every 1h30m\n"},
 		{[]string{"eval.every=0", "save.every=0", "optimizer.schedule={name: cosine, decay_steps: 4, min_ratio: 0.25}"}, "rate    0.001, cosine (min_ratio 0.25) after 2 steps of warm-up and 6 at the full rate; the last step's is 0.00036\neval    after the last step\ndevice"},
 	} {
-		r, err := Parse("job", []byte(j.text), append(c.sets, j.sts(t), "batch.no_duplicates=false", "save.dir="+filepath.Join(j.dir, "out")))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := Open(t.Context(), r, Observer{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := j.opened(t, append(c.sets, j.sts(t), "batch.no_duplicates=false", "save.dir="+filepath.Join(j.dir, "out")))
 		if text := x.Describe(); !strings.Contains(text, c.want) {
 			t.Errorf("%s\nwant\n%s", text, c.want)
 		}
-		x.Close()
 	}
 }
 

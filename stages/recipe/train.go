@@ -231,12 +231,12 @@ func (x *Run) evaluateAfter(ctx context.Context, engine *embedder.Engine, s gpus
 	}
 	ev.Step, ev.took = steps, time.Since(began)
 	p, stop := &x.saves.progress, x.Recipe.Eval.EarlyStopping
-	told := p.Enough // one more step may have been under way
+	told := p.enough() // one more step may have been under way
 	better := p.weigh(ev, stop)
 	if better {
 		x.saves.best = ev
 	}
-	if p.Enough && !told && steps < x.Steps {
+	if p.enough() && !told && steps < x.Steps {
 		x.obs.note("the run ends early: %d evaluations in a row were no better than %s %.4f by more than %g (eval.early_stopping)", p.Worse, ev.what(), *p.Mark, stop.MinDelta)
 	}
 	if x.Recipe.Save.Best {
@@ -375,7 +375,7 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			err = errors.Join(err, from.Close())
 		}
 	}()
-	if p := x.saves.progress; from != nil && (from.Step == x.Steps || p.Over && p.Enough) && !p.Unmeasured { // what has made its last step may be given more of them
+	if p := x.saves.progress; from != nil && (from.Step == x.Steps || p.Over && p.enough()) && !p.Unmeasured { // what has made its last step may be given more of them
 		return x.finish(from)
 	}
 	if x.Main() {

@@ -333,6 +333,9 @@ type way struct {
 	without string // key of what is left out of the loss: see Loss.stopped
 }
 
+// oneTile has all of a batch's scores.
+var oneTile = [2]int{1 << 20, 1 << 20}
+
 func (w way) String() string {
 	if w.size == (stages.Size{}) {
 		s := "plain, " + w.dtype.String()
@@ -373,7 +376,7 @@ func (w way) String() string {
 	if w.wire == gpustage.BF16 {
 		s += ", bf16 wire"
 	}
-	if w.tile[0] > 0 {
+	if w.tile[0] > 0 && w.tile != oneTile {
 		s += fmt.Sprintf(", tiles %dx%d", w.tile[0], w.tile[1])
 	}
 	return s + w.dropping()
@@ -389,7 +392,7 @@ func (w way) dropping() string {
 // run makes all comparisons, at each rate of dropout.
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 	for _, p := range v.x.dropouts() {
-		t := &truth{verifier: v, way: way{dtype: gpustage.F64, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: p}, sliced: map[int]stages.Captured{}}
+		t := &truth{verifier: v, way: way{dtype: gpustage.F64, budget: -1, tile: oneTile, dropout: p}, sliced: map[int]stages.Captured{}}
 		if err := t.run(ctx, report); err != nil {
 			return err
 		}

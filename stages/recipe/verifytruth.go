@@ -184,7 +184,7 @@ func (t *truth) of(ctx context.Context, w way) (stages.Captured, error) {
 
 // allow sets limits by what rounding in f32 makes wrong.
 func (t *truth) allow(ctx context.Context, report func(VerifyRow)) error {
-	noise, most := []float64(nil), 0.0
+	noise := make([]float64, len(t.x.model.Layout.Training()))
 	for _, rows := range []int{0, 1} {
 		row, errors, err := t.compare(ctx, way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, budget: -1, tile: t.way.tile, dropout: t.way.dropout, ref: true})
 		if err != nil {
@@ -197,14 +197,11 @@ func (t *truth) allow(ctx context.Context, report func(VerifyRow)) error {
 			return fmt.Errorf("in f32, rounding alone makes the gradient of %s %.2g wrong, so that nothing can be said of it: where a model's embeddings are nearly all the same, a trained model tells, or one that drops (model.dropout)",
 				row.Parameter, row.Error)
 		}
-		if most = max(most, row.Error); noise == nil {
-			noise = errors
-		}
 		for i, e := range errors {
 			noise[i] = max(noise[i], e)
 		}
 	}
-	all := max(t.base, min(noiseFactor*most, noiseMost*t.base))
+	all := max(t.base, min(noiseFactor*slices.Max(noise), noiseMost*t.base))
 	if t.x.model.Config.Activation == gpustage.ReLU || t.x.hasMaxSim() {
 		all = tensorMost
 	}

@@ -45,7 +45,7 @@ func (v *verifier) meshOnly() bool { return slices.Contains(MeshFaults, v.o.Plan
 func (v *verifier) ways(dropout float64) []way {
 	var out []way
 	if !v.meshOnly() {
-		out = append(out, way{dtype: gpustage.F32, budget: -1, tile: [2]int{1 << 20, 1 << 20}, dropout: dropout, plant: v.o.Plant})
+		out = append(out, way{dtype: gpustage.F32, budget: -1, tile: oneTile, dropout: dropout, plant: v.o.Plant})
 	}
 	for _, rows := range v.o.SubBatches {
 		base := way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, dropout: dropout, plant: v.o.Plant}
