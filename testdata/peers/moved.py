@@ -113,9 +113,9 @@ def scores(model):
 # Each a model, its data, its loss and more of its trainer: arguments, and evaluators.
 CASES = {
     "matryoshka": (dense, triplets, lambda m: L.MatryoshkaLoss(m, L.MultipleNegativesRankingLoss(m, scale=10), [32, 16]), {"prompts": {"anchor": "star: "}, "batch_sampler": "no_duplicates"}, unprompted),
-    "rows made as they are read": (dense, lazy, lambda m: L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), {"weight_decay": 5}, None),
+    "rows made as they are read": (dense, lazy, lambda m: L.MatryoshkaLoss(m, L.CachedMultipleNegativesRankingLoss(m, mini_batch_size=4), [32, 8]), {"weight_decay": 5}, None),
     "repeated rows": (dense, repeated, L.MultipleNegativesRankingLoss, {}, None),
-    "guide": (dense, triplets.select_columns(["anchor", "negative"]), lambda m: L.GISTEmbedLoss(m, dense()), {}, None),
+    "guide": (dense, triplets.select_columns(["anchor", "negative"]), lambda m: L.CachedGISTEmbedLoss(m, dense(), mini_batch_size=3), {"prompts": {"anchor": "wind rain: "}}, None),
     "two losses": (dense, {"pairs": scored, "triplets": triplets}, scores, {"multi_dataset_batch_sampler": "round_robin"}, None),
     "angle of triplets": (dense, triplets, L.AnglELoss, {}, evaluators),
     "embeddings of a teacher": (dense, taught, L.MSELoss, {}, of_languages),

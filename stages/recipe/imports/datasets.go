@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ type part struct {
 	columns []string // of texts, and behind them what else its loss takes
 	texts   []string // those of texts
 	prompts any
+	put     string  // what data.train says of them
 	loss    *recipe // its own; nil: the recipe's
 	whole   bool    // its own is the recipe's
 	alone   bool    // of FlagEmbedding: its rows have no negatives but their own
@@ -265,7 +267,8 @@ func (r *recipe) merge(key string, more Settings) {
 	}
 }
 
-// ofAll makes settings of what datasets' losses say that is one for all here.
+// ofAll makes settings of what datasets' losses say that is one for all here. How much goes through the model at once changes no result: it is the least
+// that one says, where others say another number or, with null, nothing.
 func (r *recipe) ofAll(own map[string]Settings) {
 	for _, option := range []string{"mini_batch_size", "mini_batch_num_tokens", "gather_across_devices"} {
 		var said []string
@@ -277,7 +280,21 @@ func (r *recipe) ofAll(own map[string]Settings) {
 				delete(own[p.name], option)
 			}
 		}
-		switch _, beside := r.settings[option]; {
+		_, beside := r.settings[option]
+		if option != "gather_across_devices" && len(values) > 1 && !beside {
+			least := math.Inf(1)
+			for _, v := range values {
+				if n, ok := asNumber(v); ok && n > 0 {
+					least = min(least, n)
+				}
+			}
+			if !math.IsInf(least, 1) {
+				r.settings[option] = least
+				r.assume("%s: is %s, and one for all datasets here: %.0f; it changes time and memory alone", option, strings.Join(said, ", "), least)
+				continue
+			}
+		}
+		switch {
 		case len(values) > 1 || len(values) > 0 && beside && values[show(r.settings[option])] == nil:
 			if beside {
 				said = append(said, show(r.settings[option])+" beside them")
@@ -460,7 +477,8 @@ func (r *recipe) source(p *part) string {
 			text += ", scores: [pos_scores, neg_scores]"
 		}
 	}
-	text += more + ", prompts: " + r.prompts(*p)
+	p.put = r.prompts(*p)
+	text += more + ", prompts: " + p.put
 	if p.loss != nil && !p.whole {
 		text += ", loss: " + p.loss.ownLoss()
 	}
@@ -614,7 +632,7 @@ func (r *recipe) rowsPrompt(field, format string) string {
 	return fmt.Sprintf("Where rows have one, query: %s reads it, without a query in prompts ({} is none)", quote(strings.Replace(template, "{}", "{query}", 1)))
 }
 
-// byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none.
+// byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none; one that it names may be another dataset's.
 func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, positive, negative string) {
 	found := map[string]bool{}
 	find := func(columns ...string) string {
@@ -643,7 +661,7 @@ func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, posi
 	}
 	var others []string
 	for c, prompt := range prompts {
-		if !found[c] && prompt != nil {
+		if !found[c] && prompt != nil && !slices.ContainsFunc(r.parts, func(p part) bool { return slices.Contains(p.columns, c) }) {
 			others = append(others, c)
 		}
 	}

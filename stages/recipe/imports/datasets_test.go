@@ -46,7 +46,28 @@ func TestDatasets(t *testing.T) {
 			t.Errorf("%s:\n%s", loss, res.Recipe)
 		}
 	}
-	// A guide reads all datasets.
+	// What of it goes through the model at once is one for all, the least.
+	r, res = mapping(t, `{"train_dataset": {"a": "n", "b": "s", "c": "u"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_size": 5}, "b": {"name": "AnglELoss", "mini_batch_size": 3}, "c": {"name": "CoSENTLoss", "mini_batch_size": null}}}`)
+	if r.Batch.SubBatch.Rows != 3 || len(r.Data.Train) != 3 || !strings.Contains(fmt.Sprint(res.Assumed), "mini_batch_size: is 5 for a, 3 for b, null for c, and one for all datasets here: 3") {
+		t.Errorf("%s", res.Recipe)
+	}
+	// Prompts by columns are of any dataset that has one called so.
+	_, res = mapping(t, `{"train_dataset": {"a": "n", "b": "s"}, "columns": {"a": ["q", "p"], "b": ["x", "y"]}, "prompts": {"q": "ask: ", "y": "say: ", "z": "none: "}}`)
+	if got, want := res.Without, []string{"prompts: z: no columns are called so, but q, p; a dataset's own prompts are data.train[].prompts", "prompts: z: no columns are called so, but x, y; a dataset's own prompts are data.train[].prompts"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// A guide reads all datasets, with the prompts of those whose loss has it.
+	for prompts, want := range map[string]string{
+		`{"nli": "one: ", "sts": "two: "}`: "prompts: b: has {query: \"two: \", document: \"two: \"}; the guide reads all texts with those of nli: {query: \"one: \", document: \"one: \"}",
+		`{"nli": "one: ", "sts": "one: "}`: "",
+	} {
+		for name, want := range map[string]string{"GISTEmbedLoss": strings.ReplaceAll(want, "b:", "sts:"), "CoSENTLoss": ""} {
+			r, res := mapping(t, `{"train_dataset": {"nli": "n", "sts": "s"}, "prompts": `+prompts+`, "loss": {"nli": {"name": "GISTEmbedLoss", "guide": "g"}, "sts": {"name": "`+name+`", "guide": "g"}}}`)
+			if got := strings.Join(slices.DeleteFunc(res.Without, func(s string) bool { return !strings.HasPrefix(s, "prompts") }), " "); got != want || *r.Loss.Guide.Prompts != (recipe.Prompts{Query: "one: ", Document: "one: "}) {
+				t.Errorf("%s, %s: %q, want %q, %+v", prompts, name, got, want, r.Loss.Guide.Prompts)
+			}
+		}
+	}
 	r, res = mapping(t, `{"train_dataset": {"nli": "n", "sts": "s"}, "loss": {"nli": {"name": "GISTEmbedLoss", "guide": "g"}, "sts": "CoSENTLoss"}}`)
 	if r.Loss.Name != "gist" || r.Loss.Guide.Path != "g" || r.Data.Train[0].Loss != nil || r.Data.Train[1].Loss.Name != "cosent" || r.Data.Train[1].Label != "label" {
 		t.Errorf("%s", res.Recipe)
@@ -125,12 +146,12 @@ func TestDatasetsNamed(t *testing.T) {
 		`{"train_dataset": [{"path": "n", "name": "a"}, {"path": "m", "name": "a"}]}`: "two datasets are called a",
 		`{"loss": ["CoSENTLoss"]}`:                                                    "loss: want a text, got [\"CoSENTLoss\"]",
 		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"scale": 3}}}`:            "loss: inner_loss: want the name of its class",
-		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"name": "MatryoshkaLoss", "loss": "CoSENTLoss"}}}`:                                                               "loss: inner_loss: MatryoshkaLoss has a loss in it",
-		`{"loss": {"name": "CoSENTLoss", "scale": 3}, "scale": 4}`:                                                                                                           "scale is 4, and in loss 3: leave one of them",
-		`{"loss": {"name": "MatryoshkaLoss", "scale": 3, "inner_loss": {"name": "CoSENTLoss", "scale": 4}}}`:                                                                 "leave one of them",
-		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "GISTEmbedLoss", "guide": "g"}, "b": {"name": "GISTEmbedLoss", "guide": "h"}}}`:                      "loss: a and b have guides",
-		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_size": 3}, "b": {"name": "AnglELoss", "mini_batch_size": 4}}}`:             "mini_batch_size: is 3 for a, 4 for b, and is one for all datasets here",
-		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_num_tokens": 3}, "b": {"name": "AnglELoss", "mini_batch_num_tokens": 4}}}`: "mini_batch_num_tokens: is 3 for a, 4 for b, and is one for all datasets here",
+		`{"loss": {"name": "MatryoshkaLoss", "inner_loss": {"name": "MatryoshkaLoss", "loss": "CoSENTLoss"}}}`:                                                                                                                      "loss: inner_loss: MatryoshkaLoss has a loss in it",
+		`{"loss": {"name": "CoSENTLoss", "scale": 3}, "scale": 4}`:                                                                                                                                                                  "scale is 4, and in loss 3: leave one of them",
+		`{"loss": {"name": "MatryoshkaLoss", "scale": 3, "inner_loss": {"name": "CoSENTLoss", "scale": 4}}}`:                                                                                                                        "leave one of them",
+		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "GISTEmbedLoss", "guide": "g"}, "b": {"name": "GISTEmbedLoss", "guide": "h"}}}`:                                                                             "loss: a and b have guides",
+		`{"train_dataset": {"a": "n", "b": "s"}, "mini_batch_size": 2, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_size": 3}, "b": {"name": "AnglELoss", "mini_batch_size": 4}}}`:                                              "mini_batch_size: is 3 for a, 4 for b, 2 beside them, and is one for all datasets here",
+		`{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "CachedMultipleNegativesRankingLoss", "gather_across_devices": true}, "b": {"name": "CachedGISTEmbedLoss", "guide": "g", "gather_across_devices": false}}}`: "gather_across_devices: is true for a, false for b, and is one for all datasets here",
 	} {
 		s, err := imports.ReadMapping("args.json", []byte(text))
 		if err != nil {

@@ -79,6 +79,7 @@ func Convert(from Source, s Settings, devices int) (*Result, error) {
 	r.data()
 	r.batch()
 	r.loss()
+	r.guidePrompts()
 	r.pairMeans()
 	r.optimizer()
 	r.heldOut()

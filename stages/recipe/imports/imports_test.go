@@ -346,7 +346,7 @@ func TestLosses(t *testing.T) {
 		"MSELoss":                        {nil, nil, recipe.Loss{Name: "teacher_embedding", Distance: "mse"}, recipe.Source{Query: "sentence", Teacher: "teacher"}},
 		"EmbedDistillLoss":               {nil, nil, recipe.Loss{Name: "teacher_embedding", Distance: "cosine"}, recipe.Source{Query: "sentence", Teacher: "teacher"}},
 		"CachedGISTEmbedLoss": {imports.Settings{"guide": "all-MiniLM-L6-v2", "temperature": 0.05, "margin": 0.1, "margin_strategy": "relative", "contrast_positives": false}, nil,
-			recipe.Loss{Name: "gist", Scale: 20, Margin: 0.1, MarginStrategy: "relative", Guide: &recipe.Guide{Path: "all-MiniLM-L6-v2"}, ContrastAnchors: true}, recipe.Source{Query: "anchor", Positive: "positive"}},
+			recipe.Loss{Name: "gist", Scale: 20, Margin: 0.1, MarginStrategy: "relative", Guide: &recipe.Guide{Path: "all-MiniLM-L6-v2", Prompts: new(recipe.Prompts)}, ContrastAnchors: true}, recipe.Source{Query: "anchor", Positive: "positive"}},
 		"MatryoshkaLoss": {imports.Settings{"inner_loss": "MultipleNegativesRankingLoss", "matryoshka_dims": []any{64.0, 32.0}, "matryoshka_weights": []any{1.0, 0.5}, "n_dims_per_step": 1.0}, nil,
 			recipe.Loss{Name: "mnrl", Scale: 20, Matryoshka: &recipe.Matryoshka{Dims: []int{64, 32}, Weights: []float64{1, 0.5}, DimsPerStep: 1}}, recipe.Source{Query: "anchor", Positive: "positive"}},
 		"MegaBatchMarginLoss": {imports.Settings{"positive_margin": 0.7, "mini_batch_size": 16.0, "use_mini_batched_version": true}, nil, recipe.Loss{Name: "mega_batch_margin", PositiveMargin: number(0.7), NegativeMargin: number(0.3)}, recipe.Source{Query: "anchor", Positive: "positive"}},
@@ -400,7 +400,7 @@ func TestVectorLosses(t *testing.T) {
 	}
 }
 
-// A guide may be a mapping, whose length is its own and not the model's.
+// A guide may be a mapping, whose length is its own and not the model's. Prompts are those that train: none, whatever the guide's folder has.
 func TestGuideMapping(t *testing.T) {
 	of := func(guide string) (*recipe.Recipe, error) {
 		s, err := imports.ReadMapping("args.json", []byte(`{"model": {"name": "m", "max_seq_length": 64}, "train_dataset": "d.parquet", "loss": {"name": "GISTEmbedLoss", "guide": `+guide+`}}`))
@@ -416,8 +416,9 @@ func TestGuideMapping(t *testing.T) {
 		}
 		return &r, nil
 	}
+	none := new(recipe.Prompts)
 	for guide, want := range map[string]recipe.Guide{
-		`"g"`: {Path: "g"}, `{"path": "g"}`: {Path: "g"}, `{"name": "g", "max_seq_length": 256}`: {Path: "g", MaxLength: recipe.Lengths{Query: 256, Document: 256}},
+		`"g"`: {Path: "g", Prompts: none}, `{"path": "g"}`: {Path: "g", Prompts: none}, `{"name": "g", "max_seq_length": 256}`: {Path: "g", MaxLength: recipe.Lengths{Query: 256, Document: 256}, Prompts: none},
 	} {
 		if r, err := of(guide); err != nil || !reflect.DeepEqual(*r.Loss.Guide, want) {
 			t.Errorf("%s: %+v, %v", guide, r, err)

@@ -344,6 +344,28 @@ func (r *recipe) loss() {
 	}
 }
 
+// guidePrompts has the guide read texts with the prompts that train, or with none: there it is given the texts that the model is given, whatever prompts
+// its own folder has.
+func (r *recipe) guidePrompts() {
+	guide, ok := r.keys["loss.guide"]
+	if !ok {
+		return
+	}
+	var first *part
+	for i := range r.parts {
+		switch p := &r.parts[i]; {
+		case p.loss != nil && !p.whole:
+		case first == nil:
+			first = p
+		case p.put != first.put:
+			r.without("prompts", "%shas %s; the guide reads all texts with those of %s%s", p.of(), p.put, first.of(), first.put)
+		}
+	}
+	if first != nil {
+		r.keys["loss.guide"] = strings.TrimSuffix(guide, "}") + ", prompts: " + first.put + "}"
+	}
+}
+
 // guide is a model's folder or hub id, or a mapping of that and of how long its texts are, which scripts make it of.
 func (r *recipe) guide() {
 	v, ok := r.has("guide")
@@ -355,11 +377,11 @@ func (r *recipe) guide() {
 	case !ok:
 		r.open("a guide", "GUIDE")
 		r.assume("no guide is named: put a model's folder or hub id in place of GUIDE")
-		r.keys["loss.guide"] = quote("GUIDE")
+		r.keys["loss.guide"] = "{path: " + quote("GUIDE") + "}"
 		return
 	}
 	if path, ok := r.word("guide"); ok {
-		r.keys["loss.guide"] = quote(path)
+		r.keys["loss.guide"] = "{path: " + quote(path) + "}"
 	}
 }
 
@@ -383,7 +405,7 @@ func (r *recipe) guideOf(of map[string]any) {
 	case path == "":
 		r.fail("guide: %s has no path, which names the model", show(of))
 	case length == 0:
-		r.keys["loss.guide"] = quote(path)
+		r.keys["loss.guide"] = "{path: " + quote(path) + "}"
 	default:
 		r.keys["loss.guide"] = fmt.Sprintf("{path: %s, max_length: %.0f}", quote(path), length)
 	}

@@ -158,7 +158,7 @@ def loss(of, folder, guides):
     for of_it, name in ((of, "use_document_regularizer_only"), (getattr(of, "weighting_scheme", None), "mu")):  # which get_config_dict leaves out
         if hasattr(of_it, name):
             said[name] = getattr(of_it, name)
-    if hasattr(getattr(of, "loss", None), "get_config_dict"):
+    if "loss" in said and hasattr(of.loss, "get_config_dict"):  # a Cached... loss has one in it that is its own affair
         said["loss"] = loss(of.loss, folder, guides)
     if "guide" in said:
         at = next((i for i, guide in enumerate(guides) if guide is of.guide), len(guides))
