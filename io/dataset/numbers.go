@@ -46,10 +46,37 @@ func (b *Block) teacher(row int) []float32 {
 
 // Scores appends the row's scores: one per text of its document columns, in their order.
 func (b *Block) Scores(dst []float32, row int) []float32 {
+	n := 0
 	for _, k := range b.d.number.scores {
-		dst = append(dst, b.numbers[k].row(row)...)
+		n += len(b.numbers[k].row(row))
+	}
+	margins := b.margins(row, n)
+	if margins {
+		dst = append(dst, 0)
+	}
+	for _, k := range b.d.number.scores {
+		for _, s := range b.numbers[k].row(row) {
+			if margins {
+				s = -s
+			}
+			dst = append(dst, s)
+		}
 	}
 	return dst
+}
+
+// margins tells whether a row's n numbers are differences to the positive's score, which is one alone.
+func (b *Block) margins(row, n int) bool {
+	d := b.d
+	if !d.src.Margins || n != b.documents(row)-1 {
+		return false
+	}
+	for _, r := range d.roles {
+		if r.role == Positive {
+			return d.src.Documents == "" && len(b.texts[r.source].row(row)) == 1
+		}
+	}
+	return false
 }
 
 // Score appends the row's numbers of one of the source's Scores.
@@ -117,7 +144,7 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 		}
 		n += len(list)
 	}
-	if docs := b.documents(row); len(d.number.scores) > 0 && n != docs {
+	if docs := b.documents(row); len(d.number.scores) > 0 && n != docs && !b.margins(row, n) {
 		reason = fmt.Sprintf("the row has %d scores for its %d documents: scores are one for %s", n, docs, d.scored())
 		if n == 1 && d.src.Documents == "" {
 			reason += "; one number for both is a label, such as the difference of two scores (margin_mse)"

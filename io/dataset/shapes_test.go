@@ -209,6 +209,46 @@ func TestShapeErrors(t *testing.T) {
 	}
 }
 
+// Of margins the positive's score is 0, whichever negatives an epoch draws; numbers that are as many as documents are scores, and where there are several
+// positives margins would be of nobody knows which.
+func TestMargins(t *testing.T) {
+	folder := write(t, map[string]string{"rows.jsonl": strings.Join([]string{
+		`{"q": "a", "p": ["b"], "n": ["c", "d", "e"], "s": [1, 2, -3]}`,
+		`{"q": "a", "p": ["b"], "n": ["c", "d"], "s": [5, 3, 1]}`,
+		`{"q": "a", "p": ["b"], "n": ["c"], "s": [0.5]}`,
+		`{"q": "a", "p": ["b", "f"], "n": ["c"], "s": [1, 2]}`,
+		`{"q": "a", "p": ["b"], "n": ["c", "d", "e"], "s": [1, 2]}`,
+	}, "\n")})
+	d, err := Open(t.Context(), Source{Paths: []string{filepath.Join(folder, "rows.jsonl")}, Query: "q", Positive: "p", Negatives: []string{"n"}, NegativesPerQuery: 2, Scores: []string{"s"}, Margins: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	of := map[string]float32{"b": 0, "c": -1, "d": -2, "e": 3}
+	for epoch := range 5 {
+		rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), epoch, []int64{0, 1, 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, text := range rows[0].Texts[1:] {
+			if got := rows[0].Scores[i]; got != of[string(text)] {
+				t.Errorf("epoch %d: %s has the score %v, want %v", epoch, text, got, of[string(text)])
+			}
+		}
+		if got := rows[1].Scores; got[0] != 5 || got[1]+got[2] != 4 {
+			t.Errorf("scores are %v", got)
+		}
+		if got, want := rows[2].Scores, []float32{0, -0.5, -0.5}; !slices.Equal(got, want) {
+			t.Errorf("scores are %v, want %v", got, want)
+		}
+	}
+	for row, want := range map[int64]string{3: "2 scores for its 3 documents", 4: "2 scores for its 4 documents"} {
+		if _, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{row}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("row %d: %v, want %q", row, err, want)
+		}
+	}
+}
+
 // TestShapeFingerprint: what rows carry is part of what a cursor is of.
 func TestShapeFingerprint(t *testing.T) {
 	for _, file := range []string{"shapes.parquet", "shapes.jsonl"} { // of the first the columns' bytes are hashed as well

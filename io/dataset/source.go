@@ -49,6 +49,8 @@ type Source struct {
 	// them, one after the other, are one for each text of the document columns, one after the other: a single list, or a column for each column of
 	// documents. Where a row uses some texts of a list, it uses their scores.
 	Scores []string
+	// Margins has rows with one score fewer than documents be of by how much the positive's score is above each negative's, d1, d2, ...: the scores are 0, -d1, -d2, ...
+	Margins bool
 	// CheckScore is CheckLabel of each score.
 	CheckScore func(score float64) error
 	// CheckNegatives says what is wrong with how many negatives a row has for what it is to be used for, such as loss.Triplet's, which takes at least one; the row

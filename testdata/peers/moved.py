@@ -58,6 +58,7 @@ def texts(n=ROWS):
 triplets = datasets.Dataset.from_dict({"anchor": texts(), "positive": texts(), "negative": texts()})
 scored = datasets.Dataset.from_dict({"score": [rng.random() for _ in range(ROWS)], "a": texts(), "b": texts()})
 margins = datasets.Dataset.from_dict({"query": texts(), "positive": texts(), "negative": texts(), "score": [rng.random() for _ in range(ROWS)]})
+several = margins.remove_columns("score").add_column("other", texts()).add_column("label", [[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(ROWS)])
 repeated = datasets.Dataset.from_dict({"query": texts(ROWS // 2) * 2, "answer": texts(ROWS // 2) * 2})
 taught = datasets.Dataset.from_dict({"sentence": texts(), "label": [[rng.gauss(0, 1) for _ in range(32)] for _ in range(ROWS)]})
 lists = datasets.Dataset.from_dict({"query": texts(), "docs": [texts(4) for _ in range(ROWS)], "labels": [[0, 1, 3, 2]] * ROWS})
@@ -120,6 +121,7 @@ CASES = {
     "angle of triplets": (dense, triplets, L.AnglELoss, {}, evaluators),
     "embeddings of a teacher": (dense, taught, L.MSELoss, {}, of_languages),
     "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, evaluators),
+    "margins to several": (dense, several, L.MarginMSELoss, {}, None),
     "measured by products": (lambda: st.SentenceTransformer("start", similarity_fn_name="dot", device="cpu"), triplets, L.MultipleNegativesRankingLoss, {}, products),
     "LoRA": (adapted, triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # an adapter begins at random
     "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),

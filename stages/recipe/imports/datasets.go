@@ -490,23 +490,17 @@ func (r *recipe) source(p *part) string {
 	return text + "}"
 }
 
-// margins says what margin_mse's last column is: the difference of two documents' scores, or a list with a score of each.
+// margins says what margin_mse's last column is: the difference of two documents' scores, or a list, with a score of each or with the differences of the
+// first to the others.
 func (r *recipe) margins(p *part, usual string) string {
 	column, documents := p.texts[len(p.texts)-1], len(p.texts)-2
-	const lists = "of a list of margins, d1, d2, ..., the scores are 0, -d1, -d2, ..."
 	switch {
 	case p.labels != nil && *p.labels == 0:
 		return "label"
-	case p.labels != nil && *p.labels == documents:
-		return "scores"
-	case p.labels != nil:
-		r.without("columns", "%s%s has %d numbers for %d documents, margins: a score of each is read here, and %s", p.of(), column, *p.labels, documents, lists)
+	case p.labels != nil || documents > 2: // there, too, one number for all of several negatives is an error
 		return "scores"
 	case r.pairs:
-		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:, and %s", p.of(), column, lists)
-	case documents > 2:
-		r.assume("%s%s has a list with a score of each document, not margins: %s", p.of(), column, lists)
-		return "scores"
+		r.assume("%s%s has a list with a score of each document, the positive's first; if it is the difference of two, label: names it in the place of scores:", p.of(), column)
 	}
 	return usual
 }

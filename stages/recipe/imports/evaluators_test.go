@@ -83,11 +83,11 @@ func TestEvaluatorsMetric(t *testing.T) {
 	}
 }
 
-// A label that is as long as there are documents has a score of each, and one that is shorter has margins, which is said.
+// A label that is as long as there are documents has a score of each, and one that is shorter has margins: both are scores.
 func TestLabelLength(t *testing.T) {
-	for length, said := range map[float64]int{2: 0, 1: 1} {
+	for _, length := range []float64{1, 2} {
 		s := imports.Settings{"model": "m", "loss": "MarginMSELoss", "columns": []any{"q", "p", "n", "score"}, "label_length": length}
-		if r, res := convert(t, imports.SentenceTransformers, s, 1); len(res.Without) != said || r.Data.Train[0].Scores == nil {
+		if r, res := convert(t, imports.SentenceTransformers, s, 1); len(res.Without) > 0 || r.Data.Train[0].Scores == nil {
 			t.Errorf("%v:\n%s", length, res.Recipe)
 		}
 	}
