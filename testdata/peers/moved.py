@@ -70,6 +70,13 @@ def dense():
     return st.SentenceTransformer("start", device="cpu")
 
 
+def frozen():
+    model = dense()
+    for part in (model[0].model.embeddings, model[0].model.encoder.layer[0]):
+        part.requires_grad_(False)
+    return model
+
+
 def adapted():
     model = dense()
     model.add_adapter(peft.LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value"]))
@@ -118,7 +125,7 @@ CASES = {
     "repeated rows": (dense, repeated, L.MultipleNegativesRankingLoss, {}, None),
     "guide": (dense, triplets.select_columns(["anchor", "negative"]), lambda m: L.CachedGISTEmbedLoss(m, dense(), mini_batch_size=3), {"prompts": {"anchor": "wind rain: "}}, None),
     "two losses": (dense, {"pairs": scored, "triplets": triplets}, scores, {"multi_dataset_batch_sampler": "round_robin"}, None),
-    "angle of triplets": (dense, triplets, L.AnglELoss, {}, evaluators),
+    "angle of triplets": (frozen, triplets, L.AnglELoss, {}, evaluators),
     "embeddings of a teacher": (dense, taught, L.MSELoss, {}, of_languages),
     "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, evaluators),
     "margins to several": (dense, several, L.MarginMSELoss, {}, None),

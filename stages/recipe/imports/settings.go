@@ -48,6 +48,7 @@ func (r *recipe) model() {
 	if r.ofVectors() {
 		r.multiVector()
 	}
+	r.frozen()
 	embeds := r.from == FlagEmbedding && !r.reranks() // with defaults of its own
 	if m, ok := r.word("sentence_pooling_method"); ok {
 		r.keys["model.pooling"] = plain(strings.TrimSuffix(m, "_token"))

@@ -76,9 +76,10 @@ def model(of, folder):
         said["similarity_fn_name"] = of.similarity_fn_name
     adapted = next((m for m in of.modules() if getattr(m, "peft_config", None)), None)
     if adapted is None:
-        frozen = [name for name, p in of.named_parameters() if not p.requires_grad]
+        elsewhere = {id(p) for m in of.modules() if getattr(m, "frozen", False) is True for p in m.parameters()}  # SparseStaticEmbedding's folder says so
+        frozen, training = [[name for name, p in of.named_parameters() if p.requires_grad == trains and id(p) not in elsewhere] for trains in (False, True)]
         if frozen:
-            said["frozen"] = frozen
+            said |= {"frozen": frozen, "training": training}
     else:
         adapter = next(iter(adapted.peft_config.values()))
         lora = adapter.peft_type == "LORA"
