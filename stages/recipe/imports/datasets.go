@@ -603,7 +603,7 @@ func (r *recipe) prompts(p part) string {
 			r.fail("prompts: %sare one text of all datasets, or of each by its name: a CrossEncoder has none of columns", p.of())
 			break
 		}
-		query, positive, negative := r.byColumn(v, p.texts)
+		query, positive, negative := r.byColumn(v, p.texts, len(p.columns) > 0)
 		add("query", query)
 		if positive == negative {
 			add("document", positive)
@@ -627,7 +627,8 @@ func (r *recipe) rowsPrompt(field, format string) string {
 }
 
 // byColumn finds each role's prompt in a mapping of columns to prompts. A column that is not in it has none; one that it names may be another dataset's.
-func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, positive, negative string) {
+// Where nobody has said what columns are called, a role's name will do for them.
+func (r *recipe) byColumn(prompts map[string]any, columns []string, named bool) (query, positive, negative string) {
 	found := map[string]bool{}
 	find := func(columns ...string) string {
 		for _, c := range columns {
@@ -638,15 +639,15 @@ func (r *recipe) byColumn(prompts map[string]any, columns []string) (query, posi
 		}
 		return ""
 	}
-	document := []string{"document", "passage", "corpus"}
-	query = find(columns[0], "query")
-	if len(columns) > 1 {
-		document = append([]string{columns[1]}, document...)
+	asQuery, document := []string{"query"}, []string{"document", "passage", "corpus"}
+	if named {
+		asQuery, document = nil, nil
 	}
-	positive = find(document...)
+	query = find(slices.Concat(columns[:1], asQuery)...)
+	positive = find(slices.Concat(columns[1:min(2, len(columns))], document)...)
 	negative = positive
 	for i, c := range columns[min(2, len(columns)):] {
-		switch s := find(append([]string{c}, document[1:]...)...); {
+		switch s := find(append([]string{c}, document...)...); {
 		case i == 0:
 			negative = s
 		case s != negative:

@@ -605,12 +605,17 @@ func TestPrompts(t *testing.T) {
 		{[]any{"q", "p", "n"}, map[string]any{"q": "Q: ", "p": "D: ", "n": "D: "}, recipe.Prompts{Query: "Q: ", Document: "D: "}, ""},
 		{[]any{"q", "p", "n"}, map[string]any{"p": "P: ", "n": "N: "}, recipe.Prompts{Positive: "P: ", Negative: "N: "}, ""},
 		{[]any{"q", "p", "n"}, map[string]any{"n": "N: "}, recipe.Prompts{Negative: "N: "}, ""},
-		{[]any{"q", "p", "n"}, map[string]any{"query": "Q: ", "document": "D: "}, recipe.Prompts{Query: "Q: ", Document: "D: "}, ""},
+		{[]any{"q", "p", "n"}, map[string]any{"query": "Q: ", "document": "D: "}, recipe.Prompts{}, "prompts: document, query: no columns are called so"}, // as there
+		{nil, map[string]any{"query": "Q: ", "document": "D: "}, recipe.Prompts{Query: "Q: ", Document: "D: "}, ""},                                       // nobody says what they are called
 		{[]any{"q", "p", "n1", "n2"}, map[string]any{"p": "D: ", "n1": "D: "}, recipe.Prompts{Document: "D: "}, `prompts: n1 has "D: " and n2 ""`},
 		{[]any{"q", "p", "n1", "n2"}, map[string]any{"n1": "A: ", "n2": "B: "}, recipe.Prompts{Negative: "A: "}, `prompts: n1 has "A: " and n2 "B: "`},
 		{[]any{"q", "p"}, map[string]any{"trivia": map[string]any{"q": "Q: "}, "nq": "Q: ", "none": nil}, recipe.Prompts{}, "prompts: nq, trivia: no columns are called so, but q, p;"},
 	} {
-		r, res := convert(t, imports.SentenceTransformers, imports.Settings{"columns": c.columns, "prompts": c.prompts}, 1)
+		s := imports.Settings{"prompts": c.prompts}
+		if c.columns != nil {
+			s["columns"] = c.columns
+		}
+		r, res := convert(t, imports.SentenceTransformers, s, 1)
 		if p := r.Data.Train[0].Prompts; p == nil || *p != c.want || len(res.Without) > 1 || (len(res.Without) == 1) != (c.without != "") || !strings.HasPrefix(strings.Join(res.Without, ""), c.without) {
 			t.Errorf("%v: %v, %q\n%s", c.prompts, p, res.Without, res.Recipe)
 		}
