@@ -1,25 +1,29 @@
 """Scripts that move: what `contraflow import --python` writes of trainers of sentence-transformers, its import, and as many steps of either. A step's batch is
-the whole dataset, so that orders of rows don't count.
+the whole dataset, or rows come in the order of the data. Then as many trainers as are asked for, drawn at random (drawn.py).
 
-    python testdata/peers/moved.py CONTRAFLOW
+    python testdata/peers/moved.py CONTRAFLOW [--random FIRST-LAST]
 
 Prints a table. Exits with 1 if a loss is off by more than 1e-4 of it, a learning rate at all, a figure of an evaluator by more than 1e-5, or the recipe names
-something that is not known. Needs sentence-transformers (6.2 was used), datasets and peft.
+something that is not known; of trainers drawn at random, if a loss is off by 1e-3, or a number that the trained model gives by 1e-2 of the largest. Needs sentence-transformers (6.2 was used), datasets and peft.
 """
 
+import argparse
 import contextlib
 import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import datasets
+import drawn
 import peft
 import sentence_transformers as st
 import torch
@@ -33,7 +37,11 @@ from sentence_transformers.sparse_encoder import losses as S
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 datasets.disable_progress_bars()
-contraflow = str(Path(sys.argv[1]).resolve())
+parser = argparse.ArgumentParser()
+parser.add_argument("contraflow")
+parser.add_argument("--random", default="1-0")
+args = parser.parse_args()
+contraflow = str(Path(args.contraflow).resolve())
 work = Path(tempfile.mkdtemp())
 os.chdir(work)
 Path("trainer_settings.py").write_bytes(subprocess.run([contraflow, "import", "--python"], check=True, capture_output=True).stdout)
@@ -138,28 +146,56 @@ CASES = {
     "multi-vector": (lambda: st.MultiVectorEncoder("start", device="cpu"), triplets, V.MultiVectorMultipleNegativesRankingLoss, {"max_length": {"query": 7, "document": 5}}, None),
 }  # fmt: skip
 
-bad = 0
-for name, (make, rows, loss, more, evaluate) in CASES.items():
+class InOrder(torch.utils.data.BatchSampler):
+    def __init__(self, rows, batch_size, drop_last, **_):
+        super().__init__(torch.utils.data.SequentialSampler(rows), batch_size, drop_last)
+
+    def set_epoch(self, epoch):
+        pass
+
+
+def train(make, rows, loss, more, evaluator=None):
+    """Trains with both, and gives the losses and learning rates of each, and the trainer."""
     torch.manual_seed(3)
     model = make()
     kind = type(model).__name__
     arguments = getattr(st, kind + "TrainingArguments")(**{
-        "output_dir": "there", "per_device_train_batch_size": ROWS, "learning_rate": 1e-3, "warmup_steps": 1, "max_steps": STEPS, "logging_steps": 1, "save_strategy": "no",
-        "report_to": "none", "use_cpu": True, "disable_tqdm": True} | more)  # fmt: skip
-    trainer = getattr(st, kind + "Trainer")(model, arguments, train_dataset=rows, loss=loss(model), evaluator=evaluate and E.SequentialEvaluator([of for of, _ in evaluate()]))
+        "output_dir": "there", "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True} | more)  # fmt: skip
+    trainer = getattr(st, kind + "Trainer")(model, arguments, train_dataset=rows, loss=loss(model), evaluator=evaluator)
     trainer.remove_callback(transformers.PrinterCallback)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer_settings.write(trainer, "moved")
     r = subprocess.run([contraflow, "import", "moved/args.json"], capture_output=True, text=True)
     said = [line for line in r.stderr.splitlines() if not line.startswith(("assumed", "without counterpart: transform"))]
     Path("recipe.yaml").write_text(r.stdout)
-    trained = subprocess.run([contraflow, "train", "-c", "recipe.yaml", "--set", "save.dir=here", "--set", "train.device=cpu"], capture_output=True, text=True)
+    command = [contraflow, "train", "-c", "recipe.yaml", "--set", "save.dir=here", "--set", "train.device=cpu", "--set", "data.shuffle=false"]
+    trained = subprocess.run(command, capture_output=True, text=True)
     if r.returncode or said or trained.returncode:
-        sys.exit(f"{name}: {r.stdout}{said}\n{trained.stderr}")
-    trainer.evaluator = None
+        raise RuntimeError(f"{r.stdout}{said}\n{trained.stderr}")
+    trainer.evaluator, trainer.args.batch_sampler = None, InOrder
     trainer.train()
     ours = [(m["loss"], m["lr"]) for m in map(json.loads, open("here/metrics.jsonl")) if "lr" in m]
-    theirs = [(m["loss"], m["learning_rate"]) for m in trainer.state.log_history if "loss" in m]
+    return ours, [(m["loss"], m["learning_rate"]) for m in trainer.state.log_history if "loss" in m], trainer
+
+
+def outputs(model):
+    """What a model gives for a few texts."""
+    probe = ["river stone bread", "wind", "fish road rain water fire bird wind stone"]
+    if isinstance(model, st.CrossEncoder):
+        return [torch.as_tensor(model.predict([(a, b) for a in probe for b in probe]))]
+    if isinstance(model, st.MultiVectorEncoder):
+        return [torch.as_tensor(e) for encode in (model.encode_query, model.encode_document) for e in encode(probe)]
+    given = model.encode(probe, convert_to_tensor=True)
+    return [given.to_dense() if given.is_sparse else given]
+
+
+bad = 0
+for name, (make, rows, loss, more, evaluate) in CASES.items():
+    more = {"per_device_train_batch_size": ROWS, "learning_rate": 1e-3, "warmup_steps": 1, "max_steps": STEPS} | more
+    try:
+        ours, theirs, trainer = train(make, rows, loss, more, evaluate and E.SequentialEvaluator([of for of, _ in evaluate()]))
+    except RuntimeError as e:
+        sys.exit(f"{name}: {e}")
     off = max(abs(a - b) / abs(b) for (a, _), (b, _) in zip(ours, theirs, strict=True))
     rates = max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True))
     wrong = off > 1e-4 or rates > 1e-12
@@ -171,6 +207,28 @@ for name, (make, rows, loss, more, evaluate) in CASES.items():
         print(f"{'its evaluators':28} {' '.join(f'{k} {v:.5f}' for k, v in measured.items())}")
     bad += wrong
     print(f"{name:28} {' '.join(f'{a:.5f}' for a, _ in ours)}  off by {off:.1e}{'  WRONG' if wrong else ''}")
-    for run in ("here", "moved"):
-        subprocess.run(["rm", "-r", run], check=True)
+    shutil.rmtree("here")
+    shutil.rmtree("moved")
+
+first, last = map(int, args.random.split("-"))
+known = drawn.families(tok) if last >= first else None
+for seed in range(first, last + 1):
+    draw = drawn.Draw(seed, known)
+    model, rows, loss, more = draw.trainer()
+    try:
+        ours, theirs, trainer = train(lambda model=model: model, rows, loss, more)
+        off = max(abs(a - b) / max(abs(b), 1e-3) for (a, _), (b, _) in zip(ours, theirs, strict=True))
+        rates = max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True))
+        saved = type(model)("here/model", device="cpu", prompts=trainer.model.prompts)  # a run saves those that train
+        given = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(outputs(saved), outputs(trainer.model), strict=True))
+        wrong = not (off <= 1e-3 and rates <= 1e-12 and given <= 1e-2)
+        print(f"{f'seed {seed}, {draw.family}':28} {' '.join(f'{a:.5f}' for a, _ in ours[:6])}  off by {off:.1e}, outputs by {given:.1e}{'  WRONG' if wrong else ''}")
+    except Exception:
+        wrong = True
+        traceback.print_exc()
+    if wrong:
+        print(f"seed {seed}: {draw.kind}, {draw.family}, {type(loss(model))}, {more}\n{Path('recipe.yaml').read_text()}")
+    bad += wrong
+    shutil.rmtree("here", ignore_errors=True)
+    shutil.rmtree("moved", ignore_errors=True)
 sys.exit(bad > 0)
