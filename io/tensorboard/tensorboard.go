@@ -11,6 +11,7 @@ package tensorboard
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -55,7 +56,10 @@ func Create(dir string) (*Writer, error) {
 		}
 		w := &Writer{f, bufio.NewWriter(f)}
 		version := protowire.AppendString(protowire.AppendTag(event(now, 0), 3, protowire.BytesType), "brain.Event:2")
-		return w, w.record(version)
+		if err := w.record(version); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return w, nil
 	}
 }
 
