@@ -99,10 +99,31 @@ func Replace(path string) (*File, error) {
 		}
 		return &File{File: f, path: path, asIs: true}, nil
 	}
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
+	path, err := follow(path)
+	if err != nil {
+		return nil, fmt.Errorf("write %s: %w", path, err)
 	}
 	return Create(path)
+}
+
+// follow is what a path leads to. That may be a file that is not there yet: a link can be made before it, to another disk.
+func follow(path string) (string, error) {
+	at := path
+	for range 255 { // as filepath.EvalSymlinks
+		to, err := os.Readlink(at)
+		if err != nil { // no link
+			return at, nil
+		}
+		if !filepath.IsAbs(to) {
+			dir, err := filepath.EvalSymlinks(filepath.Dir(at)) // .. in a link is of where its folder is
+			if err != nil {
+				return path, err
+			}
+			to = filepath.Join(dir, to)
+		}
+		at = to
+	}
+	return path, errors.New("too many links")
 }
 
 // Commit brings the file to disk and gives it its name. After an error, which is as Write's, the previous one is still there; but after one

@@ -206,6 +206,18 @@ func TestReplace(t *testing.T) {
 	if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
 		t.Errorf("the link is replaced: %v", err)
 	}
+	early := t.TempDir() // links of files that are not there yet, the first in a folder that is a link itself
+	os.MkdirAll(filepath.Join(early, "a", "deep"), 0o777)
+	os.Symlink(filepath.Join("a", "deep"), filepath.Join(early, "folder"))
+	os.Symlink(filepath.Join("..", "second"), filepath.Join(early, "a", "deep", "first"))
+	os.Symlink(filepath.Join(early, "file"), filepath.Join(early, "a", "second"))
+	if err := put(filepath.Join(early, "folder", "first"), "begun"); err != nil || read(t, filepath.Join(early, "file")) != "begun" || names(t, early) != "a file folder" {
+		t.Errorf("through links to nothing: %v, %s", err, names(t, early))
+	}
+	os.Symlink("loop", filepath.Join(early, "loop"))
+	if err := put(filepath.Join(early, "loop"), ""); err == nil || !strings.Contains(err.Error(), "loop") || names(t, early) != "a file folder loop" {
+		t.Errorf("a link to itself: %v, %s", err, names(t, early))
+	}
 	if err := put(dir, ""); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a folder: %v", err)
 	}

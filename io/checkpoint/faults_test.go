@@ -201,3 +201,44 @@ func TestFullDisk(t *testing.T) {
 		}
 	}
 }
+
+// forgetful has no room for LATEST.
+type forgetful struct{ Disk }
+
+func (forgetful) Create(path string) (File, error) {
+	if strings.Contains(path, latestName) {
+		return nil, &os.PathError{Op: "open", Path: path, Err: syscall.ENOSPC}
+	}
+	return Disk{}.Create(path)
+}
+
+// A checkpoint that is complete is not said to be the one before itself, and neither is what is newer and was passed over.
+func TestNoRoomForLatest(t *testing.T) {
+	_, dir := saved(t, 1, 2, 9)
+	err := save(Open(dir, forgetful{}), 3, 5)
+	if err == nil || !strings.Contains(err.Error(), "checkpoint of step 3 in "+dir+" (the one of step 2 is unchanged)") || !strings.Contains(err.Error(), "it is complete, but LATEST does not name it: ") {
+		t.Error(err)
+	}
+	c, err := Open(dir, Disk{}).Load(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
+// Pieces that overlap are as many elements as the parameter has, and not all of them.
+func TestOverlap(t *testing.T) {
+	s := Open(t.TempDir(), Disk{})
+	if err := s.Begin(1, 0); err != nil {
+		t.Fatal(err)
+	}
+	four := make([]byte, 16)
+	p, err := s.WritePart(1, 0, "F32", []Piece{{"weights", "bias", 0, four}, {"weights", "bias", 2, four}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Commit(State{Step: 1, Vectors: []string{"weights"}, DType: "F32", Parameters: []Parameter{{"bias", []int{8}}}, Parts: []Part{p}}, 1)
+	if err == nil || !strings.Contains(err.Error(), "elements from 4 on are missing, or there twice") {
+		t.Error(err)
+	}
+}

@@ -215,10 +215,18 @@ func (s *Store) commit(st State) error {
 		return err
 	}
 	if err := s.fs.SyncDir(s.dir); err != nil {
-		return err
+		return fmt.Errorf("it is in its place, but a power cut may undo that: %w", err)
 	}
+	if err := s.name(final); err != nil {
+		return fmt.Errorf("it is complete, but %s does not name it: %w", latestName, err)
+	}
+	return nil
+}
+
+// name writes LATEST.
+func (s *Store) name(folder string) error {
 	const next = ".LATEST.partial"
-	if err := s.writeBytes(next, []byte(final+"\n")); err != nil {
+	if err := s.writeBytes(next, []byte(folder+"\n")); err != nil {
 		return err
 	}
 	if err := s.fs.Rename(s.path(next), s.path(latestName)); err != nil {
@@ -285,15 +293,16 @@ func (s *Store) remove(name string) error {
 // Abandon removes what a failed checkpoint has written so far.
 func (s *Store) Abandon(step int) error { return s.fs.RemoveAll(s.path(partial(step))) }
 
-// explain says which checkpoint failed and that nothing is lost.
+// explain says which checkpoint failed and that nothing is lost. What is newer was passed over when the run resumed.
 func (s *Store) explain(step int, err error) error {
 	full := ""
 	if atomicfile.IsFull(err) {
 		full = "the disk is full: "
 	}
 	before := "there is none before it"
-	if steps, e := s.Steps(); e == nil && len(steps) > 0 {
-		before = fmt.Sprintf("the one of step %d is unchanged", steps[len(steps)-1])
+	steps, e := s.Steps()
+	if i, _ := slices.BinarySearch(steps, step); e == nil && i > 0 {
+		before = fmt.Sprintf("the one of step %d is unchanged", steps[i-1])
 	}
 	return fmt.Errorf("checkpoint of step %d in %s (%s): %s%w", step, s.dir, before, full, err)
 }

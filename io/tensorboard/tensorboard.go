@@ -4,13 +4,14 @@
 // masked, all little-endian: tensorflow/core/lib/io/record_writer.h), each an Event message of tensorflow/core/util/event.proto. Of that
 // this package writes what scalars need: wall time, step, and a Summary of tags with values.
 //
-// TensorBoard reads all event files of a folder together, so a run that goes on writes another file beside the first one; of a step that
-// is in both it shows the later.
+// TensorBoard reads all event files of a folder together, so a run that goes on writes another file beside the first one, and says with
+// [Writer.Discard] from which step on the first one does not count.
 package tensorboard
 
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -55,7 +56,10 @@ func Create(dir string) (*Writer, error) {
 		}
 		w := &Writer{f, bufio.NewWriter(f)}
 		version := protowire.AppendString(protowire.AppendTag(event(now, 0), 3, protowire.BytesType), "brain.Event:2")
-		return w, w.record(version)
+		if err := w.record(version); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return w, nil
 	}
 }
 
@@ -65,6 +69,13 @@ func event(at time.Time, step int64) []byte {
 	b = protowire.AppendFixed64(b, math.Float64bits(float64(at.UnixNano())/1e9))
 	b = protowire.AppendTag(b, 2, protowire.VarintType)
 	return protowire.AppendVarint(b, uint64(step))
+}
+
+// Discard takes back what the folder's earlier files have of a step and those behind it: a run that was killed goes on before them. It is a SessionLog
+// (Event.session_log = 7) whose status (1) is START (1). Without it some of TensorBoard's readers show a step's old value beside the new one.
+func (w *Writer) Discard(step int) error {
+	start := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1)
+	return w.record(protowire.AppendBytes(protowire.AppendTag(event(time.Now(), int64(step)), 7, protowire.BytesType), start))
 }
 
 // Write appends scalars of a step, and brings them to the file: whoever looks while the run goes on sees them. Values are stored as float32,

@@ -3,6 +3,7 @@ package tensorboard
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -40,6 +41,29 @@ func TestRecord(t *testing.T) {
 	sum := func(at int) uint32 { return binary.LittleEndian.Uint32(got[at:]) }
 	if sum(8) != plainly(got[:8]) || sum(len(got)-4) != plainly(message) || bytes.Count(got[1:8], []byte{0}) != 7 {
 		t.Errorf("checksums %x and %x, want %x of the length and %x of the message", sum(8), sum(len(got)-4), plainly(got[:8]), plainly(message))
+	}
+}
+
+// TestDiscard: the message behind its wall time. Event.step is 300, and its SessionLog has status START.
+func TestDiscard(t *testing.T) {
+	w, err := Create(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(w.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Discard(300), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(w.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []byte{16, 0xac, 2, 58, 2, 8, 1}
+	if got := after[len(before):]; len(got) != 12+9+len(want)+4 || got[0] != byte(9+len(want)) || !bytes.Equal(got[12+9:len(got)-4], want) {
+		t.Errorf("% x", got)
 	}
 }
 

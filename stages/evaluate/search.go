@@ -61,6 +61,9 @@ func SearchCut(ctx context.Context, s gpustage.Stream, queries, corpus []float32
 	if err != nil {
 		return nil, err
 	}
+	if cut < 1 || cut > dim {
+		return nil, fmt.Errorf("a search by the first %d of %d dimensions: there must be 1 to %d", cut, dim, dim)
+	}
 	if cut == dim && !unit {
 		return Search(ctx, s, queries, corpus, dim, k, tie, nil)
 	}

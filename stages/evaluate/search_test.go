@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage/cpu"
@@ -146,6 +147,11 @@ func TestSearchCut(t *testing.T) {
 			if err != nil || !reflect.DeepEqual(got, want) || !slices.Equal(corpus, before) {
 				t.Errorf("%d dimensions, of length 1: %t: %v (%v), want %v", cut, as, got[0][:2], err, want[0][:2])
 			}
+		}
+	}
+	for _, cut := range []int{-1, 0, dim + 1} {
+		if _, err := SearchCut(t.Context(), s, queries, corpus, dim, cut, 3, true, nil); err == nil || !strings.Contains(err.Error(), "dimensions") {
+			t.Errorf("the first %d of %d dimensions: %v", cut, dim, err)
 		}
 	}
 	if _, err := SearchCut(t.Context(), s, queries[1:], corpus, dim, 2, 3, true, nil); err == nil {

@@ -616,7 +616,7 @@ func TestResumeReranker(t *testing.T) {
 // A run that has ended may be given more steps: it goes on as if it had been meant to make them from the beginning.
 func TestResumeWithMoreSteps(t *testing.T) {
 	j := newJob(t, 120)
-	sets := []string{"optimizer.schedule=constant", "optimizer.warmup_ratio=0", "save.every=2"}
+	sets := []string{"optimizer.schedule=constant", "optimizer.warmup_ratio=0", "save.every=2", "log.tensorboard=true"}
 	if _, err := j.run(t, "whole", nil, 0, false, append(sets, "train.max_steps=9")...); err != nil {
 		t.Fatal(err)
 	}
@@ -632,6 +632,21 @@ func TestResumeWithMoreSteps(t *testing.T) {
 	}
 	if n := len(j.lines(t, "run")); n != 9 {
 		t.Errorf("metrics.jsonl has %d lines, want 9", n)
+	}
+	events, err := filepath.Glob(filepath.Join(j.dir, "run", "tensorboard", "*"))
+	if err != nil || len(events) != 2 {
+		t.Fatalf("event files %q, %v", events, err)
+	}
+	discards := 0
+	for _, file := range events {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		discards += bytes.Count(raw, []byte{16, 6, 58, 2, 8, 1}) // Event.step = 6 with tensorboard.Writer.Discard's SessionLog
+	}
+	if discards != 1 {
+		t.Errorf("the event files take back what is behind step 5 %d times", discards)
 	}
 }
 
