@@ -43,7 +43,7 @@ type decoderConfig struct {
 	LayerTypes      []string `json:"layer_types"`
 
 	// Gemma's.
-	HiddenActivation *string  `json:"hidden_activation"`
+	HiddenActivation string   `json:"hidden_activation"`
 	QueryScalar      float64  `json:"query_pre_attn_scalar"`
 	SoftCap          *float64 `json:"attn_logit_softcapping"`
 	Bidirectional    *bool    `json:"use_bidirectional_attention"`

@@ -659,6 +659,63 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// Keys of other families are ignored, as they are in transformers, or an error.
+func TestForeignKeys(t *testing.T) {
+	raw, err := os.ReadFile(goldens.Path(t, "families/defaults.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Configs map[string]map[string]any
+	}
+	if err := json.Unmarshal(raw, &file); err != nil {
+		t.Fatal(err)
+	}
+	read := map[string]bool{
+		"qwen2 head_dim": true, "mistral layer_types": true, // in transformers, too
+		"nomic_bert layer_norm_epsilon": true, // its first configurations have it
+	}
+	all := map[string]any{"hidden_act": "relu"}
+	for _, config := range file.Configs {
+		for key, value := range config {
+			if all[key] == nil {
+				all[key] = value
+			}
+		}
+	}
+	for family, own := range file.Configs {
+		parse := func(change map[string]any) string {
+			config := map[string]any{"model_type": family}
+			maps.Copy(config, change)
+			raw, err := json.Marshal(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := ParseConfig(raw)
+			if err != nil {
+				return ""
+			}
+			c.HeadSize = c.HeadDim()
+			text, err := json.Marshal(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		plain := parse(nil)
+		for key, value := range all {
+			if _, ok := own[key]; ok || read[family+" "+key] {
+				continue
+			}
+			for _, v := range []any{value, true, 3, 0.5} {
+				if got := parse(map[string]any{key: v}); got != "" && got != plain {
+					t.Errorf("%s: %s %v, which is of other families, changes\n%s\nto\n%s", family, key, v, plain, got)
+				}
+			}
+		}
+	}
+}
+
 // Of Qwen's layers those from max_window_layers on see a window, if there is to be one: of 8 tokens, the own one among them.
 func TestMaxWindowLayers(t *testing.T) {
 	for _, family := range []string{"qwen2", "qwen3"} {

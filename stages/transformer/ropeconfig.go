@@ -239,7 +239,7 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 // yarn (Peng et al., arXiv 2309.00071) scales slow frequencies, leaves fast ones, and goes from one to the other in between.
 func (p ropeParameters) yarn(r *Rotary, scaled func(float64, func(int, float64) float64) []float64, dim int, theta, factor, original float64) {
 	fast, slow := cmp.Or(p.BetaFast, 32), cmp.Or(p.BetaSlow, 1) // 0 is as none, as in transformers
-	pair := func(rotations float64) float64 { // that turns so often over the original length
+	pair := func(rotations float64) float64 {                   // that turns so often over the original length
 		return float64(dim) * math.Log(original/(rotations*2*math.Pi)) / (2 * math.Log(theta))
 	}
 	low, high := pair(fast), pair(slow)
