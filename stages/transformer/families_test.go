@@ -529,6 +529,7 @@ func TestHubConfigs(t *testing.T) {
 			"pos_att_type":"C2P|p2c","position_biased_input":false,"position_buckets":256,"max_relative_positions":512,"relative_attention":true,"share_att_key":true,
 			"attention_head_size":64,"embedding_size":768,"conv_kernel_size":0}`,
 		},
+		"is_causal null, which is false": {`{"model_type":"qwen3","is_causal":null}`, `{"model_type":"qwen3","is_causal":false}`},
 		"betas of 0, which are as none": {
 			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":2,"original_max_position_embeddings":64,"beta_fast":0,"beta_slow":0}}`,
 			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":2,"original_max_position_embeddings":64,"beta_fast":32,"beta_slow":1}}`,
