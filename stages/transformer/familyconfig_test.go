@@ -113,7 +113,16 @@ func TestHubConfigs(t *testing.T) {
 			"pos_att_type":"C2P|p2c","position_biased_input":false,"position_buckets":256,"max_relative_positions":512,"relative_attention":true,"share_att_key":true,
 			"attention_head_size":64,"embedding_size":768,"conv_kernel_size":0}`,
 		},
-		"is_causal null, which is false": {`{"model_type":"qwen3","is_causal":null}`, `{"model_type":"qwen3","is_causal":false}`},
+		"is_causal null, which is false":      {`{"model_type":"qwen3","is_causal":null}`, `{"model_type":"qwen3","is_causal":false}`},
+		"a window of an odd number of tokens": {`{"model_type":"modernbert","local_attention":7}`, `{"model_type":"modernbert","local_attention":6}`},
+		"rope_scaling of ModernBERT, which is of local layers, too": {
+			`{"model_type":"modernbert","rope_scaling":{"rope_type":"linear","factor":4}}`,
+			`{"model_type":"modernbert","rope_parameters":{"full_attention":{"rope_type":"linear","factor":4},"sliding_attention":{"rope_type":"linear","factor":4}}}`,
+		},
+		"original_max_position_embeddings twice, of which the outer one counts": {
+			`{"model_type":"llama","original_max_position_embeddings":64,"rope_scaling":{"rope_type":"yarn","factor":2,"original_max_position_embeddings":256}}`,
+			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":2,"original_max_position_embeddings":64}}`,
+		},
 		"betas of 0, which are as none": {
 			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":2,"original_max_position_embeddings":64,"beta_fast":0,"beta_slow":0}}`,
 			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":2,"original_max_position_embeddings":64,"beta_fast":32,"beta_slow":1}}`,
@@ -309,6 +318,16 @@ func TestMaxWindowLayers(t *testing.T) {
 			if got := fmt.Sprint(c.Local, c.Window); err != nil || got != want {
 				t.Errorf("%s, use_sliding_window %v: %s, %v, want %s", family, use, got, err, want)
 			}
+		}
+	}
+}
+
+// YaRN makes more positions good, and never fewer.
+func TestYaRNPositions(t *testing.T) {
+	for original, want := range map[int]int{64: 2048, 1024: 2048, 2000: 4000} {
+		c, err := ParseConfig(fmt.Appendf(nil, `{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":2,"original_max_position_embeddings":%d}}`, original))
+		if err != nil || c.MaxPositions != want {
+			t.Errorf("%d original positions: %d, %v, want %d", original, c.MaxPositions, err, want)
 		}
 	}
 }

@@ -420,6 +420,14 @@ func TestTuningErrors(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
+	c, err := ParseConfig(configAt(t, "families/deberta-v2-own"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := lora(func(l *LoRA) { l.Targets, l.Save = []string{"intermediate.dense"}, []string{"pos_key_proj"} })
+	if _, err := New(ref.New(), c, Head{}, Options{Tuning: own}); err == nil || !strings.Contains(err.Error(), "pos_key_proj are computed together") {
+		t.Errorf("error %v", err)
+	}
 }
 
 // Names are PEFT's: ends of names between dots, in full, or a module that contains others.
