@@ -1,6 +1,7 @@
 package transformer
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -61,4 +62,27 @@ type waiting struct {
 func (w *waiting) Wait(e gpustage.Event) {
 	w.waited = append(w.waited, e)
 	w.Stream.Wait(e)
+}
+
+// A run has the model until its context is done, whoever's copy of it is asked.
+func TestClaim(t *testing.T) {
+	m, _ := loadStatic(t, ref.New(), Head{}, Options{DType: gpustage.F32}, func(*Config) {})
+	first, end := context.WithCancel(t.Context())
+	for range 2 {
+		if err := m.Claim(first, "graph one"); err != nil {
+			t.Error(err)
+		}
+	}
+	same := *m
+	for _, err := range []error{same.Busy(), same.Claim(t.Context(), "graph two")} {
+		if err == nil || err.Error() != "the model is in training by graph one" {
+			t.Errorf("error %v", err)
+		}
+	}
+	end()
+	for _, err := range []error{m.Busy(), same.Claim(t.Context(), "graph two")} {
+		if err != nil {
+			t.Errorf("the run has ended: %v", err)
+		}
+	}
 }

@@ -43,7 +43,7 @@ type decoderConfig struct {
 	LayerTypes      []string `json:"layer_types"`
 
 	// Gemma's.
-	HiddenActivation *string  `json:"hidden_activation"`
+	HiddenActivation string   `json:"hidden_activation"`
 	QueryScalar      float64  `json:"query_pre_attn_scalar"`
 	SoftCap          *float64 `json:"attn_logit_softcapping"`
 	Bidirectional    *bool    `json:"use_bidirectional_attention"`
@@ -52,7 +52,8 @@ type decoderConfig struct {
 }
 
 func parseDecoder(raw []byte, d decoderConfig, more func(d decoderConfig, c *Config) error) (Config, error) {
-	d.InitRange = 0.02
+	causal := true
+	d.InitRange, d.IsCausal = 0.02, &causal
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return Config{}, err
 	}
@@ -70,7 +71,7 @@ func (d decoderConfig) config() (Config, error) {
 		Vocab: d.VocabSize, Hidden: d.HiddenSize, Layers: d.Layers, Heads: d.Heads, KVHeads: or(d.KVHeads, 0), HeadSize: or(d.HeadDim, 0),
 		FeedForward: d.IntermediateSize, MaxPositions: d.MaxPositions, PadID: orNone(d.PadID), NormEps: d.NormEps, Activation: act,
 		AttentionDropout: or(d.AttentionDropout, 0), InitRange: d.InitRange,
-		Norm: RMSNorm, Gated: true, Causal: or(d.IsCausal, true),
+		Norm: RMSNorm, Gated: true, Causal: or(d.IsCausal, false), // null is false, as in transformers
 	}
 	if !d.AttentionBias {
 		c.NoBias |= QKVPart | OutPart

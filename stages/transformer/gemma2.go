@@ -22,16 +22,14 @@ func gemmaDefaults() decoderConfig {
 	window, kv, dim := 4096, 4, 256
 	return decoderConfig{
 		MaxPositions: 8192, VocabSize: 256000, HiddenSize: 2304, Layers: 26, Heads: 8, KVHeads: &kv, HeadDim: &dim,
-		IntermediateSize: 9216, HiddenAct: "gelu_pytorch_tanh", NormEps: 1e-6, PadID: new(int), SlidingWindow: &window, QueryScalar: 256,
+		IntermediateSize: 9216, HiddenAct: "gelu_pytorch_tanh", HiddenActivation: "gelu_pytorch_tanh", NormEps: 1e-6, PadID: new(int), SlidingWindow: &window, QueryScalar: 256,
 	}
 }
 
-// gemma is what Gemma 2 and 3 share.
+// gemma is what Gemma 2 and 3 share. hidden_act is ignored where it remains.
 func (d decoderConfig) gemma(c *Config) (err error) {
-	if d.HiddenActivation != nil { // hidden_act is ignored where it remains
-		if c.Activation, err = parseActivation("hidden_activation", *d.HiddenActivation); err != nil {
-			return err
-		}
+	if c.Activation, err = parseActivation("hidden_activation", d.HiddenActivation); err != nil {
+		return err
 	}
 	c.Norm, c.EmbedScale, c.SoftCap = RMSNormUnit, math.Sqrt(float64(c.Hidden)), or(d.SoftCap, 0)
 	if d.QueryScalar <= 0 {

@@ -318,6 +318,40 @@ func TestFreezing(t *testing.T) {
 	}
 }
 
+// What is outside of layers and trains as a whole beside LoRA's factors has the gradient that it has where everything trains, however far down the
+// backward pass must go for it.
+func TestSavedOutside(t *testing.T) {
+	harness.Thorough(t)
+	rows := Rows{IDs: []int32{3, 4, 5, 6, 7, 8}, Cu: []int32{0, 2, 6}}
+	for _, name := range familyGoldens(t) {
+		run := func(o Tuning) (*Model, func(p Param) []float64) {
+			m, s := loadFamily(t, name, nil, ref.New(), Options{DType: gpustage.F64, Tuning: o})
+			grads, err := m.NewGradients()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := make([]float64, rows.Len()*m.Config.Hidden)
+			for i := range r {
+				r[i] = math.Sin(float64(i))
+			}
+			p := m.Forward(s, newArena(t, s.Device()), rows, true, true)
+			p.Backward(upload64(t, s, gpustage.F64, rows.Len(), m.Config.Hidden, r), grads)
+			return m, func(p Param) []float64 { return floats(t, s, m.Layout.View(grads, p)) }
+		}
+		all, want := run(Tuning{})
+		for _, p := range all.Layout.Params {
+			if p.Layer != Outside {
+				continue
+			}
+			m, got := run(Tuning{LoRA: &LoRA{Rank: 1, Alpha: 1, Targets: []string{all.Config.names().down}, Save: []string{p.Module()}}})
+			mine, _ := m.Layout.Find(p.Name)
+			if e := relative(got(mine), want(p), 1); !(e <= 1e-12) {
+				t.Errorf("%s: %s: error %.3g", name, p.Name, e)
+			}
+		}
+	}
+}
+
 // Predictions hold with factors and with frozen layers.
 func TestLoRAMemory(t *testing.T) {
 	for _, name := range []string{"bert-all", "qwen3-last-o", "bert-save", "electra-all"} {
@@ -385,6 +419,14 @@ func TestTuningErrors(t *testing.T) {
 		if _, err := New(ref.New(), c, Head{}, Options{Tuning: tuning}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+	c, err := ParseConfig(configAt(t, "families/deberta-v2-own"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := lora(func(l *LoRA) { l.Targets, l.Save = []string{"intermediate.dense"}, []string{"pos_key_proj"} })
+	if _, err := New(ref.New(), c, Head{}, Options{Tuning: own}); err == nil || !strings.Contains(err.Error(), "pos_key_proj are computed together") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -1,6 +1,9 @@
 package transformer
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // MPNet (Song et al., arXiv 2004.09297; all-mpnet-base-v2) is BERT with RoBERTa's positions, a relative attention bias and no
 // token types.
@@ -26,6 +29,9 @@ func parseMPNet(raw []byte) (Config, error) {
 		return Config{}, err
 	}
 	out, err := c.config()
+	if err == nil && c.Buckets != 32 { // transformers has a table of so many rows, and looks up 32 whatever it has
+		err = fmt.Errorf("relative_attention_num_buckets %d is %w in this family, want 32", c.Buckets, ErrUnsupported)
+	}
 	out.TypeVocab, out.RelativeBuckets, out.RelativeReach = 0, c.Buckets, 128
 	out.padPositions(1) // whatever pad_token_id says
 	return out, err

@@ -19,8 +19,13 @@ import (
 // biases of positions.
 func headsOf(t *testing.T, family string, heads, dim int, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
 	t.Helper()
-	config := fmt.Appendf(nil, `{"model_type": %q, "hidden_size": %d, "num_attention_heads": %d, "num_hidden_layers": 2, "intermediate_size": 72,
-		"vocab_size": 40, "max_position_embeddings": 82, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5}`, family, heads*dim, heads)
+	return layersOf(t, family, 2, heads, dim, d, o)
+}
+
+func layersOf(t *testing.T, family string, layers, heads, dim int, d gpustage.Device, o Options) (*Model, gpustage.Stream) {
+	t.Helper()
+	config := fmt.Appendf(nil, `{"model_type": %q, "hidden_size": %d, "num_attention_heads": %d, "num_hidden_layers": %d, "intermediate_size": 72,
+		"vocab_size": 40, "max_position_embeddings": 82, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5}`, family, heads*dim, heads, layers)
 	random := rand.New(rand.NewPCG(6, 6))
 	return loadModel(t, config, d, Head{Pooling: gpustage.MeanPooling, Normalize: true}, o, func(p Param, dst []float32) error {
 		for i := range dst {
@@ -221,6 +226,10 @@ func TestLeanOperands(t *testing.T) {
 			})
 		}
 	}
+	t.Run("segments that begin at odd layers", func(t *testing.T) {
+		m, s := layersOf(t, "bert", 4, 3, 7, d, Options{BF16: true, CheckpointEvery: 2, Tuning: Tuning{FreezeLayers: 1, FreezeEmbeddings: true}})
+		testLean(t, d, m, s)
+	})
 }
 
 func testLean(t *testing.T, d *onhost.Device, m *Model, s gpustage.Stream) {

@@ -11,5 +11,8 @@ func init() {
 func parseQwen3(raw []byte) (Config, error) {
 	d, dim := qwenDefaults(), 128
 	d.HeadDim = &dim
-	return parseDecoder(raw, d, func(d decoderConfig, c *Config) error { return d.qwen(c) })
+	return parseDecoder(raw, d, func(d decoderConfig, c *Config) error {
+		c.NoBias |= UpPart | DownPart // whatever the configuration says
+		return d.qwen(c)
+	})
 }

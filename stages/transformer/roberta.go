@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"contraflow/gpustage"
@@ -38,6 +39,9 @@ func parseRoBERTa(raw []byte) (Config, error) {
 		}
 	}
 	out, err := c.config()
+	if err == nil && out.PadID < 0 {
+		err = errors.New("pad_token_id is missing or negative: positions begin behind it in this family")
+	}
 	out.padPositions(out.PadID)
 	return out, err
 }

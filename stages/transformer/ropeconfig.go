@@ -1,10 +1,12 @@
 package transformer
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // ropeConfig is what config.json says about rotary positions: in transformers 5 rope_parameters, before that rope_theta and
@@ -28,8 +30,8 @@ type ropeParameters struct {
 	Factor       *float64  `json:"factor"`
 	Attention    *float64  `json:"attention_factor"`
 	OriginalMax  *float64  `json:"original_max_position_embeddings"`
-	BetaFast     *float64  `json:"beta_fast"`
-	BetaSlow     *float64  `json:"beta_slow"`
+	BetaFast     float64   `json:"beta_fast"`
+	BetaSlow     float64   `json:"beta_slow"`
 	Truncate     *bool     `json:"truncate"`
 	MScale       float64   `json:"mscale"`
 	MScaleAll    float64   `json:"mscale_all_dim"`
@@ -101,6 +103,9 @@ func (c ropeConfig) two(dim int, theta, localTheta float64, maxPositions int, sc
 				return nil, nil, 0, fmt.Errorf("rope_scaling: %w", err)
 			}
 		}
+		if !or((*x).Truncate, true) {
+			return nil, nil, 0, unsupported("truncate", "false") // transformers does not find it where layers have parameters of their own
+		}
 	}
 	if global, longest, err = p.Full.rotary(dim, theta, maxPositions); err != nil {
 		return nil, nil, 0, fmt.Errorf("full_attention: %w", err)
@@ -166,6 +171,8 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 		return bad("factor is %v, want at least 1", factor)
 	case original < 1:
 		return bad("original_max_position_embeddings is %v", original)
+	case p.Attention != nil && *p.Attention <= 0:
+		return bad("attention_factor is %v, want a positive number", *p.Attention)
 	}
 	r := &Rotary{Frequencies: make([]float64, dim/2)}
 	scaled := func(base float64, scale func(j int, f float64) float64) []float64 {
@@ -218,13 +225,21 @@ func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotar
 	default:
 		return nil, 0, fmt.Errorf("rotary positions of type %q are %w (supported: default, linear, dynamic, yarn, longrope, llama3)", kind, ErrUnsupported)
 	}
+	for _, f := range slices.Concat(r.Frequencies, r.Long) {
+		if f <= 0 || !finite(f) {
+			return bad("its numbers give the frequency %v, want positive ones", f)
+		}
+	}
+	if !finite(r.Factor) {
+		return bad("its numbers multiply cosines and sines by %v", r.Factor)
+	}
 	return r, maxPositions, nil
 }
 
 // yarn (Peng et al., arXiv 2309.00071) scales slow frequencies, leaves fast ones, and goes from one to the other in between.
 func (p ropeParameters) yarn(r *Rotary, scaled func(float64, func(int, float64) float64) []float64, dim int, theta, factor, original float64) {
-	fast, slow := or(p.BetaFast, 32), or(p.BetaSlow, 1)
-	pair := func(rotations float64) float64 { // that turns so often over the original length
+	fast, slow := cmp.Or(p.BetaFast, 32), cmp.Or(p.BetaSlow, 1) // 0 is as none, as in transformers
+	pair := func(rotations float64) float64 {                   // that turns so often over the original length
 		return float64(dim) * math.Log(original/(rotations*2*math.Pi)) / (2 * math.Log(theta))
 	}
 	low, high := pair(fast), pair(slow)

@@ -337,6 +337,16 @@ func testDerivative(t *testing.T, m *Model, s gpustage.Stream, rows Rows, r []fl
 	}
 }
 
+// The square root is that of the layers that go backward.
+func TestAutoCheckpoint(t *testing.T) {
+	for frozen, want := range []int{3, 3, 3, 2, 2, 2, 2, 1, 1} {
+		m, _ := layersOf(t, "bert", 9, 1, 2, ref.New(), Options{CheckpointEvery: AutoCheckpoint, Tuning: Tuning{FreezeEmbeddings: true, FreezeLayers: frozen}})
+		if got := m.Options.CheckpointEvery; got != want {
+			t.Errorf("%d of 9 layers are frozen: every %d, want %d", frozen, got, want)
+		}
+	}
+}
+
 // Predicted memory is what a pass takes.
 func TestMemory(t *testing.T) {
 	d := ref.New()
