@@ -572,6 +572,9 @@ func (r *recipe) prompts(p part) string {
 		if r.reranks() && r.decoder() {
 			front = map[string]string{"query": "A: ", "document": "B: "}[s[2]] // of model.template
 		}
+		if same, _ := r.yes("same_dataset_within_batch"); !ok && same && s[2] == "query" && !r.reranks() {
+			r.assume("queries have nothing in front; there, with same_dataset_within_batch and without %s, each has the word None, unless rows have a prompt", s[0])
+		}
 		if !ok || instruction == "" {
 			if front != "" {
 				r.assume("a %s has %q in front, of model.template: so it is when FlagEmbedding scores; while it trains only %s puts something there", s[2], front, s[0])

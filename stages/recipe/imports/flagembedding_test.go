@@ -166,3 +166,25 @@ func TestFlagEmbeddingAlone(t *testing.T) {
 		}
 	}
 }
+
+// What FlagEmbedding does that its arguments don't say is told: the word None in front of queries, and texts of pairs that are cut before the pair is.
+// The width of vectors is nothing to an M3 that learns none.
+func TestSaidOfFlagEmbedding(t *testing.T) {
+	for _, c := range []struct{ arguments, want string }{
+		{"embedder.encoder_only.base --same_dataset_within_batch True", "each has the word None"},
+		{"embedder.encoder_only.base", ""},
+		{"embedder.encoder_only.base --same_dataset_within_batch True --query_instruction_for_retrieval x", ""},
+		{"embedder.encoder_only.m3 --colbert_dim 8", ""},
+		{"reranker.encoder_only.base --query_max_len 20 --passage_max_len 100", "more than 120 tokens the document alone is cut; there a query is cut at 45 and a document at 110 tokens"},
+	} {
+		s, _, err := imports.ReadCommand("python -m FlagEmbedding.finetune." + c.arguments + " --train_data d.jsonl --model_name_or_path m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, res := convert(t, imports.FlagEmbedding, s, 1)
+		said := strings.Join(res.Assumed, "\n")
+		if !strings.Contains(said, c.want) || c.want == "" && strings.Contains(said, "None") || len(res.Unknown) > 0 {
+			t.Errorf("%s: %q, %q", c.arguments, said, res.Unknown)
+		}
+	}
+}

@@ -44,6 +44,8 @@ func (r *recipe) model() {
 		if dim, ok := r.whole("colbert_dim"); ok && dim > 0 {
 			r.keys["model.vector_dim"] = fmt.Sprint(dim)
 		}
+	case r.from == FlagEmbedding:
+		r.used["colbert_dim"] = true // of M3 that learns its dense part alone
 	}
 	if r.ofVectors() {
 		r.multiVector()
@@ -87,6 +89,7 @@ func (r *recipe) model() {
 	case r.reranks() && !r.pairs:
 		r.keys["model.max_length"] = fmt.Sprint(q + p) // of the pair
 		r.used["max_len"] = true                       // which nothing there reads
+		r.assume("of a pair of more than %d tokens the document alone is cut; there a query is cut at %d and a document at %d tokens before", q+p, q+p/4, p+q/2)
 	case hasQ && hasP || r.from == FlagEmbedding:
 		r.keys["model.max_length"] = fmt.Sprintf("{query: %d, document: %d}", q, p)
 	default:
