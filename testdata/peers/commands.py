@@ -1,0 +1,115 @@
+"""Command lines of FlagEmbedding drawn at random: what its own runner trains by each, and what contraflow does by the recipe that `contraflow import` makes of it.
+
+    python testdata/peers/commands.py CONTRAFLOW FIRST-LAST
+
+Prints a line for each. Exits with 1 if a loss is off by more than 3e-4 of it (but for what a teacher's distributions have for themselves, which is the same in
+each step), or a learning rate at all, or if the recipe names something that is not known. A step's batch is the whole data, so that orders of rows don't count.
+What differs by intention is not drawn: padding has a part in FlagEmbedding's MaxSim, and texts that are cut are cut otherwise in its pairs. Needs
+FlagEmbedding (1.4.2).
+"""
+
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import datasets
+import drawn
+import FlagEmbedding.abc.finetune.reranker as of_rerankers
+import FlagEmbedding.finetune.embedder.encoder_only.base as base
+import FlagEmbedding.finetune.embedder.encoder_only.m3 as m3
+import FlagEmbedding.finetune.reranker.encoder_only.base as reranker
+import transformers
+
+logging.disable(logging.INFO)
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+datasets.disable_progress_bars()
+contraflow = str(Path(sys.argv[1]).resolve())
+work = Path(tempfile.mkdtemp())
+tok = transformers.AutoTokenizer.from_pretrained(Path(__file__).resolve().parents[1] / "golden" / "bert" / "minilm-tiny")
+tok.bos_token, tok.eos_token = tok.cls_token, tok.sep_token  # which M3's sparse part leaves out
+os.chdir(work)
+families = drawn.families(tok)
+KINDS = {  # each a module, the parser's classes and the runner's
+    "base": (base, base.EncoderOnlyEmbedderModelArguments, base.EncoderOnlyEmbedderDataArguments, base.EncoderOnlyEmbedderTrainingArguments, base.EncoderOnlyEmbedderRunner),
+    "m3": (m3, m3.EncoderOnlyEmbedderM3ModelArguments, m3.EncoderOnlyEmbedderM3DataArguments, m3.EncoderOnlyEmbedderM3TrainingArguments, m3.EncoderOnlyEmbedderM3Runner),
+    "reranker": (reranker, of_rerankers.AbsRerankerModelArguments, of_rerankers.AbsRerankerDataArguments, of_rerankers.AbsRerankerTrainingArguments, reranker.EncoderOnlyRerankerRunner),
+}  # fmt: skip
+
+
+def draw(seed):
+    """A kind, and its arguments but for the model's, of rows that it writes."""
+    rng = random.Random(seed)
+    one = lambda *options: rng.choice(options)
+    text = lambda: " ".join(one(*drawn.WORDS) for _ in range(rng.randint(2, 12)))
+    kind, size, negatives, files = one(*KINDS), one(6, 8), one(1, 2, 3), one(1, 1, 2)
+    names = [f"rows-{seed}-{i}.jsonl" for i in range(files)]
+    for name in names:
+        rows = [{"query": text(), "pos": [text()], "neg": [text() for _ in range(negatives)], "pos_scores": [3 * rng.random()], "neg_scores": [3 * rng.random() for _ in range(negatives)]} for _ in range(size)]
+        Path(name).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    said = ["--train_data", *names, "--train_group_size", negatives + 1, "--per_device_train_batch_size", files * size, "--learning_rate", one(1e-3, 3e-3), "--adam_epsilon", 1e-3]
+    said += one(["--num_train_epochs", 4], ["--max_steps", 5]) + one([], ["--warmup_steps", 2]) + one([], ["--weight_decay", 0.1]) + one([], ["--max_grad_norm", 0.5])
+    said += one([], ["--lr_scheduler_type", "cosine"], ["--lr_scheduler_type", "constant"], ["--lr_scheduler_type", "polynomial"])
+    task = "rerank" if kind == "reranker" else "retrieval"
+    said += one([], [f"--query_instruction_for_{task}", "bird "], [f"--query_instruction_for_{task}", "bird", "--query_instruction_format", "{} fish {}"])
+    said += one([], [f"--passage_instruction_for_{task}", "road "]) + one([], ["--knowledge_distillation", "True"])
+    if kind == "reranker":
+        return kind, one(*families), said + ["--query_max_len", 20, "--passage_max_len", 20]
+    said += ["--temperature", one(0.02, 0.05, 0.5)] + one(["--query_max_len", 40, "--passage_max_len", 40], ["--query_max_len", 7, "--passage_max_len", 9])
+    if files == 1 and f"--query_instruction_for_{task}" in said:  # without one queries begin with the word None
+        said += one([], ["--same_dataset_within_batch", "True"])
+    if kind == "m3":
+        learns = ["--unified_finetuning", "True", *one([], ["--use_self_distill", "True"], ["--use_self_distill", "True", "--self_distill_start_step", 2]), *one([], ["--colbert_dim", 8])]
+        return kind, "bert", said + one([], learns, learns)
+    said += ["--sentence_pooling_method", one("cls", "mean")] + one([], ["--sub_batch_size", 3]) + one([], ["--pad_to_multiple_of", 8])
+    return kind, one(*families), said + one(["--normalize_embeddings", "False"], ["--use_mrl", "True", "--mrl_dims", 32, 8], [])
+
+
+def train(seed):
+    kind, family, said = draw(seed)
+    module, *parsed, runner = KINDS[kind]
+    said = [str(word) for word in said + ["--output_dir", "there", "--cache_path", work / "cache", "--logging_steps", 1, "--save_strategy", "no", "--report_to", "none", "--use_cpu", "True", "--disable_tqdm", "True"]]
+    model, data, training = transformers.HfArgumentParser(parsed).parse_args_into_dataclasses(args=["--model_name_or_path", family, *said])
+    trainer = runner(model_args=model, data_args=data, training_args=training).trainer
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer._save("start")  # with heads that it has drawn
+    command = ["torchrun", "--nproc_per_node", "1", "-m", module.__name__, "--model_name_or_path", "start", *said]
+    imported = subprocess.run([contraflow, "import", "--", *command], capture_output=True, text=True)
+    Path("recipe.yaml").write_text(imported.stdout)
+    unknown = [line for line in imported.stderr.splitlines() if not line.startswith("assumed")]
+    trained = subprocess.run([contraflow, "train", "-c", "recipe.yaml", "--set", "save.dir=here", "--set", "train.device=cpu", "--set", "model.dropout=0"], capture_output=True, text=True)
+    if imported.returncode or unknown or trained.returncode:
+        raise RuntimeError(f"{unknown}\n{trained.stderr}")
+    trainer.train()
+    ours = [(m["loss"], m["lr"]) for m in map(json.loads, open("here/metrics.jsonl")) if "lr" in m]
+    theirs = [(m["loss"], m["learning_rate"]) for m in trainer.state.log_history if "loss" in m]
+    teachers = ours[0][0] - theirs[0][0] if "--knowledge_distillation" in said else 0
+    off = max(abs(a - b - teachers) / max(abs(b), 1e-3) for (a, _), (b, _) in zip(ours, theirs, strict=True))
+    rates = max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True))
+    print(f"{f'seed {seed}, {kind}, {family}':28} {' '.join(f'{a:.5f}' for a, _ in ours)}  off by {off:.1e}", flush=True)
+    if not (off <= 3e-4 and rates <= 1e-12):
+        raise RuntimeError(f"learning rates are off by {rates:.1e}; {' '.join(command)}\n{theirs}")
+
+
+bad = 0
+first, last = map(int, sys.argv[2].split("-"))
+for seed in range(first, last + 1):
+    try:
+        train(seed)
+    except Exception:
+        bad += 1
+        traceback.print_exc()
+        print(f"seed {seed}: WRONG", flush=True)
+    for run in ("here", "start", "there"):
+        shutil.rmtree(run, ignore_errors=True)
+shutil.rmtree(work)
+sys.exit(bad > 0)
