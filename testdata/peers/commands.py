@@ -4,8 +4,7 @@
 
 Prints a line for each. Exits with 1 if a loss is off by more than 3e-4 of it (but for what a teacher's distributions have for themselves, which is the same in
 each step), or a learning rate at all, or if the recipe names something that is not known. A step's batch is the whole data, so that orders of rows don't count.
-What differs by intention is not drawn: padding has a part in FlagEmbedding's MaxSim, and texts that are cut are cut otherwise in its pairs. Needs
-FlagEmbedding (1.4.2).
+What differs by intention is left out: padding, which has a part in FlagEmbedding's MaxSim, and how it cuts texts of pairs. Needs FlagEmbedding (1.4.2).
 """
 
 import json
@@ -27,12 +26,23 @@ import FlagEmbedding.abc.finetune.reranker as of_rerankers
 import FlagEmbedding.finetune.embedder.encoder_only.base as base
 import FlagEmbedding.finetune.embedder.encoder_only.m3 as m3
 import FlagEmbedding.finetune.reranker.encoder_only.base as reranker
+import torch
 import transformers
 
 logging.disable(logging.INFO)
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 datasets.disable_progress_bars()
+
+
+def late(model, q_reps, p_reps, q_mask=None):
+    """compute_colbert_score of FlagEmbedding's M3, but that padding, whose vectors are 0, is no document's token."""
+    products = torch.einsum("qin,pjn->qipj", q_reps, p_reps).masked_fill((p_reps == 0).all(-1), -torch.inf)
+    scores = products.amax(-1).sum(1) / q_mask[:, 1:].sum(-1, keepdim=True)
+    return scores / model.temperature
+
+
+m3.EncoderOnlyEmbedderM3Model.compute_colbert_score = late
 contraflow = str(Path(sys.argv[1]).resolve())
 work = Path(tempfile.mkdtemp())
 tok = transformers.AutoTokenizer.from_pretrained(Path(__file__).resolve().parents[1] / "golden" / "bert" / "minilm-tiny")
