@@ -74,7 +74,7 @@ type File struct {
 	done bool
 }
 
-// Create begins to write the file that will be at path.
+// Create begins to write the file that will be at path. Who may read it stays as it is where there is one.
 func Create(path string) (*File, error) {
 	if path == "" {
 		return nil, errNoName
@@ -83,7 +83,24 @@ func Create(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, err)
 	}
-	return &File{File: f, path: path}, nil
+	out := &File{File: f, path: path}
+	if err := keepMode(f, path); err != nil {
+		return nil, out.Abort(err)
+	}
+	return out, nil
+}
+
+// keepMode gives f the permissions of the file at path.
+func keepMode(f *os.File, path string) error {
+	old, err := os.Stat(path)
+	if err != nil || !old.Mode().IsRegular() || runtime.GOOS == "windows" { // whose modes say whether a file may be written
+		return nil
+	}
+	now, err := f.Stat()
+	if err != nil || now.Mode().Perm() == old.Mode().Perm() {
+		return err
+	}
+	return f.Chmod(old.Mode().Perm())
 }
 
 // Replace is Create for a path that a user gives: of a link, what it leads to is replaced, and a pipe or a device (/dev/stdout) stays what it

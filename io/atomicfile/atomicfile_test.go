@@ -421,3 +421,20 @@ func TestNoName(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 }
+
+// A file that others may not read stays so when it is replaced, and one that its owner may not write can be.
+func TestMode(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no such permissions")
+	}
+	path := filepath.Join(t.TempDir(), "f")
+	for _, mode := range []os.FileMode{0o600, 0o640, 0o444} {
+		if err := errors.Join(WriteFile(path, []byte("old")), os.Chmod(path, mode), WriteFile(path, []byte("new"))); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if text, e := os.ReadFile(path); err != nil || e != nil || info.Mode().Perm() != mode || string(text) != "new" {
+			t.Errorf("%v: %v, %q, %v, %v", mode, info.Mode(), text, err, e)
+		}
+	}
+}
