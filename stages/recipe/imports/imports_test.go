@@ -400,40 +400,6 @@ func TestVectorLosses(t *testing.T) {
 	}
 }
 
-// A guide may be a mapping, whose length is its own and not the model's. Prompts are those that train: none, whatever the guide's folder has.
-func TestGuideMapping(t *testing.T) {
-	of := func(guide string) (*recipe.Recipe, error) {
-		s, err := imports.ReadMapping("args.json", []byte(`{"model": {"name": "m", "max_seq_length": 64}, "train_dataset": "d.parquet", "loss": {"name": "GISTEmbedLoss", "guide": `+guide+`}}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := imports.Convert(imports.SentenceTransformers, s, 1); err != nil {
-			return nil, err
-		}
-		r, res := convert(t, imports.SentenceTransformers, s, 1)
-		if len(res.Unknown)+len(res.Without)+len(res.Open) > 0 || r.Model.MaxLength != (recipe.Lengths{Query: 64, Document: 64}) {
-			t.Errorf("%s: %+v", guide, res)
-		}
-		return &r, nil
-	}
-	none := new(recipe.Prompts)
-	for guide, want := range map[string]recipe.Guide{
-		`"g"`: {Path: "g", Prompts: none}, `{"path": "g"}`: {Path: "g", Prompts: none}, `{"name": "g", "max_seq_length": 256}`: {Path: "g", MaxLength: recipe.Lengths{Query: 256, Document: 256}, Prompts: none},
-	} {
-		if r, err := of(guide); err != nil || !reflect.DeepEqual(*r.Loss.Guide, want) {
-			t.Errorf("%s: %+v, %v", guide, r, err)
-		}
-	}
-	for guide, want := range map[string]string{
-		`{"path": "g", "max_seq_length": 0.5}`: "guide.max_seq_length: is 0.5", `{"path": 7}`: "guide.path: is 7", `{"path": "g", "pool": "cls"}`: "guide.pool: is \"cls\"", `{"max_length": 8}`: "has no path",
-		`{"path": "g", "name": "h"}`: "guide.path: is \"g\"", `["g"]`: "guide: want a text",
-	} {
-		if _, err := of(guide); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %s", guide, err, want)
-		}
-	}
-}
-
 // A margin of 0, which only gist takes, is not lost without a word.
 func TestNoMargin(t *testing.T) {
 	for name, setting := range map[string]string{"ContrastiveLoss": "margin", "BatchAllTripletLoss": "margin", "TripletLoss": "triplet_margin", "GISTEmbedLoss": "margin"} {
@@ -588,45 +554,6 @@ func TestLoRA(t *testing.T) {
 	r, res = convert(t, imports.SentenceTransformers, imports.Settings{"target_modules": []any{"query", "value"}}, 1)
 	if l := r.Model.LoRA; l.Rank != 8 || l.Alpha != 8 || strings.Contains(res.Recipe, "target_modules") {
 		t.Errorf("%s", res.Recipe)
-	}
-}
-
-// Columns have the prompts that are said, and no others; those that find no column are named.
-func TestPrompts(t *testing.T) {
-	for _, c := range []struct {
-		columns []any
-		prompts any
-		want    recipe.Prompts
-		without string // "": nothing
-	}{
-		{[]any{"q", "p"}, nil, recipe.Prompts{}, ""},
-		{[]any{"q", "p"}, map[string]any{}, recipe.Prompts{}, ""},
-		{[]any{"q", "p", "n"}, "x: ", recipe.Prompts{Query: "x: ", Document: "x: "}, ""},
-		{[]any{"q", "p", "n"}, map[string]any{"q": "Q: ", "p": "D: ", "n": "D: "}, recipe.Prompts{Query: "Q: ", Document: "D: "}, ""},
-		{[]any{"q", "p", "n"}, map[string]any{"p": "P: ", "n": "N: "}, recipe.Prompts{Positive: "P: ", Negative: "N: "}, ""},
-		{[]any{"q", "p", "n"}, map[string]any{"n": "N: "}, recipe.Prompts{Negative: "N: "}, ""},
-		{[]any{"q", "p", "n"}, map[string]any{"query": "Q: ", "document": "D: "}, recipe.Prompts{}, "prompts: document, query: no columns are called so"}, // as there
-		{nil, map[string]any{"query": "Q: ", "document": "D: "}, recipe.Prompts{Query: "Q: ", Document: "D: "}, ""},                                       // nobody says what they are called
-		{[]any{"q", "p", "n1", "n2"}, map[string]any{"p": "D: ", "n1": "D: "}, recipe.Prompts{Document: "D: "}, `prompts: n1 has "D: " and n2 ""`},
-		{[]any{"q", "p", "n1", "n2"}, map[string]any{"n1": "A: ", "n2": "B: "}, recipe.Prompts{Negative: "A: "}, `prompts: n1 has "A: " and n2 "B: "`},
-		{[]any{"q", "p"}, map[string]any{"trivia": map[string]any{"q": "Q: "}, "nq": "Q: ", "none": nil}, recipe.Prompts{}, "prompts: nq, trivia: no columns are called so, but q, p;"},
-	} {
-		s := imports.Settings{"prompts": c.prompts}
-		if c.columns != nil {
-			s["columns"] = c.columns
-		}
-		r, res := convert(t, imports.SentenceTransformers, s, 1)
-		if p := r.Data.Train[0].Prompts; p == nil || *p != c.want || len(res.Without) > 1 || (len(res.Without) == 1) != (c.without != "") || !strings.HasPrefix(strings.Join(res.Without, ""), c.without) {
-			t.Errorf("%v: %v, %q\n%s", c.prompts, p, res.Without, res.Recipe)
-		}
-	}
-	for _, module := range []string{"embedder", "reranker"} {
-		r, res := convert(t, imports.FlagEmbedding, imports.Settings{"module": "FlagEmbedding.finetune." + module + ".encoder_only.base", "train_data": []any{"a.jsonl", "b.jsonl"}}, 1)
-		for _, d := range r.Data.Train {
-			if d.Prompts == nil || *d.Prompts != (recipe.Prompts{}) {
-				t.Errorf("%s", res.Recipe)
-			}
-		}
 	}
 }
 
@@ -873,62 +800,6 @@ func TestSimilarityName(t *testing.T) {
 		r, res := convert(t, imports.SentenceTransformers, imports.Settings{"arguments": c.arguments + "TrainingArguments", "similarity_fn_name": c.name}, 1)
 		if got := strings.Join(res.Without, "\n"); r.Model.Similarity != c.want || got != c.without || len(res.Unknown) > 0 {
 			t.Errorf("%+v: without %q in\n%s", c, got, res.Recipe)
-		}
-	}
-}
-
-// What does not train is model.freeze where that says all of it: the lowest layers, what is below the first, or both, by names as trainers of any family have them.
-func TestFrozen(t *testing.T) {
-	bert := []any{"0.model.embeddings.word_embeddings.weight", "0.model.embeddings.LayerNorm.bias", "0.model.encoder.layer.0.output.dense.weight", "0.model.encoder.layer.0.output.dense.bias", "0.model.encoder.layer.1.output.dense.weight", "0.model.pooler.dense.weight"}
-	modern := []any{"0.model.model.embeddings.norm.weight", "0.model.model.layers.0.attn.Wqkv.weight", "0.model.model.layers.10.attn.Wqkv.weight", "0.model.model.final_norm.weight", "0.model.classifier.weight"}
-	electra := []any{"0.model.embeddings.word_embeddings.weight", "0.model.embeddings_project.weight", "0.model.encoder.layer.0.output.dense.weight"}
-	mpnet := []any{"0.model.embeddings.word_embeddings.weight", "0.model.encoder.relative_attention_bias.weight", "0.model.encoder.layer.0.output.dense.weight"}
-	qwen := []any{"0.model.embed_tokens.weight", "0.model.layers.0.mlp.up_proj.weight", "0.model.norm.weight", "1.linear.weight"}
-	for _, c := range []struct {
-		arguments string
-		names     []any
-		frozen    []int
-		want      *recipe.Freeze // nil: it can't be said
-	}{
-		{"SentenceTransformerTrainingArguments", bert, []int{0, 1}, &recipe.Freeze{Layers: 0, Embeddings: true}},
-		{"SentenceTransformerTrainingArguments", bert, []int{2, 3}, &recipe.Freeze{Layers: 1, Embeddings: false}},
-		{"SentenceTransformerTrainingArguments", bert, []int{0, 1, 2, 3}, &recipe.Freeze{Layers: 1, Embeddings: true}},
-		{"SentenceTransformerTrainingArguments", bert, []int{2, 3, 4, 5}, &recipe.Freeze{Layers: 2, Embeddings: false}}, // no embedding reads the pooler
-		{"CrossEncoderTrainingArguments", bert, []int{2, 3, 4, 5}, nil},
-		{"SentenceTransformerTrainingArguments", bert, []int{0}, nil},
-		{"SentenceTransformerTrainingArguments", bert, []int{2}, nil},
-		{"SentenceTransformerTrainingArguments", bert, []int{4}, nil},
-		{"CrossEncoderTrainingArguments", modern, []int{0, 1}, &recipe.Freeze{Layers: 1, Embeddings: true}},
-		{"CrossEncoderTrainingArguments", modern, []int{0, 1, 3}, nil},
-		{"CrossEncoderTrainingArguments", modern, []int{0, 4}, nil},
-		{"SentenceTransformerTrainingArguments", electra, []int{0}, nil},
-		{"SentenceTransformerTrainingArguments", electra, []int{0, 1}, &recipe.Freeze{Layers: 0, Embeddings: true}},
-		{"SentenceTransformerTrainingArguments", mpnet, []int{0, 2}, nil},
-		{"SentenceTransformerTrainingArguments", mpnet, []int{0, 1, 2}, &recipe.Freeze{Layers: 1, Embeddings: true}},
-		{"SentenceTransformerTrainingArguments", qwen, []int{0, 1}, &recipe.Freeze{Layers: 1, Embeddings: true}},
-		{"SentenceTransformerTrainingArguments", qwen, []int{0, 1, 2}, nil},
-		{"SentenceTransformerTrainingArguments", qwen, []int{0, 1, 3}, nil},
-	} {
-		var frozen, training []any
-		for i, name := range c.names {
-			if slices.Contains(c.frozen, i) {
-				frozen = append(frozen, name)
-			} else {
-				training = append(training, name)
-			}
-		}
-		for _, training := range [][]any{training, nil} {
-			s := imports.Settings{"model": "m", "arguments": c.arguments, "loss": "MSELoss", "columns": []any{"a", "b", "label"}, "frozen": frozen, "training": training}
-			if strings.HasPrefix(c.arguments, "S") {
-				s["loss"] = "CosineSimilarityLoss"
-			}
-			want, without := c.want, 0
-			if want == nil || training == nil { // others may train
-				want, without = new(recipe.Freeze), 1
-			}
-			if r, res := convert(t, imports.SentenceTransformers, s, 1); r.Model.Freeze != *want || len(res.Without) != without || len(res.Unknown) > 0 {
-				t.Errorf("%v of %v: %+v, want %+v, %q", c.frozen, c.names, r.Model.Freeze, *want, res.Without)
-			}
 		}
 	}
 }

@@ -76,7 +76,7 @@ def model(of, folder):
         said["similarity_fn_name"] = of.similarity_fn_name
     adapted = next((m for m in of.modules() if getattr(m, "peft_config", None)), None)
     if adapted is None:
-        elsewhere = {id(p) for m in of.modules() if getattr(m, "frozen", False) is True for p in m.parameters()}  # SparseStaticEmbedding's folder says so
+        elsewhere = {id(p) for m in of.modules() if type(m).__name__ == "SparseStaticEmbedding" for p in m.parameters()}  # whose folder says so
         frozen, training = [[name for name, p in of.named_parameters() if p.requires_grad == trains and id(p) not in elsewhere] for trains in (False, True)]
         if frozen:
             said |= {"frozen": frozen, "training": training}
