@@ -326,6 +326,9 @@ func (r *recipe) layerWise() bool {
 // layers is what a layer-wise reranker has besides.
 func (r *recipe) layers() {
 	if !r.layerWise() {
+		if kind, _ := r.word("model_type"); kind != "decoder" && strings.Contains(r.program(), "decoder_only") {
+			r.assume("model_type is decoder; with encoder, FlagEmbedding's default, it trains pairs without the question and the marks with which it scores")
+		}
 		return
 	}
 	r.assume("the scores of all layers that have a head train; FlagEmbedding 1.4.2, whose loss is written for all, asks its model for the last layer's alone")
