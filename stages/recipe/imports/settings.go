@@ -625,7 +625,11 @@ func (r *recipe) interval(name string) (string, bool) {
 // every reads how often something is done: by steps, as a share of the run, or by epochs.
 func (r *recipe) every(key, what, fallback string) {
 	n, ok := r.number(what + "_steps")
-	switch s, _ := r.interval(what + "_strategy"); {
+	s, _ := r.interval(what + "_strategy")
+	if what == "eval" && s == "steps" && n == 0 {
+		n, ok = r.number("logging_steps") // which transformers takes for it
+	}
+	switch {
 	case s == "epoch":
 		r.keys[key] = "epoch"
 	case ok && n > 0 && n < 1:
