@@ -320,6 +320,19 @@ func TestNoDeeper(t *testing.T) {
 			t.Errorf("of three places, and %d of texts that are the same: %v, want %v", same, got, want)
 		}
 	}
+	// Nor does another model score what lies deeper: of three places a query's fourth and fifth, which it would have be the best.
+	p := Pair([]string{"a", "b"}, []string{"p", "r"}, []string{"c", "d", "e", "f", "g", "r ", " r"})
+	run := evaluate.Run{{{Doc: 0}, {Doc: 1}, {Doc: 2}, {Doc: 3}, {Doc: 4}}, {{Doc: 5}, {Doc: 6}, {Doc: 0}, {Doc: 1}, {Doc: 2}}}
+	one := 1e9
+	o := Options{Negatives: 1, RangeMax: 2, MaxScore: &one, Rescore: func(_ context.Context, queries, documents []string) (out []float32, err error) {
+		for _, d := range documents {
+			out = append(out, float32(d[0]))
+		}
+		return out, nil
+	}}
+	if rows, _, err := p.Choose(t.Context(), o, run, func(int, int) float32 { return 0 }); err != nil || len(rows) != 2 || p.Corpus[rows[0].Negatives[0].Doc] != "e" || p.Corpus[rows[1].Negatives[0].Doc] != "e" {
+		t.Errorf("%+v, %v", rows, err)
+	}
 }
 
 func TestCheck(t *testing.T) {
