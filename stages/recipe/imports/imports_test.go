@@ -161,6 +161,14 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// What stands first of instruction and text stands first here, too; and a warm-up of 0 steps leaves it to warmup_ratio.
+func TestInFront(t *testing.T) {
+	r, res := convert(t, imports.FlagEmbedding, imports.Settings{"query_instruction_for_retrieval": "find it", "query_instruction_format": `Instruct: {}\nQuery: {}`, "warmup_steps": "0", "warmup_ratio": "0.3"}, 1)
+	if r.Data.Train[0].Prompts.Query != "Instruct: find it\nQuery: " || r.Optimizer.WarmupRatio != 0.3 {
+		t.Error(res.Recipe)
+	}
+}
+
 // An evaluation, or a checkpoint, with each epoch is one here, however many there are, and stops early as there.
 func TestEveryEpoch(t *testing.T) {
 	epoch := recipe.Period{Epoch: true}

@@ -192,6 +192,35 @@ func TestVariablesLeft(t *testing.T) {
 	}
 }
 
+// Conditions and defaults are a shell's.
+func TestDefaultsOfVariables(t *testing.T) {
+	for script, want := range map[string]string{
+		"X=":  "-empty",
+		"X=a": "a-a",
+		"":    "none-none",
+		"if [ 1 ]; then X=a; elif [ 1 ]; then X=b; else X=c; fi":   "a-a",
+		"if [ '' ]; then X=a; elif [ 1 ]; then X=b; else X=c; fi":  "b-b",
+		"if [ '' ]; then X=a; elif [ '' ]; then X=b; else X=c; fi": "c-c",
+		"true || X=a":          "none-none",
+		"false || X=a":         "a-a",
+		"false && X=a":         "none-none",
+		": ${X:=a}":            "a-a",
+		"X=; : ${X=a}":         "-empty",
+		"X=b; Y=${X:+c}; X=$Y": "c-c",
+		"Y=${X:+c}; X=$Y":      "-empty",
+		"X=; X=${X+d}":         "d-d",
+	} {
+		s, _, err := imports.ReadCommand(script + "\nX2=${X:-empty}; Z=${X-none}; if [ -z \"${X+is}\" ]; then X2=none; fi\npython -m FlagEmbedding.x --model_name_or_path \"$Z-$X2\"")
+		if err != nil || s["model_name_or_path"] != want {
+			t.Errorf("%s: %v, %v, want %s", script, err, s["model_name_or_path"], want)
+		}
+	}
+	s, _, err := imports.ReadCommand("python -m FlagEmbedding.x --model_name_or_path m --max_grad_norm -1.5 --query_instruction_for_retrieval -- --passage_instruction_for_retrieval '- x'")
+	if err != nil || s["max_grad_norm"] != "-1.5" || s["query_instruction_for_retrieval"] != "--" || s["passage_instruction_for_retrieval"] != "- x" {
+		t.Errorf("%v, %v", s, err)
+	}
+}
+
 // Arrays have options, too: elements are words as they stand, on any number of lines.
 func TestArrays(t *testing.T) {
 	const script = `WHERE=a/b
