@@ -190,6 +190,15 @@ func TestVariablesLeft(t *testing.T) {
 	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") {
 		t.Errorf("%s", res.Recipe)
 	}
+	// Behind an option that changes nothing others may be.
+	s, _, err = imports.ReadCommand("python -m FlagEmbedding.x --model_name_or_path m --overwrite_output_dir $MORE --ddp_backend nccl $REST --run_name $RUN")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, res := convert(t, imports.FlagEmbedding, s, 1)
+	if !strings.Contains(res.Recipe, "overwrite_output_dir has $MORE in it") || !strings.Contains(res.Recipe, "ddp_backend has $REST in it") || strings.Contains(res.Recipe, "RUN") {
+		t.Errorf("%s", res.Recipe)
+	}
 }
 
 // Conditions and defaults are a shell's.

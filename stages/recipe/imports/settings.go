@@ -794,9 +794,13 @@ func (r *recipe) variables() {
 	if r.from != FlagEmbedding {
 		return
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.used)) {
-		for _, text := range r.list(name) {
-			if v := left.FindString(text); v != "" && !slices.Contains(nothing, name) {
+	for _, name := range slices.Sorted(maps.Keys(r.settings)) {
+		texts := r.list(name)
+		if slices.Contains(nothing, name) && len(texts) == 1 && name != "overwrite_output_dir" { // which takes no value: other options may be in it
+			continue
+		}
+		for _, text := range texts {
+			if v := left.FindString(text); v != "" {
 				r.assume("%s has %s in it, as it stands: nothing sets it that can be read here, and its value belongs in its place", name, v)
 			}
 		}
