@@ -62,7 +62,7 @@ type token struct {
 	words   []string
 }
 
-// run reads commands as a POSIX shell does. Redirections are left out.
+// run reads commands as a POSIX shell does. Redirections and here-documents are left out.
 func (sh *shell) run(text string, depth int) error {
 	if depth > deepestEval {
 		return errors.New("eval within eval has no end")
@@ -103,6 +103,7 @@ func (sh *shell) run(text string, depth int) error {
 		return err
 	}
 	rs := []rune(text)
+	var heres []string // what ends the here-documents that begin with the next line
 	for i := 0; i < len(rs); i++ {
 		switch c := rs[i]; {
 		case c == '\\' && i+1 < len(rs):
@@ -172,6 +173,9 @@ func (sh *shell) run(text string, depth int) error {
 			if c != '&' && !quoted && strings.Trim(word.String(), "0123456789") == "" { // which file: 2>
 				in = false
 			}
+			if m := heredoc.FindStringSubmatch(string(rs[i:min(len(rs), i+100)])); m != nil {
+				heres = append(heres, m[1])
+			}
 			end()
 			for i+1 < len(rs) && strings.ContainsRune("<>&|", rs[i+1]) {
 				i++
@@ -199,6 +203,9 @@ func (sh *shell) run(text string, depth int) error {
 			if err := endCommand(op); err != nil {
 				return err
 			}
+			if c == '\n' {
+				i, heres = behind(rs, i, heres), nil
+			}
 		case c == ' ' || c == '\t' || c == '\r':
 			end()
 		case c == '=' && !quoted && t.assigns == 0 && identifier.MatchString(strings.TrimSuffix(word.String(), "+")):
@@ -217,6 +224,22 @@ var (
 	braced     = regexp.MustCompile(`(?s)^([A-Za-z_]\w*)(?:(:?[-=+?])(.*))?$`)
 	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
 )
+
+// heredoc is where lines are announced that a command reads: cat <<EOF > file.
+var heredoc = regexp.MustCompile(`^<<-?[ \t]*["'\\]?([^\s"'<>;&|()]+)`)
+
+// behind is the end of the line at i, or of the here-documents behind it.
+func behind(rs []rune, i int, heres []string) int {
+	for _, last := range heres {
+		for line := ""; line != last && i < len(rs); {
+			from := i + 1
+			for i++; i < len(rs) && rs[i] != '\n'; i++ {
+			}
+			line = strings.TrimLeft(strings.TrimSuffix(string(rs[min(from, len(rs)):min(i, len(rs))]), "\r"), "\t")
+		}
+	}
+	return i
+}
 
 // closing is where what opened before i ends, behind its last character.
 func closing(rs []rune, i int, open, shut rune) int {
