@@ -153,6 +153,17 @@ func TestRootThatIsALink(t *testing.T) {
 	}
 }
 
+// Four words of a comment and three of a body are enough; and a folder's name may end as a file's does, of a link as well.
+func TestJustEnough(t *testing.T) {
+	root := tree(t, map[string]string{"a.go": "package a\n\n// Four adds two numbers.\nfunc Four(x int) int { return x + 1 }\n", "b.go/c.go": "package b\n"})
+	if err := os.Symlink(filepath.Join(root, "b.go"), filepath.Join(root, "link.go")); err != nil {
+		t.Skip(err)
+	}
+	if x, err := Extract(t.Context(), root, nil); err != nil || x.Files != 2 || len(x.Pairs) != 1 || x.Pairs[0].Body != "return x + 1" {
+		t.Errorf("%v, %v", x, err)
+	}
+}
+
 func TestBadRoots(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "nowhere")
 	folder := tree(t, map[string]string{"file": "x", "a_test.go": "package a"})
@@ -329,6 +340,7 @@ func TestSplitThatCantBe(t *testing.T) {
 		{nil, 1, "1 of 0"},
 		{pairsOf(100), 20, "there are 1 packages"},
 		{pairsOf(50, 50), 40, "whole packages make 0"},
+		{pairsOf(100, 30), 40, "whole packages make 30"},
 	} {
 		if _, _, err := Split(c.pairs, 1, c.heldOut); err == nil || !strings.Contains(err.Error(), c.part) {
 			t.Errorf("%d of %d: %v", c.heldOut, len(c.pairs), err)

@@ -287,7 +287,8 @@ func (p Pairs) rescore(ctx context.Context, o Options, run evaluate.Run, positiv
 		var queries, documents []string
 		part := run[from:min(len(run), from+rescoreQueries)]
 		for q, hits := range part {
-			for _, h := range hits {
+			part[q] = hits[:min(len(hits), o.Depth(p.Most)+len(p.Same[from+q]))] // other queries may have more that are the same
+			for _, h := range part[q] {
 				queries, documents = append(queries, p.Queries[from+q]), append(documents, p.Corpus[h.Doc])
 			}
 		}

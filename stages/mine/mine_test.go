@@ -168,21 +168,21 @@ func TestSameText(t *testing.T) {
 
 // A score that is no number is an error that says whose, not a negative.
 func TestRescoreNaN(t *testing.T) {
-	for bad := range 6 { // of 2 x 2 candidates and 2 positives
+	for bad := range 12 { // of 2 x 2 candidates and 2 positives, NaN or infinite
 		p := Pair([]string{"a", "b"}, []string{"x", "y"}, nil)
 		n := 0
 		margin := 0.1
 		o := Options{Negatives: 1, AbsoluteMargin: &margin, Rescore: func(_ context.Context, queries, _ []string) (out []float32, err error) {
 			for range queries {
 				out = append(out, float32(n))
-				if n++; n == bad+1 {
-					out[len(out)-1] = float32(math.NaN())
+				if n++; n == bad%6+1 {
+					out[len(out)-1] = []float32{float32(math.NaN()), float32(math.Inf(-1))}[bad/6]
 				}
 			}
 			return out, nil
 		}}
 		x := []float32{1, 0, 0, 1}
-		if rows, _, err := p.Mine(t.Context(), ref.New(), o, x, x, 2, nil); err == nil || !strings.Contains(err.Error(), `other model's score of "`) || !strings.Contains(err.Error(), "is NaN") {
+		if rows, _, err := p.Mine(t.Context(), ref.New(), o, x, x, 2, nil); err == nil || !strings.Contains(err.Error(), `other model's score of "`) || !strings.Contains(err.Error(), []string{"is NaN", "is -Inf"}[bad/6]) {
 			t.Errorf("score %d: %v, %v", bad, rows, err)
 		}
 	}
@@ -286,6 +286,8 @@ func TestRescoreParts(t *testing.T) {
 			run[q] = append(run[q], evaluate.Hit{Doc: int32((q + 3 - k) % n), Score: float32(-k)}) // worst first by the other scores
 		}
 	}
+	p.Same[n-1] = []int32{int32(n / 2)} // beside which the last query has five places, the fifth the best
+	run[n-1] = append(evaluate.Run{{{Doc: int32(n / 2)}, {Doc: 7}}}[0], run[n-1][0], run[n-1][1], run[n-1][2])
 	rows, _, err := p.Choose(t.Context(), o, run, func(int, int) float32 { return 0 })
 	if err != nil || len(rows) != n {
 		t.Fatalf("%d rows of %d: %v", len(rows), n, err)
@@ -319,6 +321,19 @@ func TestNoDeeper(t *testing.T) {
 		if got := docs((Options{Negatives: 1, RangeMax: 2, MaxScore: &highest}).Choose(0, hits, []int32{20}, []int32{21, 22}[:same], 1, 1)); !slices.Equal(got, want) {
 			t.Errorf("of three places, and %d of texts that are the same: %v, want %v", same, got, want)
 		}
+	}
+	// Nor does another model score what lies deeper: of three places a query's fourth and fifth, which it would have be the best.
+	p := Pair([]string{"a", "b"}, []string{"p", "r"}, []string{"c", "d", "e", "f", "g", "r ", " r"})
+	run := evaluate.Run{{{Doc: 0}, {Doc: 1}, {Doc: 2}, {Doc: 3}, {Doc: 4}}, {{Doc: 5}, {Doc: 6}, {Doc: 0}, {Doc: 1}, {Doc: 2}}}
+	one := 1e9
+	o := Options{Negatives: 1, RangeMax: 2, MaxScore: &one, Rescore: func(_ context.Context, queries, documents []string) (out []float32, err error) {
+		for _, d := range documents {
+			out = append(out, float32(d[0]))
+		}
+		return out, nil
+	}}
+	if rows, _, err := p.Choose(t.Context(), o, run, func(int, int) float32 { return 0 }); err != nil || len(rows) != 2 || p.Corpus[rows[0].Negatives[0].Doc] != "e" || p.Corpus[rows[1].Negatives[0].Doc] != "e" {
+		t.Errorf("%+v, %v", rows, err)
 	}
 }
 

@@ -2,6 +2,7 @@ package newmodel_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -217,5 +218,38 @@ func TestStatic(t *testing.T) {
 	}
 	if err := newmodel.CreateWith(t.Context(), second, newmodel.Spec{Static: true}, tok); err == nil || !strings.Contains(err.Error(), "transformers writes one beside a vocab.txt") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Nothing is written where the texts end with an error, or a length is beyond the positions that there are.
+func TestNothingWritten(t *testing.T) {
+	texts := func(yield func(string, error) bool) {
+		_ = yield("the river and the stone", nil) && yield("", errors.New("row 7 is torn"))
+	}
+	config := []byte(`{"model_type": "bert", "vocab_size": 9, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32}`)
+	for want, s := range map[string]newmodel.Spec{"row 7 is torn": {Hidden: 16, Layers: 1}, "33 tokens is beyond config.json's 32 positions": {Config: config, MaxLength: 33}} {
+		dir := filepath.Join(t.TempDir(), "new")
+		if err := newmodel.Create(t.Context(), dir, s, texts); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s: a folder is there", want)
+		}
+	}
+}
+
+// Sparse embeddings are not normalized.
+func TestSparse(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	if err := newmodel.Create(t.Context(), dir, newmodel.Spec{Sparse: true, Hidden: 16, Layers: 1}, newmodel.Texts([]string{"the river and the stone"})); err != nil {
+		t.Fatal(err)
+	}
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.Splade == nil || f.Normalize {
+		t.Errorf("%+v, normalized %t", f.Splade, f.Normalize)
 	}
 }

@@ -646,6 +646,11 @@ func (r *recipe) byColumn(prompts map[string]any, columns []string, named bool) 
 	if named {
 		asQuery, document = nil, nil
 	}
+	for _, c := range slices.Sorted(maps.Keys(prompts)) {
+		if _, text := prompts[c].(string); !text && prompts[c] != nil && slices.Contains(columns, c) {
+			r.wrong("prompts: "+c, "a text", prompts[c])
+		}
+	}
 	query = find(slices.Concat(columns[:1], asQuery)...)
 	positive = find(slices.Concat(columns[1:min(2, len(columns))], document)...)
 	negative = positive

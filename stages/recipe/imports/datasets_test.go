@@ -47,6 +47,11 @@ func TestDatasets(t *testing.T) {
 		}
 	}
 	// What of it goes through the model at once is one for all, the least.
+	for range 10 { // the order of a map is another each time
+		if r, res := mapping(t, `{"train_dataset": {"a": "n", "b": "s"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_size": 5}, "b": {"name": "AnglELoss", "mini_batch_size": 3}}}`); r.Batch.SubBatch.Rows != 3 {
+			t.Fatal(res.Recipe)
+		}
+	}
 	r, res = mapping(t, `{"train_dataset": {"a": "n", "b": "s", "c": "u"}, "loss": {"a": {"name": "CoSENTLoss", "mini_batch_size": 5}, "b": {"name": "AnglELoss", "mini_batch_size": 3}, "c": {"name": "CoSENTLoss", "mini_batch_size": null}}}`)
 	if r.Batch.SubBatch.Rows != 3 || len(r.Data.Train) != 3 || !strings.Contains(fmt.Sprint(res.Assumed), "mini_batch_size: is 5 for a, 3 for b, null for c, and one for all datasets here: 3") {
 		t.Errorf("%s", res.Recipe)

@@ -19,6 +19,10 @@ func (r *recipe) evaluators() {
 	prompts, trained := r.has("prompts")
 	for _, task := range slices.Sorted(maps.Keys(m)) {
 		all, _ := m[task].([]any)
+		if len(all) == 0 {
+			r.wrong("evaluator: "+task, "a list, as trainer_settings.py writes one", m[task])
+			continue
+		}
 		switch task {
 		case "metric":
 			r.keys["eval.metric"] = plain(fmt.Sprint(all[0]))

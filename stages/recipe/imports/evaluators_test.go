@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"contraflow/io/dataset"
 	"contraflow/stages/recipe/imports"
 )
 
@@ -25,7 +26,8 @@ func TestEvaluators(t *testing.T) {
 		`{"sts": [{"path": "a", "a": "a", "b": "b", "score": "s"}], "triplets": [{"path": "t", "query": "q", "positive": "p", "negative": "n"}]}`: "# assumed: of 2 evaluators the mean counts",
 		`{"sts": [{"name": "sts-64", "path": "a", "a": "a", "b": "b", "score": "s", "dimensions": 64}]}`:                                          `  sts: {name: sts-64, path: a, a: a, b: b, dimensions: 64, score: s}`,
 		`{"retrieval": [{"name": "t-src2trg", "queries": "q", "corpus": "c", "qrels": "r"}], "metric": ["precision@1"]}`:                          `  metric: "precision@1"` + "\n",
-		nano(13):         "  nanobeir: true\n",
+		nano(13): "  nanobeir: true\n",
+		`{"nanobeir": [{"tasks": ["` + strings.Join(dataset.NanoTasks(false)[:12], `", "`) + `"]}]}`: "  nanobeir: {tasks: [" + strings.Join(dataset.NanoTasks(false)[:12], ", ") + "]}\n", // all but one
 		nano(2):          "  nanobeir: {tasks: [nq, msmarco]}\n",
 		`"MSEEvaluator"`: "# without counterpart: evaluator: eval.retrieval",
 	} {

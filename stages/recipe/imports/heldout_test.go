@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"contraflow/stages/recipe"
+	"contraflow/stages/recipe/imports"
 )
 
 // Held-out datasets have what those of their names have that train, or all; the recipe reads what was written.
@@ -78,5 +79,14 @@ func TestGreaterIsBetter(t *testing.T) {
 		if _, res := mapping(t, text); strings.Join(res.Without, "; ") != want {
 			t.Errorf("%s: %q, want %q", text, res.Without, want)
 		}
+	}
+}
+
+// Held-out rows of several datasets and an evaluator's stand side by side.
+func TestHeldOutBeside(t *testing.T) {
+	entry := map[string]any{"path": "e", "query": "text", "teacher": "teacher", "loss": "mse"}
+	r, res := convert(t, imports.SentenceTransformers, imports.Settings{"columns": []any{"a", "b"}, "eval_dataset": map[string]any{"x": "x", "y": "y"}, "evaluator": map[string]any{"loss": []any{entry}}}, 1)
+	if len(r.Eval.Loss) != 3 || r.Eval.Loss[0].Name != "x" || r.Eval.Loss[2].Teacher != "teacher" {
+		t.Error(res.Recipe)
 	}
 }

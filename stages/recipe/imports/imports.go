@@ -109,7 +109,11 @@ func (r *recipe) has(name string) (any, bool) {
 }
 
 func (r *recipe) wrong(name, want string, v any) {
-	r.fail("%s: want %s, got %s", name, want, show(v))
+	hint := ""
+	if r.from == FlagEmbedding && variable(show(v)) != "" {
+		hint = ": what the shell puts there can't be read here, and belongs in its place"
+	}
+	r.fail("%s: want %s, got %s%s", name, want, show(v), hint)
 }
 
 // show writes a setting as its file may have it.

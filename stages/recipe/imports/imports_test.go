@@ -161,6 +161,14 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// What stands first of instruction and text stands first here, too; and a warm-up of 0 steps leaves it to warmup_ratio.
+func TestInFront(t *testing.T) {
+	r, res := convert(t, imports.FlagEmbedding, imports.Settings{"query_instruction_for_retrieval": "find it", "query_instruction_format": `Instruct: {}\nQuery: {}`, "warmup_steps": "0", "warmup_ratio": "0.3"}, 1)
+	if r.Data.Train[0].Prompts.Query != "Instruct: find it\nQuery: " || r.Optimizer.WarmupRatio != 0.3 {
+		t.Error(res.Recipe)
+	}
+}
+
 // An evaluation, or a checkpoint, with each epoch is one here, however many there are, and stops early as there.
 func TestEveryEpoch(t *testing.T) {
 	epoch := recipe.Period{Epoch: true}
@@ -170,7 +178,9 @@ func TestEveryEpoch(t *testing.T) {
 	}{
 		{imports.Settings{"eval_strategy": "epoch", "num_train_epochs": 1.0}, epoch, recipe.Period{Steps: 500}},
 		{imports.Settings{"evaluation_strategy": "IntervalStrategy.EPOCH", "save_strategy": "SaveStrategy.EPOCH", "eval_steps": 50.0, "save_steps": 500.0}, epoch, epoch},
-		{imports.Settings{"eval_strategy": "steps", "eval_steps": 50.0, "save_steps": 0.25}, recipe.Period{Steps: 50}, recipe.Period{Share: 0.25}},
+		{imports.Settings{"eval_strategy": "steps", "eval_steps": 50.0, "save_steps": 0.25, "logging_steps": 7.0}, recipe.Period{Steps: 50}, recipe.Period{Share: 0.25}},
+		{imports.Settings{"eval_strategy": "steps", "logging_steps": 7.0}, recipe.Period{Steps: 7}, recipe.Period{Steps: 500}}, // as eval_steps is then
+		{imports.Settings{"eval_strategy": "epoch", "save_strategy": "steps", "logging_steps": 7.0}, epoch, recipe.Period{Steps: 500}},
 	} {
 		r, res := convert(t, imports.SentenceTransformers, c.settings, 1)
 		if r.Eval.Every != c.eval || r.Save.Every != c.save || strings.Contains(res.Recipe, "_strategy") || len(res.Without)+len(res.Unknown) > 0 {
@@ -451,6 +461,21 @@ func TestWrongSettings(t *testing.T) {
 				t.Errorf("%q: %v, %v", text, s, err)
 			}
 		}
+	}
+	for text, want := range map[string]string{
+		`{"evaluator": {"metric": "ndcg@10"}}`: `evaluator: metric: want a list, as trainer_settings.py writes one, got "ndcg@10"`, `{"evaluator": {"sts": {"path": "x"}, "metric": []}}`: `evaluator: sts: want a list, as trainer_settings.py writes one, got {"path":"x"}`,
+		`{"columns": ["a", "b"], "prompts": {"a": 5, "b": null}}`: "prompts: a: want a text, got 5", `{"columns": ["a", "b", "c"], "prompts": {"c": {"x": "y"}}}`: `prompts: c: want a text, got {"x":"y"}`,
+	} {
+		s, err := imports.ReadMapping("x", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := imports.Convert(imports.SentenceTransformers, s, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := imports.Convert(imports.FlagEmbedding, imports.Settings{"learning_rate": "$lr"}, 1); err == nil || !strings.HasSuffix(err.Error(), `got "$lr": what the shell puts there can't be read here, and belongs in its place`) {
+		t.Errorf("a variable: %v", err)
 	}
 	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"columns": []any{"a", nil}}, 1); err == nil || !strings.Contains(err.Error(), `got ["a",null]`) {
 		t.Errorf("columns of null: %v", err)

@@ -2,6 +2,7 @@ package imports
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -112,24 +113,31 @@ type keyOrders map[string][]string
 // below is where a mapping in a mapping stands.
 func below(at, name string) string { return at + "\x00" + name }
 
-// ofJSON reads the order of names in a text that json.Unmarshal has read.
-func (o keyOrders) ofJSON(d *json.Decoder, at string) {
+// ofJSON reads the order of names in a text that json.Unmarshal has read. twice is a name that one mapping has more than once, of which
+// json.Unmarshal keeps the last.
+func (o keyOrders) ofJSON(d *json.Decoder, at string) (twice string) {
 	t, err := d.Token()
 	open, ok := t.(json.Delim)
 	if err != nil || !ok {
-		return
+		return ""
 	}
+	seen := map[string]bool{}
 	for d.More() {
 		in := at
 		if open == '{' {
 			k, _ := d.Token()
 			name, _ := k.(string)
+			if seen[name] {
+				twice = name
+			}
+			seen[name] = true
 			o[at] = append(o[at], name)
 			in = below(at, name)
 		}
-		o.ofJSON(d, in)
+		twice = cmp.Or(twice, o.ofJSON(d, in))
 	}
 	d.Token() // what closes it
+	return twice
 }
 
 // ofYAML reads that of a mapping decoded in order.

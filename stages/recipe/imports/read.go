@@ -81,7 +81,9 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 	var m map[string]any
 	orders := keyOrders{}
 	if err := json.Unmarshal(text, &m); err == nil && m != nil {
-		orders.ofJSON(json.NewDecoder(bytes.NewReader(text)), "")
+		if twice := orders.ofJSON(json.NewDecoder(bytes.NewReader(text)), ""); twice != "" {
+			return nil, fmt.Errorf("%s: a mapping has %s twice: leave one of them", name, twice)
+		}
 	} else {
 		m = nil
 		if yamlErr := yaml.Unmarshal(text, &m); yamlErr != nil || m == nil {
@@ -90,9 +92,13 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 			}
 			return nil, fmt.Errorf("%s: %w", name, errors.Join(yamlErr, errors.New("want a mapping of settings to values")))
 		}
-		var all any
-		if err := yaml.UnmarshalWithOptions(text, &all, yaml.UseOrderedMap()); err != nil {
+		var all, more any
+		d := yaml.NewDecoder(bytes.NewReader(text), yaml.UseOrderedMap())
+		if err := d.Decode(&all); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if d.Decode(&more) == nil && more != nil {
+			return nil, fmt.Errorf("%s: has several documents, with --- between them: want one mapping of settings", name)
 		}
 		orders.ofYAML(all, "")
 	}
@@ -134,6 +140,9 @@ func ReadMapping(name string, text []byte) (Settings, error) {
 }
 
 var module = regexp.MustCompile(`(^|\.)FlagEmbedding(\.|$)`)
+
+// besides is a program of FlagEmbedding that a script may start before or after training.
+var besides = regexp.MustCompile(`(^|[./])(hn_mine|add_reranker_score|split_data_by_length|eval_msmarco)(\.py)?$|(^|\.)FlagEmbedding\.evaluation\.`)
 
 // ErrProcesses is that of a command whose number of processes can't be told, such as --nproc_per_node gpu.
 var ErrProcesses = errors.New("want the number of processes")
@@ -201,6 +210,11 @@ func ReadCommand(text string) (Settings, int, error) {
 	if said := counts["num_gpus"] + counts["num_processes"]; launcher != "" && said == 0 && notTold == nil {
 		notTold = fmt.Errorf("%s: %w: what it starts depends on the machine, and --devices N says it here", launcher, ErrProcesses)
 	}
+	for _, w := range words[start:] {
+		if name := variable(w); w == "$@" || w == "$*" || elements.MatchString(w) { // of any options
+			return nil, 0, fmt.Errorf("%q stands among the options, and %s", w, sh.whyNot(name))
+		}
+	}
 	s := Settings{}
 	if program != "" {
 		s["module"] = program
@@ -225,7 +239,11 @@ func ReadCommand(text string) (Settings, int, error) {
 		}
 		switch len(values) {
 		case 0:
-			s[name] = true
+			positive, no := strings.CutPrefix(name, "no_")
+			if no = no && !slices.Contains(nothing, name); no { // which HfArgumentParser makes of a bool that is true by default
+				name = positive
+			}
+			s[name] = !no
 		case 1:
 			s[name] = values[0]
 		default:
@@ -260,7 +278,7 @@ func trains(commands [][]string) []string {
 		func(words []string, i int) bool { return i == 0 && isOption(words[i]) },
 	} {
 		for k, words := range commands {
-			if words[0] == "echo" || words[0] == "printf" { // which only show it
+			if words[0] == "echo" || words[0] == "printf" || slices.ContainsFunc(words, besides.MatchString) { // echo and printf only show it
 				continue
 			}
 			for i := range words {

@@ -82,14 +82,17 @@ func TestProcesses(t *testing.T) {
 func TestReadScript(t *testing.T) {
 	const command = "-m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --train_data a.jsonl"
 	for script, want := range map[string]imports.Settings{
-		"python " + command + " \\\n --output_dir out\necho done\n":                               {"output_dir": "out"},
-		"python " + command + " b.jsonl > train.log 2>&1\nwait":                                   {"train_data": []any{"a.jsonl", "b.jsonl"}},
-		"cd x && torchrun " + command + " --output_dir out 2>&1 | tee log":                        {"output_dir": "out"},
-		"cd FlagEmbedding; python make.py --size 3\r\n\ntorchrun " + command + " b &>>log & wait": {"train_data": []any{"a.jsonl", "b"}},
-		"torchrun " + command + " --seed 7>log":                                                   {"seed": true}, // 7 is a file there
-		"torchrun " + command + " '>' 2\\>a '&' \"|\" x#y < in >| out 2> >(tee -a log) || exit 1": {"train_data": []any{"a.jsonl", ">", "2>a", "&", "|", "x#y"}},
-		"torchrun " + command + " # the end of a line \\\n --seed 3\n--output_dir out\nwait":      {"seed": "3", "output_dir": "out"}, // no command begins with --
-		"echo a\n--train_data a.jsonl --seed 3; wait":                                             {"module": nil, "model_name_or_path": nil, "seed": "3"},
+		"python " + command + " \\\n --output_dir out\necho done\n":                                                          {"output_dir": "out"},
+		"python " + command + " b.jsonl > train.log 2>&1\nwait":                                                              {"train_data": []any{"a.jsonl", "b.jsonl"}},
+		"cd x && torchrun " + command + " --output_dir out 2>&1 | tee log":                                                   {"output_dir": "out"},
+		"cd FlagEmbedding; python make.py --size 3\r\n\ntorchrun " + command + " b &>>log & wait":                            {"train_data": []any{"a.jsonl", "b"}},
+		"torchrun " + command + " --seed 7>log":                                                                              {"seed": true}, // 7 is a file there
+		"torchrun " + command + " '>' 2\\>a '&' \"|\" x#y < in >| out 2> >(tee -a log) || exit 1":                            {"train_data": []any{"a.jsonl", ">", "2>a", "&", "|", "x#y"}},
+		"torchrun " + command + " # the end of a line \\\n --seed 3\n--output_dir out\nwait":                                 {"seed": "3", "output_dir": "out"}, // no command begins with --
+		"cat <<EOF >ds.json; cat <<-'X'\nit's\n--seed 3\nEOF\n\t)`\n\tX\npython " + command + " --seed 4 <<<\"'\"\ncat << E": {"seed": "4"},
+		"python " + command + " <<\"EOF\" \r\n--seed 3\r\nEOF\r\n--seed 4":                                                   {"seed": "4"},
+		"cat <<E\npython -m FlagEmbedding.x --seed 3\nE\npython " + command + "\ncat <<E\n'":                                 {},
+		"echo a\n--train_data a.jsonl --seed 3; wait":                                                                        {"module": nil, "model_name_or_path": nil, "seed": "3"},
 	} {
 		all := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "m", "train_data": "a.jsonl"}
 		maps.Copy(all, want)
@@ -189,6 +192,122 @@ func TestVariablesLeft(t *testing.T) {
 	}
 	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") {
 		t.Errorf("%s", res.Recipe)
+	}
+	// Behind an option that changes nothing others may be.
+	s, _, err = imports.ReadCommand("python -m FlagEmbedding.x --model_name_or_path m --overwrite_output_dir $MORE --ddp_backend nccl $REST --run_name $RUN")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, res := convert(t, imports.FlagEmbedding, s, 1)
+	if !strings.Contains(res.Recipe, "overwrite_output_dir has $MORE in it") || !strings.Contains(res.Recipe, "ddp_backend has $REST in it") || strings.Contains(res.Recipe, "RUN") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
+// Conditions and defaults are a shell's.
+func TestDefaultsOfVariables(t *testing.T) {
+	for script, want := range map[string]string{
+		"X=":  "-empty",
+		"X=a": "a-a",
+		"":    "none-none",
+		"if [ 1 ]; then X=a; elif [ 1 ]; then X=b; else X=c; fi":   "a-a",
+		"if [ '' ]; then X=a; elif [ 1 ]; then X=b; else X=c; fi":  "b-b",
+		"if [ '' ]; then X=a; elif [ '' ]; then X=b; else X=c; fi": "c-c",
+		"true || X=a":          "none-none",
+		"false || X=a":         "a-a",
+		"false && X=a":         "none-none",
+		": ${X:=a}":            "a-a",
+		"X=; : ${X=a}":         "-empty",
+		"X=b; Y=${X:+c}; X=$Y": "c-c",
+		"Y=${X:+c}; X=$Y":      "-empty",
+		"X=; X=${X+d}":         "d-d",
+	} {
+		s, _, err := imports.ReadCommand(script + "\nX2=${X:-empty}; Z=${X-none}; if [ -z \"${X+is}\" ]; then X2=none; fi\npython -m FlagEmbedding.x --model_name_or_path \"$Z-$X2\"")
+		if err != nil || s["model_name_or_path"] != want {
+			t.Errorf("%s: %v, %v, want %s", script, err, s["model_name_or_path"], want)
+		}
+	}
+	s, _, err := imports.ReadCommand("python -m FlagEmbedding.x --model_name_or_path m --max_grad_norm -1.5 --query_instruction_for_retrieval -- --passage_instruction_for_retrieval '- x'")
+	if err != nil || s["max_grad_norm"] != "-1.5" || s["query_instruction_for_retrieval"] != "--" || s["passage_instruction_for_retrieval"] != "- x" {
+		t.Errorf("%v, %v", s, err)
+	}
+}
+
+// Arrays have options, too: elements are words as they stand, on any number of lines.
+func TestArrays(t *testing.T) {
+	const script = `WHERE=a/b
+ARGS=(
+  --model_name_or_path m # the model
+  --train_data "x y.jsonl" '(z).jsonl'
+)
+MORE=(--learning_rate 1e-5 --output_dir ${WHERE:?name it})
+declare -a NONE=()
+ARGS+=("${MORE[@]}")
+if [ -n "$UNSET" ]; then ARGS+=(--seed 3); fi
+torchrun --nproc_per_node 2 -m FlagEmbedding.finetune.embedder.encoder_only.base "${ARGS[@]}" ${NONE[*]} --bf16
+`
+	want := imports.Settings{"module": "FlagEmbedding.finetune.embedder.encoder_only.base", "model_name_or_path": "m", "train_data": []any{"x y.jsonl", "(z).jsonl"}, "learning_rate": "1e-5", "output_dir": "a/b", "bf16": true}
+	if s, n, err := imports.ReadCommand(script); err != nil || n != 2 || !reflect.DeepEqual(s, want) {
+		t.Errorf("%v, %d of %v", err, n, s)
+	}
+	for change, want := range map[string]string{
+		"[ -n->[ -f":                      `"${ARGS[@]}" stands among the options, and $ARGS can't be expanded (it is set under a condition that the script's text does not decide)`,
+		"MORE=(->ls && MORE=(":            `"${MORE[@]}" stands among the options, and $MORE can't be expanded (it is set under a condition`,
+		"declare -a NONE=()->read NONE":   `"${NONE[*]}" stands among the options, and $NONE can't be expanded (it is read when the script runs)`,
+		"declare -a NONE=()->NONE=text":   `"${NONE[*]}" stands among the options`,
+		"declare -a NONE=()->unset MORE":  "$MORE can't be expanded (nothing in the script sets it)",
+		"--bf16->\"$@\"":                  `"$@" stands among the options, and $@ is known only when the script runs`,
+		"WHERE=a/b->WHERE=a; unset WHERE": "",
+		"NONE=()->NONE=(\"${NONE[@]}\")":  "$NONE can't be expanded (it is an array",
+		"NONE=()->NONE=(" + strings.Repeat("x", 999) + "); " + strings.Repeat(`NONE=("${NONE[@]}" "${NONE[@]}"); `, 20): "more than 4 MB",
+	} {
+		was, is, _ := strings.Cut(change, "->")
+		if s, _, err := imports.ReadCommand(strings.Replace(script, was, is, 1)); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || err == nil && s["output_dir"] != "${WHERE:?name it}" {
+			t.Errorf("%.60s: %v, %v", change, err, s["output_dir"])
+		}
+	}
+}
+
+// Of the programs of FlagEmbedding that a script starts, it is the one that trains.
+func TestOtherPrograms(t *testing.T) {
+	for _, other := range []string{"python -m FlagEmbedding.scripts.hn_mine", "python scripts/hn_mine.py", "python -m FlagEmbedding.baai_general_embedding.finetune.hn_mine", "python -m FlagEmbedding.evaluation.mteb", "python ../add_reranker_score.py"} {
+		other += " --model_name_or_path other --input_file a.jsonl\n"
+		s, _, err := imports.ReadCommand(other + "python run.py --model_name_or_path m --train_data d\n" + other)
+		if err != nil || s["model_name_or_path"] != "m" {
+			t.Errorf("%s: %v, %v", other, s, err)
+		}
+		if s, _, err := imports.ReadCommand(other); err == nil {
+			t.Errorf("%s: %v", other, s)
+		}
+	}
+	if s, _, err := imports.ReadCommand("python -m FlagEmbedding.x --model_name_or_path m --output_dir hn_mined"); err != nil || s["output_dir"] != "hn_mined" {
+		t.Errorf("%v, %v", s, err)
+	}
+}
+
+// --no_NAME is NAME: false, as HfArgumentParser has it of what is true by default.
+func TestNo(t *testing.T) {
+	s, _, err := imports.ReadCommand("python -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --no_normalize_embeddings --no_cuda --no-use-lora --no_x 3")
+	if err != nil || s["normalize_embeddings"] != false || s["use_lora"] != false || s["no_cuda"] != true || s["no_x"] != "3" {
+		t.Errorf("%v, %v", s, err)
+	}
+	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "normalize: false") || !strings.Contains(res.Recipe, "similarity: dot") {
+		t.Error(res.Recipe)
+	}
+}
+
+// A mapping that says something twice is not read, whatever of it would count.
+func TestSaidTwice(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"model": "m", "seed": 1, "seed": 2}`:              "args.json: a mapping has seed twice: leave one of them",
+		`{"train_dataset": {"a": "x", "a": "y"}}`:           "a mapping has a twice",
+		`{"train_dataset": [{"path": "x"}, {"path": "y"}]}`: "",
+		"model: m\n---\nmodel: n":                           "args.json: has several documents",
+		"---\nmodel: m\n":                                   "",
+	} {
+		if s, err := imports.ReadMapping("args.json", []byte(text)); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v", text, s, err)
+		}
 	}
 }
 

@@ -628,7 +628,11 @@ func (r *recipe) interval(name string) (string, bool) {
 // every reads how often something is done: by steps, as a share of the run, or by epochs.
 func (r *recipe) every(key, what, fallback string) {
 	n, ok := r.number(what + "_steps")
-	switch s, _ := r.interval(what + "_strategy"); {
+	s, _ := r.interval(what + "_strategy")
+	if what == "eval" && s == "steps" && n == 0 {
+		n, ok = r.number("logging_steps") // which transformers takes for it
+	}
+	switch {
 	case s == "epoch":
 		r.keys[key] = "epoch"
 	case ok && n > 0 && n < 1:
@@ -793,9 +797,13 @@ func (r *recipe) variables() {
 	if r.from != FlagEmbedding {
 		return
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.used)) {
-		for _, text := range r.list(name) {
-			if v := left.FindString(text); v != "" && !slices.Contains(nothing, name) {
+	for _, name := range slices.Sorted(maps.Keys(r.settings)) {
+		texts := r.list(name)
+		if slices.Contains(nothing, name) && len(texts) == 1 && name != "overwrite_output_dir" { // which takes no value: other options may be in it
+			continue
+		}
+		for _, text := range texts {
+			if v := left.FindString(text); v != "" {
 				r.assume("%s has %s in it, as it stands: nothing sets it that can be read here, and its value belongs in its place", name, v)
 			}
 		}

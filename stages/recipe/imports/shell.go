@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -11,7 +12,8 @@ import (
 // shell reads a script as far as a script's text says what it does: which commands it has, with which words. It starts nothing and knows no
 // environment.
 //
-// A variable is expanded if the script sets it to a text: name=value, name="..." of several lines, ${name:-default}, and
+// A variable is expanded if the script sets it to a text: name=value, name="..." of several lines, ${name:-default}, to the words of an array,
+// name=(...), whose use is "${name[@]}", and
 //
 //	if [ -z "$NAME" ]; then NAME=default; fi
 //
@@ -20,6 +22,8 @@ import (
 type shell struct {
 	commands [][]string
 	vars     map[string]string
+	arrays   map[string][]string
+	inArray  bool              // what is read are its words, on any number of lines
 	why      map[string]string // of variables that are set, to what can't be told
 	frames   []frame           // if and loops that the next command is in
 	last     tri               // whether the command before succeeded
@@ -46,17 +50,19 @@ const (
 )
 
 func newShell() *shell {
-	return &shell{vars: map[string]string{}, why: map[string]string{}, last: yes}
+	return &shell{vars: map[string]string{}, arrays: map[string][]string{}, why: map[string]string{}, last: yes}
 }
 
 // token is a word, and what of it an assignment needs.
 type token struct {
 	text    string
 	assigns int  // where its = stands, or 0
-	foreign bool // a command's output is part of it, or it is an array
+	foreign bool // a command's output is part of it
+	array   bool // of these words
+	words   []string
 }
 
-// run reads commands as a POSIX shell does. Redirections are left out.
+// run reads commands as a POSIX shell does. Redirections and here-documents are left out.
 func (sh *shell) run(text string, depth int) error {
 	if depth > deepestEval {
 		return errors.New("eval within eval has no end")
@@ -80,11 +86,24 @@ func (sh *shell) run(text string, depth int) error {
 		if len(words) == 0 {
 			return nil
 		}
+		if sh.inArray {
+			var texts []string
+			for _, w := range words {
+				more, err := sh.all(w)
+				if err != nil {
+					return err
+				}
+				texts = append(texts, more...)
+			}
+			words, sh.commands = nil, append(sh.commands, texts)
+			return nil
+		}
 		err := sh.command(words, depth)
 		words, sh.op = nil, op
 		return err
 	}
 	rs := []rune(text)
+	var heres []string // what ends the here-documents that begin with the next line
 	for i := 0; i < len(rs); i++ {
 		switch c := rs[i]; {
 		case c == '\\' && i+1 < len(rs):
@@ -138,7 +157,7 @@ func (sh *shell) run(text string, depth int) error {
 			}
 			quoted, t.foreign = true, t.foreign || foreign
 			for _, v := range value {
-				if unicode.IsSpace(v) && t.assigns == 0 && !foreign { // of an expanded value, words
+				if unicode.IsSpace(v) && t.assigns == 0 && !foreign && value != string(rs[i:next]) { // of an expanded value, words
 					end()
 					continue
 				}
@@ -154,6 +173,9 @@ func (sh *shell) run(text string, depth int) error {
 			if c != '&' && !quoted && strings.Trim(word.String(), "0123456789") == "" { // which file: 2>
 				in = false
 			}
+			if m := heredoc.FindStringSubmatch(string(rs[i:min(len(rs), i+100)])); m != nil {
+				heres = append(heres, m[1])
+			}
 			end()
 			for i+1 < len(rs) && strings.ContainsRune("<>&|", rs[i+1]) {
 				i++
@@ -163,8 +185,15 @@ func (sh *shell) run(text string, depth int) error {
 			for in = true; i+1 < len(rs) && rs[i] != ')'; i++ {
 			}
 		case c == '(' && t.assigns > 0: // an array
-			t.foreign = true
-			i = closing(rs, i+1, '(', ')') - 1
+			next := closing(rs, i+1, '(', ')')
+			inner := shell{vars: sh.vars, arrays: sh.arrays, why: sh.why, inArray: true, expanded: sh.expanded}
+			if err := inner.run(strings.TrimSuffix(string(rs[i+1:next]), ")"), depth+1); err != nil {
+				return err
+			}
+			sh.expanded, t.array, t.words = inner.expanded, true, slices.Concat(inner.commands...)
+			i = next - 1
+		case c == '\n' && sh.inArray:
+			end()
 		case c == '\n' || c == ';' || c == '&' || c == '|':
 			op := ""
 			if (c == '&' || c == '|') && i+1 < len(rs) && rs[i+1] == c {
@@ -173,6 +202,9 @@ func (sh *shell) run(text string, depth int) error {
 			}
 			if err := endCommand(op); err != nil {
 				return err
+			}
+			if c == '\n' {
+				i, heres = behind(rs, i, heres), nil
 			}
 		case c == ' ' || c == '\t' || c == '\r':
 			end()
@@ -189,9 +221,25 @@ func (sh *shell) run(text string, depth int) error {
 
 var (
 	identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
-	braced     = regexp.MustCompile(`(?s)^([A-Za-z_]\w*)(?:(:?[-=+])(.*))?$`)
+	braced     = regexp.MustCompile(`(?s)^([A-Za-z_]\w*)(?:(:?[-=+?])(.*))?$`)
 	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
 )
+
+// heredoc is where lines are announced that a command reads: cat <<EOF > file.
+var heredoc = regexp.MustCompile(`^<<-?[ \t]*["'\\]?([^\s"'<>;&|()]+)`)
+
+// behind is the end of the line at i, or of the here-documents behind it.
+func behind(rs []rune, i int, heres []string) int {
+	for _, last := range heres {
+		for line := ""; line != last && i < len(rs); {
+			from := i + 1
+			for i++; i < len(rs) && rs[i] != '\n'; i++ {
+			}
+			line = strings.TrimLeft(strings.TrimSuffix(string(rs[min(from, len(rs)):min(i, len(rs))]), "\r"), "\t")
+		}
+	}
+	return i
+}
 
 // closing is where what opened before i ends, behind its last character.
 func closing(rs []rune, i int, open, shut rune) int {
@@ -248,6 +296,10 @@ func (sh *shell) expand(rs []rune, i int) (value string, next int, foreign bool,
 			return "", i, false, err
 		case strings.HasSuffix(m[2], "+") && !set:
 			v = ""
+		case strings.HasSuffix(m[2], "?"):
+			if !set { // the script ends there
+				v = itself(i)
+			}
 		case strings.HasSuffix(m[2], "+") || !set:
 			v = other
 		}
@@ -345,6 +397,22 @@ func (sh *shell) command(words []token, depth int) error {
 	return nil
 }
 
+// elements is an array's.
+var elements = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]\}$`)
+
+// all is a word, or what an array has in its place: "${NAME[@]}".
+func (sh *shell) all(w token) ([]string, error) {
+	m := elements.FindStringSubmatch(w.text)
+	if m == nil {
+		return []string{w.text}, nil
+	}
+	words, ok := sh.arrays[m[1]]
+	if !ok {
+		return []string{w.text}, nil
+	}
+	return words, sh.count(strings.Join(words, " "))
+}
+
 // simple is a command without what surrounds it.
 func (sh *shell) simple(words []token, negated bool, depth int) error {
 	done := yes
@@ -360,11 +428,18 @@ func (sh *shell) simple(words []token, negated bool, depth int) error {
 	if done == no {
 		return nil
 	}
-	texts := make([]string, len(words))
+	var texts []string
 	assignments := true
-	for i, w := range words {
-		texts[i] = w.text
+	for _, w := range words {
+		more, err := sh.all(w)
+		if err != nil {
+			return err
+		}
+		texts = append(texts, more...)
 		assignments = assignments && w.assigns > 0
+	}
+	if len(texts) == 0 { // an empty array's
+		return nil
 	}
 	sh.last = maybe
 	switch texts[0] {
@@ -373,6 +448,7 @@ func (sh *shell) simple(words []token, negated bool, depth int) error {
 	case "unset":
 		for _, name := range texts[1:] {
 			delete(sh.vars, name)
+			delete(sh.arrays, name)
 			delete(sh.why, name)
 		}
 	case "read":
@@ -406,6 +482,19 @@ func (sh *shell) simple(words []token, negated bool, depth int) error {
 		}
 		name, value := w.text[:w.assigns], w.text[w.assigns+1:]
 		name, more := strings.CutSuffix(name, "+")
+		if w.array {
+			was, there := sh.arrays[name]
+			sh.unknown(name, "it is an array, or what a command prints is part of it")
+			switch {
+			case done != yes || more && !there:
+				sh.why[name] = undecided
+			case more:
+				sh.arrays[name] = slices.Concat(was, w.words)
+			default:
+				sh.arrays[name] = w.words
+			}
+			continue
+		}
 		if more {
 			if sh.why[name] != "" {
 				continue
@@ -418,16 +507,20 @@ func (sh *shell) simple(words []token, negated bool, depth int) error {
 			sh.unknown(name, "it is an array, or what a command prints is part of it")
 		case done == yes:
 			sh.vars[name] = value
+			delete(sh.arrays, name)
 			delete(sh.why, name)
 		case !set || was != value:
-			sh.unknown(name, "it is set under a condition that the script's text does not decide")
+			sh.unknown(name, undecided)
 		}
 	}
 	return nil
 }
 
+const undecided = "it is set under a condition that the script's text does not decide"
+
 func (sh *shell) unknown(name, why string) {
 	delete(sh.vars, name)
+	delete(sh.arrays, name)
 	if sh.why[name] == "" {
 		sh.why[name] = why
 	}
