@@ -87,7 +87,7 @@ def frozen():
 
 def adapted():
     model = dense()
-    model.add_adapter(peft.LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value"]))
+    model.add_adapter(peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
     return model
 
 

@@ -117,6 +117,9 @@ func (r *recipe) model() {
 		if len(t) == 1 {
 			t = strings.Fields(t[0])
 		}
+		if !r.pairs { // of all-linear PEFT has the pooler's too, which no embedding reads
+			t = slices.DeleteFunc(t, func(name string) bool { return name == "pooler.dense" || strings.HasSuffix(name, ".pooler.dense") })
+		}
 		lora["targets"] = names(t)
 	}
 	if v, ok := r.yes("use_rslora"); ok && v {

@@ -86,7 +86,8 @@ def model(of, folder):
         names = ["r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "modules_to_save"] if lora else []
         said |= {name: getattr(adapter, name) for name in names}
         if isinstance(said.get("target_modules"), set):
-            said["target_modules"] = sorted(said["target_modules"])
+            body = getattr(adapted, "base_model_prefix", "") + "."  # of a model with a head, before the names of what is below it
+            said["target_modules"] = sorted(name.removeprefix(body) for name in said["target_modules"])
         elsewhere = [*names, "base_model_name_or_path", "task_type", "inference_mode", "revision", "peft_version"]
         usual = type(adapter)().to_dict()
         more = {k: v for k, v in adapter.to_dict().items() if k not in elsewhere and v and v != usual.get(k)}
