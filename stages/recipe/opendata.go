@@ -296,13 +296,13 @@ func (x *Run) part(d *dataset.Dataset, index *dataset.Index) dataset.Part {
 
 // files is a source as package dataset has it, for a loss; tokens: ids that prep has made are read in the texts' place.
 func (s Source) files(l Loss, tokens bool) dataset.Source {
-	margins := true
+	margins, others := false, false // who reads scores
 	for _, l := range l.each("") {
 		_, scores, _ := l.reads()
-		margins = margins && (l.Name == "margin_mse" || !scores)
+		margins, others = margins || l.Name == "margin_mse", others || scores && l.Name != "margin_mse"
 	}
 	return dataset.Source{
-		Margins: margins, Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
+		Margins: margins && !others, Paths: s.Path, Query: s.Query, Positive: s.Positive, Negatives: s.Negatives, NegativesPerQuery: int(s.NegativesPerQuery), Documents: s.Documents,
 		Relevance: s.Relevance, Weight: s.Weight, Label: s.Label, Scores: s.Scores, Teacher: s.Teacher, Tokens: tokens,
 		CheckLabel: asking(l, loss.CheckLabel), CheckScore: asking(l, loss.CheckScore), CheckNegatives: asking(l, loss.CheckNegatives),
 	}
