@@ -211,8 +211,11 @@ func ReadCommand(text string) (Settings, int, error) {
 		notTold = fmt.Errorf("%s: %w: what it starts depends on the machine, and --devices N says it here", launcher, ErrProcesses)
 	}
 	for _, w := range words[start:] {
-		if name := variable(w); w == "$@" || w == "$*" || elements.MatchString(w) { // of any options
-			return nil, 0, fmt.Errorf("%q stands among the options, and %s", w, sh.whyNot(name))
+		switch { // of any options
+		case w == "$@" || w == "$*":
+			return nil, 0, fmt.Errorf("%q stands among the options: what the script is called with belongs in its place, or nothing if that is nothing", w)
+		case elements.MatchString(w):
+			return nil, 0, fmt.Errorf("%q stands among the options, and %s", w, sh.whyNot(variable(w)))
 		}
 	}
 	s := Settings{}
