@@ -148,9 +148,9 @@ func TestHubConfigs(t *testing.T) {
 	}
 }
 
-// What config.json leaves out is what transformers takes, and of what transformers writes nothing is overlooked: another value of
-// any key gives another Config, or an error about the value; but for keys that don't concern embeddings.
-func TestDefaults(t *testing.T) {
+// defaultConfigs are transformers' configurations of each family that say nothing.
+func defaultConfigs(t *testing.T) map[string]map[string]any {
+	t.Helper()
 	raw, err := os.ReadFile(goldens.Path(t, "families/defaults.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -161,6 +161,13 @@ func TestDefaults(t *testing.T) {
 	if err := json.Unmarshal(raw, &file); err != nil {
 		t.Fatal(err)
 	}
+	return file.Configs
+}
+
+// What config.json leaves out is what transformers takes, and of what transformers writes nothing is overlooked: another value of
+// any key gives another Config, or an error about the value; but for keys that don't concern embeddings.
+func TestDefaults(t *testing.T) {
+	configs := defaultConfigs(t)
 	aside := map[string]bool{}
 	for key := range strings.FieldsSeq(`transformers_version architectures output_hidden_states output_attentions return_dict dtype _name_or_path
 		chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type use_cache pretraining_tp deterministic_flash_attn
@@ -174,7 +181,7 @@ func TestDefaults(t *testing.T) {
 		if family == "new" || family == "minicpm" || family == Static {
 			continue // is not in transformers
 		}
-		all := file.Configs[family]
+		all := configs[family]
 		if all == nil {
 			t.Errorf("%s is not in defaults.json", family)
 			continue
@@ -255,29 +262,20 @@ func TestDefaults(t *testing.T) {
 
 // Keys of other families are ignored, as they are in transformers, or an error.
 func TestForeignKeys(t *testing.T) {
-	raw, err := os.ReadFile(goldens.Path(t, "families/defaults.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var file struct {
-		Configs map[string]map[string]any
-	}
-	if err := json.Unmarshal(raw, &file); err != nil {
-		t.Fatal(err)
-	}
+	configs := defaultConfigs(t)
 	read := map[string]bool{
 		"qwen2 head_dim": true, "mistral layer_types": true, // in transformers, too
 		"nomic_bert layer_norm_epsilon": true, // its first configurations have it
 	}
 	all := map[string]any{"hidden_act": "relu"}
-	for _, config := range file.Configs {
+	for _, config := range configs {
 		for key, value := range config {
 			if all[key] == nil {
 				all[key] = value
 			}
 		}
 	}
-	for family, own := range file.Configs {
+	for family, own := range configs {
 		parse := func(change map[string]any) string {
 			config := map[string]any{"model_type": family}
 			maps.Copy(config, change)
