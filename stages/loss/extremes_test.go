@@ -106,6 +106,17 @@ func TestTripletOfEqualTexts(t *testing.T) {
 	}
 }
 
+// A text that is where its teacher has it is at rest.
+func TestTaughtText(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := newBatch(t, s, gpustage.F64, 0, 1, 2, []float64{1, 2, 4, 6})
+	b.Teacher = []float32{1, 2}
+	value, got := compute(t, s, TeacherEmbedding{Metric: Euclidean}, b)
+	if want := []float64{0, 0, 0.3, 0.4}; value != 2.5 || !(worst(got, want) <= 1e-15) {
+		t.Errorf("loss %v, want 2.5; gradient %v, want %v", value, got, want)
+	}
+}
+
 // With a teacher's embeddings each number of dimensions learns from as many of the teacher's features of its own row.
 func TestMatryoshkaTeacher(t *testing.T) {
 	s, _ := ref.New().OpenStream()
