@@ -371,9 +371,7 @@ func (l DistillKL) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Resu
 			logSoftmax(q)
 			for i, k := range own {
 				w := math.Exp(p[i])
-				if w > 0 {
-					sum += student * student * w * (p[i] - q[i])
-				}
+				sum += student * student * w * (p[i] - q[i])
 				g.coef[k] = student * (math.Exp(q[i]) - w)
 			}
 			return sum

@@ -450,6 +450,7 @@ func TestPairwiseErrors(t *testing.T) {
 		"2 dimensions have 1 weights": func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1}, 0) },
 		"2 dimensions twice":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{4, 2, 2}, nil, 0) },
 		"3 of 2 dimensions":           func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, nil, 3) },
+		"weight +Inf":                 func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1, math.Inf(1)}, 0) },
 		"0 dimensions, want":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{0}, nil, 0) },
 	} {
 		if _, err := f(); err == nil || !strings.Contains(err.Error(), want) {
