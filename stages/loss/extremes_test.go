@@ -64,6 +64,56 @@ func TestNearTriplets(t *testing.T) {
 	for _, mode := range []BatchMode{Hard, SoftMargin, SemiHard, All} {
 		b := &Batch{Rows: 5, Embeddings: tensor(t, s, gpustage.F64, 5, 3, x), Gradient: tensor(t, s, gpustage.F64, 5, 3, make([]float64, 15)), Texts: make([]TextID, 5), Labels: []float64{0, 0, 1, 1, 1}}
 		checkGradient(t, s, BatchTriplet{Mode: mode, Margin: 1}, b, 1e-7)
+		if mode == Hard || mode == SoftMargin { // the others have no weights of rows
+			b.Weights = []float64{0.5, 0, 2, 0.03, 1}
+			checkGradient(t, s, BatchTriplet{Mode: mode, Margin: 1}, b, 1e-7)
+		}
+	}
+}
+
+// The first two texts are 2^-12 apart, less than what rounding leaves of their lengths' difference in float32, and both 4 from the third.
+func TestNearTripletsOfFloat32(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const apart = 1. / (1 << 12)
+	b := &Batch{Rows: 3, Embeddings: tensor(t, s, gpustage.F32, 3, 2, []float64{1, 1, 1 + apart, 1, 1, -3}), Gradient: tensor(t, s, gpustage.F32, 3, 2, nil), Texts: uniqueTexts(3), Labels: []float64{0, 0, 1}}
+	if got, _ := compute(t, s, BatchTriplet{Margin: 4}, b); !(math.Abs(got-2*apart/3) <= 1e-6) {
+		t.Errorf("loss %v, want %v", got, 2*apart/3)
+	}
+}
+
+// A triplet that is solved just so, by the margin and no more, is none of those that All is the mean over: the peer counts what is above 1e-16.
+func TestTripletsSolvedByTheMargin(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := &Batch{Rows: 4, Embeddings: tensor(t, s, gpustage.F64, 4, 2, []float64{1, 0, 1, 0, 0, 1, 0, 1}), Gradient: tensor(t, s, gpustage.F64, 4, 2, nil), Texts: uniqueTexts(4), Labels: []float64{0, 0, 1, 0}}
+	if got, _ := compute(t, s, BatchTriplet{Mode: All, Metric: Cosine, Margin: 1}, b); got != (1+1+2+2)/4. {
+		t.Errorf("loss %v, want 1.5: the mean over the four triplets of the last text", got)
+	}
+}
+
+// Where a query is its positive, the distance of 0 has no slope, as PyTorch's norm has none there, and the negative's gradient is all there is.
+func TestTripletOfEqualTexts(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	for _, c := range []struct {
+		metric      Metric
+		margin      float64
+		first, last float64 // the query's gradient
+	}{{Euclidean, 6, 0.6, 0.8}, {Manhattan, 8, 1, 1}} {
+		b := newBatch(t, s, gpustage.F64, 1, 1, 2, []float64{1, 2, 1, 2, 4, 6})
+		value, got := compute(t, s, Triplet{Metric: c.metric, Margin: c.margin}, b)
+		if want := []float64{c.first, c.last, 0, 0, -c.first, -c.last}; value != 1 || !(worst(got, want) <= 1e-15) {
+			t.Errorf("%s: loss %v, want 1; gradient %v, want %v", c.metric, value, got, want)
+		}
+	}
+}
+
+// A text that is where its teacher has it is at rest.
+func TestTaughtText(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := newBatch(t, s, gpustage.F64, 0, 1, 2, []float64{1, 2, 4, 6})
+	b.Teacher = []float32{1, 2}
+	value, got := compute(t, s, TeacherEmbedding{Metric: Euclidean}, b)
+	if want := []float64{0, 0, 0.3, 0.4}; value != 2.5 || !(worst(got, want) <= 1e-15) {
+		t.Errorf("loss %v, want 2.5; gradient %v, want %v", value, got, want)
 	}
 }
 

@@ -156,6 +156,25 @@ func TestMultiVectorRows(t *testing.T) {
 	}
 }
 
+// Queries of more tokens than a tile of scores has rows: row by row, where each is within a tile, the loss and its gradient are the same.
+func TestMultiVectorManyTokens(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const rows = maxSimRows/8 + 1
+	var lengths []int
+	for n := range 2 * rows {
+		lengths = append(lengths, 8-7*(n/rows)) // of queries and of documents
+	}
+	rng := rand.New(rand.NewPCG(19, 20))
+	x := make([]float64, rows*9*2)
+	for i := range x {
+		x[i] = rng.NormFloat64()
+	}
+	b := vectorsBatch(t, s, gpustage.F64, rows, 2, x, lengths)
+	if err := CheckGradient(s, LateInteraction{Scale: 0.1}, b, GradientCheck{Limit: 1e-7, Elements: 8}); err != nil {
+		t.Error(err)
+	}
+}
+
 // A text is no negative of itself: with its duplicates masked a batch has the loss of one without them.
 func TestMultiVectorDuplicates(t *testing.T) {
 	s, _ := ref.New().OpenStream()

@@ -235,31 +235,36 @@ func TestM3Rows(t *testing.T) {
 // Masked duplicates are those of InfoNCE, which a golden has: of the dense part alone the two are one loss.
 func TestM3Duplicates(t *testing.T) {
 	s, _ := ref.New().OpenStream()
-	b := randomM3(t, s, gpustage.F64, rand.New(rand.NewPCG(15, 16)), 6, 9)
-	b.Scores = nil
-	var values [2]float64
-	for i, masked := range []bool{false, true} {
-		value, grad := computeM3(t, s, M3{Scale: 3, Parts: []string{DensePart}, MaskDuplicates: masked}, b)
-		s.Fill(b.Gradient, 0)
-		info := InfoNCE{Scale: 3, MaskDuplicates: masked}
-		r, err := info.Compute(s, newArena(t, s, info.Memory(b.Size())), b)
-		if err != nil {
-			t.Fatal(err)
+	for seed := range uint64(8) { // not each has a query twice
+		b := randomM3(t, s, gpustage.F64, rand.New(rand.NewPCG(15, seed)), 6, 9)
+		b.Scores = nil
+		var values [2]float64
+		for i, masked := range []bool{false, true} {
+			value, grad := computeM3(t, s, M3{Scale: 3, Parts: []string{DensePart}, MaskDuplicates: masked}, b)
+			s.Fill(b.Gradient, 0)
+			r, want := compute(t, s, InfoNCE{Scale: 3, MaskDuplicates: masked}, b)
+			if d := worst(grad[DensePart], want); !(math.Abs(value-r) <= 1e-12) || !(d <= 1e-12) {
+				t.Errorf("masked %v: loss %v, InfoNCE's %v; the gradient is off by %.3g", masked, value, r, d)
+			}
+			values[i] = value
 		}
-		want, err := download(s, b.Gradient)
-		if err != nil {
-			t.Fatal(err)
+		if values[0] == values[1] {
+			t.Error("there was no duplicate")
 		}
-		for k := range want {
-			want[k] /= r.Weight
-		}
-		if d := worst(grad[DensePart], want); !(math.Abs(value-r.Sum/r.Weight) <= 1e-12) || !(d <= 1e-12) {
-			t.Errorf("masked %v: loss %v, InfoNCE's %v; the gradient is off by %.3g", masked, value, r.Sum/r.Weight, d)
-		}
-		values[i] = value
 	}
-	if values[0] == values[1] {
-		t.Error("there was no duplicate")
+}
+
+// Of a row's own documents the teacher speaks, of one with the positive's text too: where there are no others, there is nothing to mask.
+func TestM3TaughtDuplicates(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := randomM3(t, s, gpustage.F64, rand.New(rand.NewPCG(17, 18)), 1, 3)
+	b.Texts[3] = b.Texts[1]
+	for _, teacher := range []Distillation{TeacherKL, TeacherM3} {
+		want, grad := computeM3(t, s, M3{Scale: 3, Teacher: teacher}, b)
+		got, masked := computeM3(t, s, M3{Scale: 3, Teacher: teacher, MaskDuplicates: true}, b)
+		if d := worst(masked[DensePart], grad[DensePart]); got != want || d != 0 {
+			t.Errorf("%s: with duplicates masked the loss is %v, and %v without; the gradient is off by %.3g", teacher, got, want, d)
+		}
 	}
 }
 

@@ -29,7 +29,7 @@ func Matryoshka(l Loss, dims []int, weights []float64, perBatch int) (Loss, erro
 		if slices.Contains(dims[:i], d) {
 			return nil, fmt.Errorf("%d dimensions twice: weights are for one to count more", d)
 		}
-		if weights != nil && !(weights[i] >= 0) {
+		if weights != nil && (weights[i] < 0 || !finite(weights[i])) {
 			return nil, fmt.Errorf("weight %v, want a number of at least 0", weights[i])
 		}
 		m.widest = max(m.widest, d)

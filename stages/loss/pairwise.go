@@ -43,7 +43,7 @@ func (CosineSimilarity) Memory(z Size) int { return rowsMemory(z, Cosine) }
 //	l = (y d^2 + (1-y) max(0, Margin-d)^2) / 2
 //
 // Online takes the hard pairs of the batch alone, and sums instead: negatives nearer than the farthest positive, and positives farther
-// than the nearest negative (or than the others' mean, if all labels are the same). The loss of the batch is
+// than the nearest negative (or than the pairs' mean, if all labels are the same). The loss of the batch is
 //
 //	sum over positives d^2 + sum over negatives max(0, Margin-d)^2
 type Contrastive struct {
@@ -371,9 +371,7 @@ func (l DistillKL) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Resu
 			logSoftmax(q)
 			for i, k := range own {
 				w := math.Exp(p[i])
-				if w > 0 {
-					sum += student * student * w * (p[i] - q[i])
-				}
+				sum += student * student * w * (p[i] - q[i])
 				g.coef[k] = student * (math.Exp(q[i]) - w)
 			}
 			return sum

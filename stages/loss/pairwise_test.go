@@ -308,7 +308,7 @@ func TestPairwiseWithoutNegatives(t *testing.T) {
 }
 
 // With every hardness mode, ragged negatives and duplicates, the loss is its formula written out, also beside another direction, whose scores
-// hardness leaves alone: in one softmax or in two, whatever their order.
+// hardness leaves alone: in one softmax or in two, whatever their order. The gradient is that of the formula in which hardness is a constant.
 func TestHardnessFormula(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	rng := rand.New(rand.NewPCG(7, 8))
@@ -319,55 +319,69 @@ func TestHardnessFormula(t *testing.T) {
 		b := ragged(t, s, rng)
 		both := [][]Direction{nil, {QueryToDoc, DocToQuery}, {DocToQuery, QueryToDoc}}[i/3%3]
 		l := InfoNCE{Directions: both, PerDirection: i%2 == 0, Scale: scale, Hardness: mode, HardnessStrength: strength, MaskDuplicates: true, Dot: true, TileRows: 2, TileCols: 3}
-		got, _ := compute(t, s, l, b)
-		x := gpustage.Slice[float64](b.Embeddings)
-		dot := func(i, j int) (sum float64) {
+		got, grad := compute(t, s, l, b)
+		base := slices.Clone(gpustage.Slice[float64](b.Embeddings))
+		dot := func(x []float64, i, j int) (sum float64) {
 			for k := range 4 {
 				sum += x[i*4+k] * x[j*4+k]
 			}
 			return sum
 		}
-		want := 0.0
-		for q := range b.Rows {
-			positive := b.Rows + q
-			z := math.Exp(scale * dot(q, positive))
-			for d := b.Rows; d < b.N(); d++ {
-				owner := d - b.Rows
-				if d >= 2*b.Rows {
-					owner = int(b.Owner[d-2*b.Rows])
-				}
-				same := b.Texts[d] == b.Texts[q] || b.Texts[d] == b.Texts[positive] || d < 2*b.Rows && b.Texts[owner] == b.Texts[q]
-				if d == positive || same {
-					if d != positive && owner == q {
-						masked++
+		formula := func(x []float64) (sum float64) {
+			for q := range b.Rows {
+				positive := b.Rows + q
+				z := math.Exp(scale * dot(x, q, positive))
+				for d := b.Rows; d < b.N(); d++ {
+					owner := d - b.Rows
+					if d >= 2*b.Rows {
+						owner = int(b.Owner[d-2*b.Rows])
 					}
-					continue
+					same := b.Texts[d] == b.Texts[q] || b.Texts[d] == b.Texts[positive] || d < 2*b.Rows && b.Texts[owner] == b.Texts[q]
+					if d == positive || same {
+						if d != positive && owner == q {
+							masked++
+						}
+						continue
+					}
+					hard := 0.0
+					if mode == AllNegatives || (mode == HardNegatives) == (owner == q) {
+						hard = strength * dot(base, q, d)
+					}
+					z += math.Exp(scale*dot(x, q, d) + hard)
 				}
-				f := float64(scale)
-				if mode == AllNegatives || (mode == HardNegatives) == (owner == q) {
-					f += strength
+				other := 0.0 // the positive against the queries
+				for n := range b.Rows {
+					same := b.Texts[n] == b.Texts[q] || b.Texts[n] == b.Texts[positive] || b.Texts[b.Rows+n] == b.Texts[positive]
+					if n == q || !same {
+						other += math.Exp(scale * dot(x, positive, n))
+					}
 				}
-				z += math.Exp(f * dot(q, d))
-			}
-			other := 0.0 // the positive against the queries
-			for n := range b.Rows {
-				same := b.Texts[n] == b.Texts[q] || b.Texts[n] == b.Texts[positive] || b.Texts[b.Rows+n] == b.Texts[positive]
-				if n == q || !same {
-					other += math.Exp(scale * dot(positive, n))
+				logZ := math.Log(z)
+				switch {
+				case both != nil && l.PerDirection:
+					logZ = (logZ + math.Log(other)) / 2
+				case both != nil:
+					logZ = math.Log(z + other)
 				}
+				sum += (logZ - scale*dot(x, q, positive)) / float64(b.Rows)
 			}
-			logZ := math.Log(z)
-			switch {
-			case both != nil && l.PerDirection:
-				logZ = (logZ + math.Log(other)) / 2
-			case both != nil:
-				logZ = math.Log(z + other)
-			}
-			want += (logZ - scale*dot(q, positive)) / float64(b.Rows)
+			return sum
 		}
-		if !(math.Abs(got-want) <= 1e-12*math.Abs(want)) {
+		if want := formula(base); !(math.Abs(got-want) <= 1e-12*math.Abs(want)) {
 			t.Errorf("%s, directions %v, each its softmax %t: loss %v, want %v", mode, both, l.PerDirection, got, want)
 		}
+		x, found := slices.Clone(base), masked
+		for k, was := range base {
+			const step = 1. / (1 << 14)
+			x[k] = was + step
+			up := formula(x)
+			x[k] = was - step
+			quotient := (up - formula(x)) / (2 * step)
+			if x[k] = was; !(math.Abs(grad[k]-quotient) <= 1e-5*(1+math.Abs(quotient))) {
+				t.Errorf("%s, directions %v, each its softmax %t: the gradient of element %d is %v, the difference quotient %v", mode, both, l.PerDirection, k, grad[k], quotient)
+			}
+		}
+		masked = found
 	}
 	if masked < 5 {
 		t.Errorf("only %d of rows' own negatives were masked", masked)
@@ -436,6 +450,7 @@ func TestPairwiseErrors(t *testing.T) {
 		"2 dimensions have 1 weights": func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1}, 0) },
 		"2 dimensions twice":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{4, 2, 2}, nil, 0) },
 		"3 of 2 dimensions":           func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, nil, 3) },
+		"weight +Inf":                 func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{1, 2}, []float64{1, math.Inf(1)}, 0) },
 		"0 dimensions, want":          func() (Loss, error) { return Matryoshka(InfoNCE{}, []int{0}, nil, 0) },
 	} {
 		if _, err := f(); err == nil || !strings.Contains(err.Error(), want) {
@@ -455,7 +470,7 @@ func TestPairwiseErrors(t *testing.T) {
 	}
 }
 
-// The hard pairs of a batch of one label are those beyond the mean of its own, not beyond its nearest or farthest.
+// The hard pairs of a batch of one label are those beyond the mean of its own, not beyond its nearest or farthest. One pair of the other label is enough for those to count.
 func TestOnlineOneLabel(t *testing.T) {
 	s, _ := ref.New().OpenStream()
 	for _, c := range []struct {
@@ -465,6 +480,9 @@ func TestOnlineOneLabel(t *testing.T) {
 		{[]float64{0, 0, 0, 0}, 9*9 + 8*8}, // nearer than 4
 		{[]float64{1, 1, 1, 1}, 5*5 + 8*8}, // farther than 4
 		{[]float64{1, 0, 1, 0}, 5*5 + 8*8}, // the positive farther than 2, and the negative nearer than 5
+		{[]float64{1, 0, 0, 0}, 0},         // one positive: no negative is nearer than 1
+		{[]float64{0, 1, 0, 0}, 9*9 + 2*2}, // nearer than 2, and farther than 1
+		{[]float64{1, 1, 1, 0}, 0},         // one negative: no positive is farther than 8
 	} {
 		b := &Batch{Rows: 4, Texts: uniqueTexts(8), Labels: c.labels}
 		b.Embeddings, b.Gradient = tensor(t, s, gpustage.F64, 8, 1, []float64{0, 0, 0, 0, 1, 2, 5, 8}), tensor(t, s, gpustage.F64, 8, 1, nil)

@@ -116,7 +116,7 @@ func (g Groups) CheckLayers(scores int) error {
 
 // Check finds settings that make no sense.
 func (g Groups) Check() error {
-	switch scale := checkPositive("scale", g.Scale); {
+	switch {
 	case !slices.Contains(GroupLosses, g.Name):
 		return fmt.Errorf("there is no loss %q for rerankers: want %s", g.Name, joinNames(GroupLosses))
 	case g.Scheme != "" && !slices.Contains(Schemes, g.Scheme):
@@ -127,14 +127,20 @@ func (g Groups) Check() error {
 		return fmt.Errorf("%s: activation is of %s", g.Name, joinNames(Activating))
 	case g.Activation == Sigmoid && g.SelfDistill:
 		return fmt.Errorf("%s: activation and self_distill don't go together: the last layer teaches what its scores are", g.Name)
-	case scale != nil:
-		return fmt.Errorf("%s: %w", g.Name, scale)
-	case g.K < 0 || !(g.Sigma >= 0) || !(g.Alpha >= 0) || !(g.Mu >= 0) || !(g.PosWeight >= 0):
-		return fmt.Errorf("%s: k, sigma, alpha, mu and pos_weight can't be negative", g.Name)
+	case g.K < 0:
+		return fmt.Errorf("%s: k is %d, want 0 or more", g.Name, g.K)
 	case g.SelfDistill && !slices.Contains(SelfDistilling, g.Name):
 		return fmt.Errorf("%s: self_distill is of %s, which are of a softmax as what the last layer teaches is", g.Name, joinNames(SelfDistilling))
 	case g.Mu != 0 && g.Scheme != "" && g.Scheme != NDCGLoss2PP:
 		return fmt.Errorf("mu is of the weighting %s, and not of %s", NDCGLoss2PP, g.Scheme)
+	}
+	for _, p := range []struct {
+		what string
+		of   float64
+	}{{"scale", g.Scale}, {"sigma", g.Sigma}, {"alpha", g.Alpha}, {"mu", g.Mu}, {"pos_weight", g.PosWeight}} {
+		if err := checkPositive(p.what, p.of); err != nil {
+			return fmt.Errorf("%s: %w", g.Name, err)
+		}
 	}
 	return nil
 }

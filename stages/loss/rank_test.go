@@ -170,7 +170,7 @@ func TestGroupsRows(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for _, l := range []Groups{{}, {Name: "lisst_mle"}, {Name: GroupLambda, Scheme: "ndcg_loss3"}, {Name: GroupRankNet, Sigma: math.NaN()}, {Name: GroupRankNet, Sigma: -1}, {Name: GroupRankNet, K: -1},
-		{Name: GroupADRMSE, Alpha: -1}, {Name: GroupADRMSE, Alpha: math.NaN()}, {Name: GroupLambda, Mu: -1}, {Name: GroupBCE, PosWeight: -1}, {Name: GroupMNRL, Scale: -1}, {Name: GroupCrossEntropy, Activation: Sigmoid},
+		{Name: GroupADRMSE, Alpha: -1}, {Name: GroupADRMSE, Alpha: math.NaN()}, {Name: GroupLambda, Mu: -1}, {Name: GroupBCE, PosWeight: -1}, {Name: GroupBCE, PosWeight: math.Inf(1)}, {Name: GroupMNRL, Scale: -1}, {Name: GroupCrossEntropy, Activation: Sigmoid},
 		{Name: GroupListNet, Activation: Sigmoid, SelfDistill: true}, {Name: GroupBCE, Activation: "tanh"}} {
 		said := l.Check()
 		if _, grad, err := run(l, func(*Batch) {}); said == nil || err == nil || err.Error() != said.Error() || slices.Max(grad) != 0 || slices.Min(grad) != 0 {

@@ -176,6 +176,17 @@ func TestMegaBatchMarginMasks(t *testing.T) {
 	}
 }
 
+// Of positives that are equally near the first is the negative, as with torch.max: it alone has a gradient.
+func TestMegaBatchMarginTie(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	b := newBatch(t, s, gpustage.F64, 0, 3, 2, []float64{1, 0, 0, 1, 0, 1, 1, 0, 0.6, 0.8, 0.6, 0.8})
+	b.Only = &Rows{0, 1}
+	value, got := compute(t, s, MegaBatchMargin{PositiveMargin: 1, NegativeMargin: 0}, b)
+	if !(math.Abs(value-0.6) <= 1e-15) || !(math.Abs(got[8]-0.64) <= 1e-12) || got[10] != 0 || got[11] != 0 {
+		t.Errorf("loss %v, want 0.6; gradient %v", value, got)
+	}
+}
+
 // megaBatch is a batch's loss by its definition.
 func megaBatch(l MegaBatchMargin, b *Batch) float64 {
 	x, n, e := gpustage.Slice[float64](b.Embeddings), b.Rows, b.Embeddings.Cols

@@ -300,6 +300,18 @@ func TestSumOfRows(t *testing.T) {
 	}
 }
 
+// A batch of a dataset that there is no loss for is an error.
+func TestByDatasetBeyond(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	for _, at := range []int{-1, 1} {
+		b := newBatch(t, s, gpustage.F64, 0, 1, 1, []float64{1, 1})
+		b.Dataset = at
+		if _, err := (ByDataset{InfoNCE{}}).Compute(s, nil, b); err == nil || err.Error() != fmt.Sprintf("a batch is of dataset %d, and there are losses for 1", at) {
+			t.Errorf("dataset %d: %v", at, err)
+		}
+	}
+}
+
 func ExampleSum() {
 	s, _ := ref.New().OpenStream()
 	emb, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 4, 2)

@@ -112,7 +112,46 @@ func TestSegmentRates(t *testing.T) {
 	}
 }
 
-// A rank's own parameters are updated as all would be, from states of its own.
+// Three steps of two groups, of which a rank keeps the second's states and gradients first, are PyTorch's (2.9): AdamW(lr=0.01, betas=(0.8, 0.95)) and
+// SGD(lr=0.01, momentum=0.9) with a weight_decay of 0.1, and half the rate and no decay in the second group. The second gradient is as small as eps.
+func TestStepsOfPyTorch(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	vec := func(vs ...float64) gpustage.Tensor {
+		x, _ := gpustage.NewTensor(s.Device(), gpustage.F64, 1, len(vs))
+		s.CopyIn(x, gpustage.Bytes(vs))
+		return x
+	}
+	segs := []Segment{{Off: 0, Len: 2, Grad: 2, State: 2, Decay: true}, {Off: 2, Len: 2, Grad: 0, State: 0, LR: 0.5}}
+	for _, c := range []struct {
+		o    Optimizer
+		want []float64
+	}{
+		{AdamW{Betas: []float64{0.8, 0.95}, WeightDecay: 0.1}, []float64{0.9786905115303837, -1.9839994067688442, 0.49082887930437646, 3.0091711205795266}},
+		{SGD{Momentum: 0.9, WeightDecay: 0.1}, []float64{0.9856342965000001, -1.9887895976495797, 0.4649, 3.008775}},
+	} {
+		for own, want := range [][]float64{append([]float64{1, -2}, c.want[2:]...), c.want} { // of the second group alone, and of both
+			p := vec(1, -2, 0.5, 3)
+			states := []gpustage.Tensor{vec(0, 0, 0, 0), vec(0, 0, 0, 0)}[:c.o.States()]
+			for step, k := range []float64{1, 2, -3} {
+				c.o.Update(s, p, vec(2*k*2, 2*k*-0.5, 2*k*0.25, 2*k*-1e-8), states, segs[1-own:], 0.01, 0.5, step+1)
+			}
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			for i, got := range gpustage.Slice[float64](p) {
+				if !(math.Abs(got-want[i]) <= 1e-15) {
+					t.Errorf("%T: element %d is %v, want %v", c.o, i, got, want[i])
+				}
+			}
+			for i, v := range gpustage.Slice[float64](states[0]) {
+				if (v != 0) != (i < 2+2*own) {
+					t.Errorf("%T: state %d is %v", c.o, i, v)
+				}
+			}
+		}
+	}
+}
+
 // Neighbours are joined where they lie behind each other everywhere and are updated alike, and nowhere else.
 func TestSegmentsApart(t *testing.T) {
 	first := Segment{Off: 4, Len: 2, Grad: 10, State: 20, Decay: true, LR: 2}
@@ -131,6 +170,7 @@ func TestSegmentsApart(t *testing.T) {
 	}
 }
 
+// A rank's own parameters are updated as all would be, from states of its own.
 func TestOwned(t *testing.T) {
 	all := []Segment{{0, 4, 0, 0, true, 0}, {4, 3, 4, 4, false, 2}, {7, 5, 7, 7, true, 0}}
 	owned, n := Owned(all, [][2]int{{1, 3}, {6, 9}})

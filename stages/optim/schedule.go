@@ -161,7 +161,7 @@ func (c Curve) Factor(step, warmup, total int) float64 {
 	case step >= begin+decay:
 		return c.MinRatio
 	}
-	return c.MinRatio + (1-c.MinRatio)*max(0, c.fall(c.at(step)-begin, decay))
+	return c.MinRatio + (1-c.MinRatio)*c.fall(c.at(step)-begin, decay)
 }
 
 // at is the step whose factor a step has.
