@@ -67,6 +67,8 @@ func TestCheckGradient(t *testing.T) {
 		"row by row (Batch.Only) the loss is ":              func(f faultyCall) error { f.r.Sum += 0.1; return nil },
 		"the gradient of Embeddings[0, 0] is ":              func(f faultyCall) error { f.dx[0] += float64(f.rows() % 3); return nil },
 		"rows 0 to 1 alone (Batch.Only): no":                func(f faultyCall) error { return [...]error{nil, errors.New("no"), nil, nil}[f.rows()] },
+		"rows 3 to 3 alone (Batch.Only): no":                func(f faultyCall) error { return [...]error{errors.New("no"), nil, nil, nil}[f.rows()] },
+		" and as a whole ":                                  func(f faultyCall) error { f.r.Weight += 0.1; return nil },
 		"Result.Weight -1":                                  func(f faultyCall) error { f.r.Weight = -1; return nil },
 	} {
 		b := randomBatch(t, s, gpustage.F64, rand.New(rand.NewPCG(1, 1)), 3, 6, 4)

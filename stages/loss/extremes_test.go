@@ -52,6 +52,31 @@ func TestLambdaWithoutGain(t *testing.T) {
 	}
 }
 
+// Scores so far apart that exp of them is none, or 0: each loss is the difference by which the wrong document is ahead, with the slope of a straight line.
+func TestScoresFarApart(t *testing.T) {
+	const far = 2e4
+	for _, c := range []struct {
+		l          Groups
+		slope, per float64
+	}{
+		{Groups{Name: GroupCrossEntropy}, 1, far}, {Groups{Name: GroupListNet}, 1, far}, {Groups{Name: GroupListMLE}, 1, far}, {Groups{Name: GroupPListMLE}, 1, far},
+		{Groups{Name: GroupRankNet}, 1 / math.Ln2, far / math.Ln2}, {Groups{Name: GroupBCE}, 0.5, far}, {Groups{Name: GroupMNRL, Activation: Identity, Scale: 0.5}, 0.5, far / 2},
+	} {
+		labels := []float64{1, 0}
+		if c.l.Name == GroupListNet {
+			labels[0] = 1000 // softmax of which is 1 and 0
+		}
+		d := make([]float64, 2)
+		sum, _ := c.l.ofGroup([]float64{-far, 0}, labels, d)
+		if c.l.Name == GroupBCE { // each document by itself
+			sum, _ = c.l.ofGroup([]float64{-far, far}, labels, d)
+		}
+		if !(math.Abs(sum-c.per) <= 1e-9*c.per) || !(worst(d, []float64{-c.slope, c.slope}) <= 1e-9) {
+			t.Errorf("%s: the loss is %v, want %v; the gradient %v, want %v up and down", c.l.Name, sum, c.per, d, c.slope)
+		}
+	}
+}
+
 // Distances of near texts, which are computed anew from differences, have the gradient that the loss has there: once, whichever mode meets them, as positives
 // and as negatives.
 func TestNearTriplets(t *testing.T) {

@@ -425,6 +425,7 @@ func TestPairwiseErrors(t *testing.T) {
 		{MarginMSE{}, func(b *Batch) { b.Scores[3] = math.NaN() }, "score 3 is NaN"},
 		{Triplet{}, func(b *Batch) { b.Rows = 6; b.Owner = nil; b.Labels, b.Scores, b.Teacher = nil, nil, nil }, "owners"},
 		{TeacherEmbedding{}, func(b *Batch) { b.Teacher = b.Teacher[:10] }, "a teacher's embeddings have 2 dimensions, the model's have 4"},
+		{TeacherEmbedding{}, func(b *Batch) { b.Teacher = append(b.Teacher, 1) }, "5 rows have 21 numbers of a teacher's embeddings, want as many for each"},
 		{BatchTriplet{}, nil, "takes single texts with labels: leave out data.train[].positive"},
 		{BatchTriplet{Mode: "harder"}, nil, `mode "harder" is unknown: want hard, soft_margin, semi_hard, all`},
 		{BatchTriplet{Metric: Dot}, nil, `distance "dot" is unknown: want euclidean, cosine`},
