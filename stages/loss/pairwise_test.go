@@ -504,6 +504,39 @@ func TestPairwiseMemory(t *testing.T) {
 	}
 }
 
+// A full chunk of pairs, of features that are more than what else there is, fits into what Memory says.
+func TestChunkMemory(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	const rows, e = chunk + 1, 64
+	rng := rand.New(rand.NewPCG(21, 22))
+	pairs := randomBatch(t, s, gpustage.F32, rng, rows, 0, e)
+	triples := randomBatch(t, s, gpustage.F32, rng, rows, rows, e)
+	single := *pairs
+	single.Embeddings, single.Gradient, single.Texts = pairs.Embeddings.Span(0, rows), pairs.Gradient.Span(0, rows), pairs.Texts[:rows]
+	pairs.Weights, triples.Weights, single.Weights = nil, nil, nil
+	labels := make([]float64, rows)
+	for i := range labels {
+		labels[i] = float64(i % 2)
+	}
+	pairs.Labels, single.Labels, single.Teacher = labels, labels, make([]float32, rows*e)
+	for _, c := range []struct {
+		l Loss
+		b *Batch
+	}{
+		{Contrastive{Metric: Manhattan, Margin: 99}, pairs}, {Contrastive{Metric: Euclidean, Margin: 99}, pairs}, {CoSENT{Metric: Angle}, pairs}, {MegaBatchMargin{}, pairs},
+		{Triplet{Metric: Manhattan}, triples}, {InfoNCE{Hardness: HardNegatives, HardnessStrength: 1}, triples}, {TeacherEmbedding{}, &single}, {BatchTriplet{}, &single},
+	} {
+		a := newArena(t, s, c.l.Memory(c.b.Size()))
+		if _, err := c.l.Compute(s, a, c.b); err != nil {
+			t.Errorf("%T: %v", c.l, err)
+		}
+		if err := s.Sync(); err != nil {
+			t.Errorf("%T: %v", c.l, err)
+		}
+		a.Free()
+	}
+}
+
 // A batch takes some of the dimensions: which, follows from its number alone, and each comes as often as the others.
 func TestMatryoshkaDraws(t *testing.T) {
 	s, _ := ref.New().OpenStream()
