@@ -37,6 +37,7 @@ type store struct {
 	lists   bool // but those who list
 	whole   bool // it knows no ranges
 	mute    bool // it lists nothing
+	silent  bool // it sends nothing of an object
 }
 
 func newStore(t *testing.T) *store {
@@ -114,6 +115,10 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", fmt.Sprint(len(v)-at))
 			w.WriteHeader(http.StatusPartialContent)
 			v = v[at:]
+		}
+		if s.silent && r.Method == http.MethodGet {
+			<-r.Context().Done()
+			return
 		}
 		if s.cut > 0 {
 			s.cut--
@@ -371,8 +376,8 @@ func TestBrokenConnections(t *testing.T) {
 			t.Errorf("%s: %q after %d connections", name, b, s.gets)
 		}
 	}
-	s.objects["mute"], silence = "0", time.Nanosecond
-	if _, err := Fetch(t.Context(), "s3://bucket/mute"); err == nil || !strings.HasSuffix(err.Error(), "broke 5 times after byte 0 of 1: the store has sent nothing for 1ns") {
+	s.objects["mute"], s.silent, silence = "0", true, 20*time.Millisecond
+	if _, err := Fetch(t.Context(), "s3://bucket/mute"); err == nil || !strings.HasSuffix(err.Error(), "broke 5 times after byte 0 of 1: the store has sent nothing for 20ms") {
 		t.Error(err)
 	}
 }
