@@ -42,7 +42,7 @@ func TestSignals(t *testing.T) {
 		t.Fatal(err)
 	}
 	caught := make(chan os.Signal, 1)
-	signal.Notify(caught, syscall.SIGHUP) // a program that is begun by one that catches it does not ignore it, whatever the tests were begun with
+	signal.Notify(caught, syscall.SIGHUP, syscall.SIGINT) // a program that is begun by one that catches them does not ignore them, whatever the tests were begun with
 	defer signal.Stop(caught)
 	const interrupted = "begun\ncontraflow prep: interrupted; what is written so far does not count as complete\n"
 	for _, c := range []struct {

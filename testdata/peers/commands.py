@@ -106,7 +106,7 @@ def draw(seed):
     said += one([], [f"--query_instruction_for_{task}", "bird "], [f"--query_instruction_for_{task}", "bird", "--query_instruction_format", "{} fish {}"])
     said += one([], [f"--passage_instruction_for_{task}", "road "]) + one([], ["--knowledge_distillation", "True"])
     if kind == "reranker":
-        return kind, one(*families), said + ["--query_max_len", 20, "--passage_max_len", 20]
+        return kind, one(*[f for f in families if f not in drawn.NOT["cross"]]), said + ["--query_max_len", 20, "--passage_max_len", 20]
     said += ["--temperature", one(0.02, 0.05, 0.5)] + one(["--query_max_len", 40, "--passage_max_len", 40], ["--query_max_len", 7, "--passage_max_len", 9])
     if files == 1 and f"--query_instruction_for_{task}" in said:  # without one queries begin with the word None
         said += one([], ["--same_dataset_within_batch", "True"])
@@ -116,7 +116,7 @@ def draw(seed):
     if kind == "decoder":
         return kind, one(*language), said + ["--sentence_pooling_method", one("last_token", "mean")]
     said += ["--sentence_pooling_method", one("cls", "mean")] + one([], ["--sub_batch_size", 3]) + one([], ["--pad_to_multiple_of", 8])
-    return kind, one(*families), said + one(["--normalize_embeddings", "False"], ["--use_mrl", "True", "--mrl_dims", 32, 8], [])
+    return kind, one(*[f for f in families if f not in ("t5", *drawn.CAUSAL)]), said + one(["--normalize_embeddings", "False"], ["--use_mrl", "True", "--mrl_dims", 32, 8], [])
 
 
 def train(seed):

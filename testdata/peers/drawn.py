@@ -15,13 +15,16 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from sentence_transformers.sparse_encoder import losses as S
 
 WORDS = "river stone bread water fire wind rain bird fish road".split()
+HEADS = ("bert", "distilbert", "modernbert", "roberta", "xlm-roberta")  # whose heads for masked language modelling contraflow knows, but for mpnet's
+CAUSAL = ("qwen3", "llama", "gemma3")
+NOT = {"cross": ("t5", "nomic", "eurobert"), "vectors": ("electra", "mpnet", "t5")}  # families of which no such kind is trained
 NUMBERS = ("label", "labels", "score")  # columns that are no texts
 
 
 def families(tok):
     """Writes a folder of each, without dropout, whose numbers are drawn otherwise there."""
     shape = {"vocab_size": len(tok), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 48, "initializer_range": 0.2}
-    still = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     marks = {"pad_token_id": tok.pad_token_id, "bos_token_id": tok.cls_token_id, "eos_token_id": tok.sep_token_id}
     torch.manual_seed(1)
     made = {
@@ -31,6 +34,17 @@ def families(tok):
         "modernbert": T.ModernBertForMaskedLM(T.ModernBertConfig(**shape, **marks, cls_token_id=tok.cls_token_id, sep_token_id=tok.sep_token_id, local_attention=8, attn_implementation="eager")),
         "distilbert": T.DistilBertForMaskedLM(T.DistilBertConfig(
             vocab_size=len(tok), dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=48, initializer_range=0.2, dropout=0, attention_dropout=0, seq_classif_dropout=0)),
+        "roberta": T.RobertaForMaskedLM(T.RobertaConfig(**shape, **still, **marks)),
+        "xlm-roberta": T.XLMRobertaForMaskedLM(T.XLMRobertaConfig(**shape, **still, **marks)),
+        "deberta": T.DebertaV2ForMaskedLM(T.DebertaV2Config(
+            **shape, **still, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"], share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0, position_biased_input=False, pooler_dropout=0, pad_token_id=tok.pad_token_id)),
+        "ernie": T.ErnieForMaskedLM(T.ErnieConfig(**shape, **still)),
+        "qwen3": T.Qwen3ForCausalLM(T.Qwen3Config(**shape, **marks, num_key_value_heads=1, head_dim=8)),
+        "llama": T.LlamaForCausalLM(T.LlamaConfig(**shape, **marks, num_key_value_heads=1)),
+        "gemma3": T.Gemma3ForCausalLM(T.Gemma3TextConfig(**shape, **marks, num_key_value_heads=1, head_dim=8, sliding_window=6, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"], attn_implementation="eager")),
+        "nomic": T.NomicBertForMaskedLM(T.NomicBertConfig(**shape, **still, **marks)),
+        "eurobert": T.EuroBertForMaskedLM(T.EuroBertConfig(**shape, **marks, num_key_value_heads=1, mask_token_id=tok.mask_token_id)),
+        "t5": T.T5EncoderModel(T.T5Config(vocab_size=len(tok), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0, classifier_dropout=0, pad_token_id=tok.pad_token_id, eos_token_id=tok.sep_token_id, decoder_start_token_id=0)),
     }  # fmt: skip
     for name, model in made.items():
         model.save_pretrained(name)
@@ -43,7 +57,7 @@ class Draw:
         self.random = random.Random(seed)
         self.rows = self.one(6, 8, 12)
         self.kind = self.one("dense", "dense", "dense", "cross", "sparse", "vectors")
-        self.family = self.one(*[f for f in families if self.kind in ("dense", "cross") or f not in ("electra", "mpnet")])
+        self.family = self.one(*[f for f in families if (f in HEADS if self.kind == "sparse" else f not in NOT.get(self.kind, ()))])
         self.others = self.one(0, 1, 2, 3)  # negatives of a row
         torch.manual_seed(seed)
 
@@ -88,7 +102,7 @@ class Draw:
     def model(self):
         if self.kind != "dense":
             return {"cross": st.CrossEncoder, "sparse": st.SparseEncoder, "vectors": st.MultiVectorEncoder}[self.kind](self.family, device="cpu")
-        modules = [Transformer(self.family), Pooling(32, pooling_mode=self.one("mean", "cls")), *self.one([], [], [Normalize()])]
+        modules = [Transformer(self.family), Pooling(32, pooling_mode=self.one("mean", "lasttoken" if self.family in CAUSAL else "cls")), *self.one([], [], [Normalize()])]
         options = self.maybe(similarity_fn_name=["cosine", "dot"], prompts=[{"query": "fish ", "document": "road "}])
         return st.SentenceTransformer(modules=modules, device="cpu", **options)
 
@@ -217,8 +231,10 @@ class Draw:
             first, rows = loss, {"first": rows, "second": more}
             loss = lambda m: {"first": first(m), "second": second(m)}
         if self.one(False, False, False, True):
-            for name, p in model.named_parameters():
-                p.requires_grad = not (".embeddings" in name or "relative_attention_bias" in name or ".layer.0." in name or ".layers.0." in name)
+            for name, p in model.named_parameters(remove_duplicate=False):
+                lowest = ".block.0." in name if ".block." in name else ".layer.0." in name or ".layers.0." in name
+                if lowest or any(below in name for below in (".embeddings", ".embed_tokens", ".shared", "relative_attention_bias", "encoder.rel_embeddings", "encoder.LayerNorm")):
+                    p.requires_grad = False
         said = self.arguments(rows)
         if isinstance(rows, datasets.Dataset) and "docs" in rows.column_names:  # means over a batch's documents, or pairs of them
             said.pop("gradient_accumulation_steps", None)

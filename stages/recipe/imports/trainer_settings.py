@@ -77,7 +77,10 @@ def model(of, folder):
     adapted = next((m for m in of.modules() if getattr(m, "peft_config", None)), None)
     if adapted is None:
         elsewhere = {id(p) for m in of.modules() if type(m).__name__ == "SparseStaticEmbedding" for p in m.parameters()}  # whose folder says so
-        frozen, training = [[name for name, p in of.named_parameters() if p.requires_grad == trains and id(p) not in elsewhere] for trains in (False, True)]
+        names = {}
+        for name, p in of.named_parameters(remove_duplicate=False):  # one that has two is named by the embeddings that it is
+            names[id(p)] = name if "embed" in name else names.get(id(p), name)
+        frozen, training = [[names[id(p)] for p in of.parameters() if p.requires_grad == trains and id(p) not in elsewhere] for trains in (False, True)]
         if frozen:
             said |= {"frozen": frozen, "training": training}
     else:
