@@ -87,12 +87,17 @@ func (e Evaluation) String() string {
 // mixedMean is the metric of tasks that have different ones.
 const mixedMean = "mean"
 
-func (x *Run) evalText() embedder.Text {
-	return embedder.Text{
+// evalText is how a task's texts are read.
+func (x *Run) evalText(t *task) embedder.Text {
+	text := embedder.Text{
 		Tokenizer: x.tok, QueryLength: x.text.QueryLength, DocumentLength: x.text.DocumentLength,
 		QueryPrompt: x.text.QueryPrompt, DocumentPrompt: x.text.DocumentPrompt, Weighed: x.text.Weighed,
 		Fusion: x.Recipe.fusion(),
 	}
+	if t.prompts != nil {
+		text.QueryPrompt, text.DocumentPrompt = t.prompts.Query, t.prompts.Document
+	}
+	return text
 }
 
 // evaluates tells whether there is something to measure the model on.
@@ -323,20 +328,21 @@ func (x *Run) BM25(ctx context.Context) (*evaluate.Result, error) {
 }
 
 // scores are the model's of a task's pairs, by each of cuts; on ranks but the first it returns nil.
-func (x *Run) scores(ctx context.Context, engine *embedder.Engine, s *scoring.Task, cuts []int) ([][]float64, error) {
+func (x *Run) scores(ctx context.Context, engine *embedder.Engine, t *task, cuts []int) ([][]float64, error) {
+	s := t.scored
 	switch {
 	case x.reranker != nil:
 		scores, err := reranker.ScorePairs(ctx, engine, x.text.Pairs[0], s.A, s.B)
 		return slices.Repeat([][]float64{scores}, len(cuts)), err // which has nothing to cut
 	case s.Asked:
-		return x.evalText().Relevance(ctx, engine, s.A, s.B, cuts...)
+		return x.evalText(t).Relevance(ctx, engine, s.A, s.B, cuts...)
 	}
-	return x.evalText().Similarity(ctx, engine, s.A, s.B, cuts...)
+	return x.evalText(t).Similarity(ctx, engine, s.A, s.B, cuts...)
 }
 
 // score is rank of a task of pairs.
 func (x *Run) score(ctx context.Context, engine *embedder.Engine, t *task, cuts []int) (all []measured, err error) {
-	each, err := x.scores(ctx, engine, t.scored, cuts)
+	each, err := x.scores(ctx, engine, t, cuts)
 	if err != nil || !x.Main() {
 		return nil, err
 	}

@@ -96,7 +96,7 @@ func TestPartsLearned(t *testing.T) {
 			t.Fatal(err)
 		}
 		said := strings.Join(notes, "\n")
-		if got := x.evalText().Fusion; !maps.Equal(got, c.want) || strings.Contains(said, "evaluation compares texts") != (c.note != "") || !strings.Contains(said, c.note) {
+		if got := x.evalText(&x.tasks[0]).Fusion; !maps.Equal(got, c.want) || strings.Contains(said, "evaluation compares texts") != (c.note != "") || !strings.Contains(said, c.note) {
 			t.Errorf("%q: %v and %q, want %v and %q", c.sets, got, said, c.want, c.note)
 		}
 		if err := x.Close(); err != nil {

@@ -252,7 +252,7 @@ func (x *Run) evaluationMemory() int64 {
 			measuring = max(measuring, t.retrieval.Memory(&embedder.Engine{Model: m, Cut: t.cut}, query, document))
 		}
 		if t.scored != nil {
-			measuring = max(measuring, x.evalText().Memory(m, t.scored.A, query, document))
+			measuring = max(measuring, x.evalText(&t).Memory(m, t.scored.A, query, document))
 		}
 	}
 	for _, h := range x.heldOut {

@@ -137,7 +137,6 @@ func (c *checker) checkNano(r *Recipe) {
 			c.require(n.Top == 0 && !n.Found, key, "top and found are of a reranker, which ranks what BM25 has found: an embedder ranks all documents")
 			continue
 		}
-		c.require(n.Prompts == nil, key+".prompts", "are for embedders: a reranker has those of data.train")
 		c.checkCandidateMeasure(r.Eval)
 	}
 }

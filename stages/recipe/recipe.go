@@ -268,7 +268,8 @@ type Paraphrases struct {
 	Texts string `yaml:"texts" path:"~"`
 	Pairs string `yaml:"pairs" path:"~"` // of their ids, as qrels are
 
-	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
+	Prompts    *Prompts `yaml:"prompts,omitempty"`    // as a Retrieval's
+	Dimensions Cuts     `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // Rerank is a retrieval task of which BM25's first documents are reranked.
@@ -288,7 +289,8 @@ type STS struct {
 	B     string `yaml:"b"`
 	Score string `yaml:"score"`
 
-	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
+	Prompts    *Prompts `yaml:"prompts,omitempty"`    // as a Retrieval's
+	Dimensions Cuts     `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // PairClassification are pairs of texts with labels: 1 or true of those that belong together, 0 or false of others.
@@ -299,7 +301,8 @@ type PairClassification struct {
 	B     string `yaml:"b"`
 	Label string `yaml:"label"`
 
-	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
+	Prompts    *Prompts `yaml:"prompts,omitempty"`    // as a Retrieval's
+	Dimensions Cuts     `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // Triplets are queries with a document that each is to be nearer to than to another.
@@ -311,7 +314,8 @@ type Triplets struct {
 	Negative string  `yaml:"negative"`
 	Margin   float64 `yaml:"margin,omitempty"` // by which it is to be nearer, at least 0
 
-	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
+	Prompts    *Prompts `yaml:"prompts,omitempty"`    // as a Retrieval's
+	Dimensions Cuts     `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 // Candidates are queries, a row each, with texts to rank.
@@ -324,7 +328,8 @@ type Candidates struct {
 	Documents string `yaml:"documents,omitempty"` // all candidates, in an order of theirs, which is measured too
 	Found     bool   `yaml:"found,omitempty"`     // positives that are not among documents have been missed: they are not ranked
 
-	Dimensions Cuts `yaml:"dimensions,omitempty"` // that embeddings are cut to
+	Prompts    *Prompts `yaml:"prompts,omitempty"`    // as a Retrieval's
+	Dimensions Cuts     `yaml:"dimensions,omitempty"` // that embeddings are cut to
 }
 
 type Save struct {

@@ -681,7 +681,7 @@ save: {dir: ~/runs/mine}
 		t.Fatal(err)
 	}
 	got := fmt.Sprint(r.Model.Path, r.Data.Train[0].Path, r.Data.Train[0].Query, r.Loss.Guide.Path, r.Eval.Retrieval, r.Eval.STS, r.Save.Dir)
-	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a   <nil> []} {b H/q H/c H/r <nil> []}] [{ H/s a b s []}] H/runs/other", "H", home)
+	want := strings.ReplaceAll("H/models/start[H/a/*.parquet b~/~]~/qH/guide[{ H/beir/a   <nil> []} {b H/q H/c H/r <nil> []}] [{ H/s a b s <nil> []}] H/runs/other", "H", home)
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -460,6 +460,75 @@ func TestRetrievalPrompts(t *testing.T) {
 	}
 }
 
+// Those of any other task are too, of an embedder that reads some texts as documents and of a model of vectors.
+func TestTaskPrompts(t *testing.T) {
+	j := newJob(t, 20)
+	_, _, sets := j.pairFiles(t)
+	_, _, _, candidates := j.candidates(t)
+	var texts, pairs strings.Builder
+	for i, w := range j.words[:9] {
+		fmt.Fprintf(&texts, "{\"id\": %d, \"text\": %q}\n", i, w)
+		fmt.Fprintf(&pairs, "{\"query_id\": %d, \"doc_id\": %d, \"relevance\": 1}\n", i, (i+4)%9)
+	}
+	for name, text := range map[string]string{"texts.jsonl": texts.String(), "pairs.jsonl": pairs.String()} {
+		if err := os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mined := fmt.Sprintf("eval.paraphrases={texts: %q, pairs: %q}", filepath.Join(j.dir, "texts.jsonl"), filepath.Join(j.dir, "pairs.jsonl"))
+	query, document := fmt.Sprintf("query: %q", j.words[9]+" "), fmt.Sprintf("document: %q", j.words[3]+" ")
+	for kind, sets := range map[string][]string{"embedder": append(sets, candidates, mined), "multi_vector": append(sets, candidates)} {
+		measured := func(training, own string) (all []string) {
+			more := []string{"save.dir=" + j.dir, "model.kind=" + kind, "data.train.0.prompts={" + training + "}"}
+			for _, set := range sets {
+				said := own
+				if kind == "embedder" && (set == mined || strings.Contains(set, "a: a")) {
+					said = strings.Replace(own, ", "+document, "", 1)
+				}
+				more = append(more, strings.ReplaceAll(set, "{", "{"+said))
+			}
+			x := j.opened(t, more)
+			ev, err := x.evaluate(t.Context(), &embedder.Engine{Model: x.model, Stream: x.stream})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, task := range ev.Tasks {
+				js, _ := json.Marshal(task)
+				all = append(all, string(js))
+			}
+			return all
+		}
+		both := query + ", " + document
+		others := measured("document: no", "")
+		want, got := measured(both, ""), measured("document: no", "prompts: {"+both+"}, ")
+		same := 0
+		for i := range others {
+			if got[i] != want[i] {
+				t.Errorf("%s: %s, where these prompts train %s", kind, got[i], want[i])
+			}
+			if got[i] == others[i] {
+				same++
+			}
+		}
+		if same > 1 { // how many triplets are right is a coarse measure
+			t.Errorf("%s: %v, and with other prompts %v", kind, got, others)
+		}
+	}
+	for set, want := range map[string]string{
+		"eval.sts={path: p, a: a, b: b, score: s, prompts: {document: d}}":                    "eval.sts.prompts: document is of none of its texts",
+		"eval.paraphrases={texts: t, pairs: p, prompts: {document: d}}":                       "eval.paraphrases.prompts: document is of none of its texts",
+		"eval.triplets={path: p, query: q, positive: p, negative: n, prompts: {positive: x}}": "eval.triplets.prompts: positive and negative are for training",
+	} {
+		if _, err := Parse("job", []byte(j.text), []string{"save.dir=x", set}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", set, err)
+		}
+	}
+	set := "eval.candidates={path: p, query: q, positive: p, negative: n, prompts: {query: q}}"
+	if _, err := Parse("job", []byte(j.text), []string{"save.dir=x", "model.kind=reranker", "data.train.0.negatives=[p]", set}); err == nil || !strings.Contains(err.Error(), "eval.candidates.prompts: are for embedders") {
+		t.Error(err)
+	}
+}
+
 // Pairs are compared by the first dimensions of their embeddings where a task says so, and by all in the next one.
 func TestDimensions(t *testing.T) {
 	j := newJob(t, 20)

@@ -120,8 +120,8 @@ func (e Eval) tasks() (all []task) {
 			all = append(all, t)
 		}
 	}
-	scored := func(kind *scoring.Kind, i, n int, name string, cuts Cuts, s scoring.Source) {
-		t := task{key: taskKey(kind.Key, i, n), from: shortPath(s.Path), files: []string{s.Path}, kind: kind, source: s}
+	scored := func(kind *scoring.Kind, i, n int, name string, prompts *Prompts, cuts Cuts, s scoring.Source) {
+		t := task{key: taskKey(kind.Key, i, n), from: shortPath(s.Path), files: []string{s.Path}, prompts: prompts, kind: kind, source: s}
 		if name != "" {
 			t.from = name + ": " + t.from
 		}
@@ -145,21 +145,21 @@ func (e Eval) tasks() (all []task) {
 		add(t, r.Name, nil)
 	}
 	for i, s := range e.STS {
-		scored(scoring.STS, i, len(e.STS), s.Name, s.Dimensions, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
+		scored(scoring.STS, i, len(e.STS), s.Name, s.Prompts, s.Dimensions, scoring.Source{Path: s.Path, Columns: []string{s.A, s.B, s.Score}})
 	}
 	for i, p := range e.Paraphrases {
 		t := ranked("paraphrases", i, len(e.Paraphrases), p.Texts, p.Texts, p.Pairs)
-		t.load, t.mined = paraphrases(t.load), true
+		t.load, t.mined, t.prompts = paraphrases(t.load), true, p.Prompts
 		add(t, p.Name, p.Dimensions)
 	}
 	for i, p := range e.PairClassification {
-		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, p.Dimensions, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
+		scored(scoring.PairClassification, i, len(e.PairClassification), p.Name, p.Prompts, p.Dimensions, scoring.Source{Path: p.Path, Columns: []string{p.A, p.B, p.Label}})
 	}
 	for i, t := range e.Triplets {
-		scored(scoring.Triplets, i, len(e.Triplets), t.Name, t.Dimensions, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
+		scored(scoring.Triplets, i, len(e.Triplets), t.Name, t.Prompts, t.Dimensions, scoring.Source{Path: t.Path, Columns: []string{t.Query, t.Positive, t.Negative}, Margin: t.Margin})
 	}
 	for i, c := range e.Candidates {
-		scored(scoring.Candidates, i, len(e.Candidates), c.Name, c.Dimensions, scoring.Source{
+		scored(scoring.Candidates, i, len(e.Candidates), c.Name, c.Prompts, c.Dimensions, scoring.Source{
 			Path: c.Path, Columns: []string{c.Query, c.Positive, c.Negative}, Documents: c.Documents, Found: c.Found, Measures: e.candidateMeasures(),
 		})
 	}
@@ -199,7 +199,7 @@ func (c *checker) checkTasks(e Eval, kind string) {
 		}
 		c.require(!t.mined || kind == "embedder", t.key, "is for a model.kind: embedder")
 		c.require(t.cut == 0 || t.cut > 0 && kind == "embedder", t.key+".dimensions", "is %d, want at least 1, of the embeddings of a model.kind: embedder", t.cut)
-		c.require(t.prompts == nil || t.prompts.Positive+t.prompts.Negative == "", t.key+".prompts", "positive and negative are for training: queries and documents are measured")
+		c.checkTaskPrompts(t, kind)
 		if t.of != "" {
 			continue // checkNano did
 		}
@@ -223,6 +223,18 @@ func (c *checker) checkTasks(e Eval, kind string) {
 		}
 		c.fail("eval.metric", "%v%s; or loss, of the rows of eval.loss", err, also)
 	}
+}
+
+// checkTaskPrompts refuses prompts that nothing would have.
+func (c *checker) checkTaskPrompts(t task, kind string) {
+	if t.prompts == nil {
+		return
+	}
+	key := t.key + ".prompts"
+	c.require(kind != "reranker", key, "are for embedders: a reranker has those of data.train")
+	c.require(t.prompts.Positive+t.prompts.Negative == "", key, "positive and negative are for training: queries and documents are measured")
+	alike := kind == "embedder" && (t.mined || t.kind != nil && !t.kind.Asked)
+	c.require(!alike || t.prompts.Document == "", key, "document is of none of its texts: all are read as queries are")
 }
 
 // checkTask checks one that is none of NanoBEIR.
@@ -342,10 +354,7 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	if note := t.data.Note(); note != "" {
 		x.obs.note("%s: %s", t.at(), note)
 	}
-	text := x.evalText()
-	if t.prompts != nil {
-		text.QueryPrompt, text.DocumentPrompt = t.prompts.Query, t.prompts.Document
-	}
+	text := x.evalText(t)
 	if t.rerank != nil { // which reads pairs
 		text = embedder.Text{}
 	}

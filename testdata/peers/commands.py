@@ -116,7 +116,7 @@ def draw(seed):
     if kind == "decoder":
         return kind, one(*language), said + ["--sentence_pooling_method", one("last_token", "mean")]
     said += ["--sentence_pooling_method", one("cls", "mean")] + one([], ["--sub_batch_size", 3]) + one([], ["--pad_to_multiple_of", 8])
-    return kind, one(*[f for f in families if f not in ("t5", *drawn.CAUSAL)]), said + one(["--normalize_embeddings", "False"], ["--use_mrl", "True", "--mrl_dims", 32, 8], [])
+    return kind, one(*[f for f in families if f not in ("t5", *drawn.CAUSAL, *drawn.SCORES)]), said + one(["--normalize_embeddings", "False"], ["--use_mrl", "True", "--mrl_dims", 32, 8], [])
 
 
 def train(seed):

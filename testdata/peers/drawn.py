@@ -8,16 +8,21 @@ import sentence_transformers as st
 import torch
 import transformers as T
 from sentence_transformers import util
+from sentence_transformers.cross_encoder import evaluation as CE
 from sentence_transformers.cross_encoder import losses as C
+from sentence_transformers.multi_vector_encoder import evaluation as VE
 from sentence_transformers.multi_vector_encoder import losses as V
+from sentence_transformers.sentence_transformer import evaluation as E
 from sentence_transformers.sentence_transformer import losses as L
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from sentence_transformers.sparse_encoder import evaluation as SE
 from sentence_transformers.sparse_encoder import losses as S
 
 WORDS = "river stone bread water fire wind rain bird fish road".split()
 HEADS = ("bert", "distilbert", "modernbert", "roberta", "xlm-roberta")  # whose heads for masked language modelling contraflow knows, but for mpnet's
 CAUSAL = ("qwen3", "llama", "gemma3")
-NOT = {"cross": ("t5", "nomic", "eurobert"), "vectors": ("electra", "mpnet", "t5")}  # families of which no such kind is trained
+SCORES = tuple(f"{family}-scores" for family in CAUSAL)  # those with a head for one
+NOT = {"dense": SCORES, "vectors": ("electra", "mpnet", "t5", *SCORES), "cross": ("t5", "nomic", "eurobert", *CAUSAL)}  # families of which no such kind is trained
 NUMBERS = ("label", "labels", "score")  # columns that are no texts
 
 
@@ -26,6 +31,8 @@ def families(tok):
     shape = {"vocab_size": len(tok), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 48, "initializer_range": 0.2}
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     marks = {"pad_token_id": tok.pad_token_id, "bos_token_id": tok.cls_token_id, "eos_token_id": tok.sep_token_id}
+    decoder = shape | marks | {"num_key_value_heads": 1}
+    gemma = {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"], "attn_implementation": "eager"}
     torch.manual_seed(1)
     made = {
         "bert": T.BertForMaskedLM(T.BertConfig(**shape, **still)),
@@ -39,9 +46,9 @@ def families(tok):
         "deberta": T.DebertaV2ForMaskedLM(T.DebertaV2Config(
             **shape, **still, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"], share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0, position_biased_input=False, pooler_dropout=0, pad_token_id=tok.pad_token_id)),
         "ernie": T.ErnieForMaskedLM(T.ErnieConfig(**shape, **still)),
-        "qwen3": T.Qwen3ForCausalLM(T.Qwen3Config(**shape, **marks, num_key_value_heads=1, head_dim=8)),
-        "llama": T.LlamaForCausalLM(T.LlamaConfig(**shape, **marks, num_key_value_heads=1)),
-        "gemma3": T.Gemma3ForCausalLM(T.Gemma3TextConfig(**shape, **marks, num_key_value_heads=1, head_dim=8, sliding_window=6, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"], attn_implementation="eager")),
+        "qwen3": T.Qwen3ForCausalLM(T.Qwen3Config(**decoder, head_dim=8)), "qwen3-scores": T.Qwen3ForSequenceClassification(T.Qwen3Config(**decoder, head_dim=8, num_labels=1)),
+        "llama": T.LlamaForCausalLM(T.LlamaConfig(**decoder)), "llama-scores": T.LlamaForSequenceClassification(T.LlamaConfig(**decoder, num_labels=1)),
+        "gemma3": T.Gemma3ForCausalLM(T.Gemma3TextConfig(**decoder, **gemma)), "gemma3-scores": T.Gemma3TextForSequenceClassification(T.Gemma3TextConfig(**decoder, **gemma, num_labels=1)),
         "nomic": T.NomicBertForMaskedLM(T.NomicBertConfig(**shape, **still, **marks)),
         "eurobert": T.EuroBertForMaskedLM(T.EuroBertConfig(**shape, **marks, num_key_value_heads=1, mask_token_id=tok.mask_token_id)),
         "t5": T.T5EncoderModel(T.T5Config(vocab_size=len(tok), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0, classifier_dropout=0, pad_token_id=tok.pad_token_id, eos_token_id=tok.sep_token_id, decoder_start_token_id=0)),
@@ -57,8 +64,9 @@ class Draw:
         self.random = random.Random(seed)
         self.rows = self.one(6, 8, 12)
         self.kind = self.one("dense", "dense", "dense", "cross", "sparse", "vectors")
-        self.family = self.one(*[f for f in families if (f in HEADS if self.kind == "sparse" else f not in NOT.get(self.kind, ()))])
+        self.family = self.one(*[f for f in families if (f in HEADS if self.kind == "sparse" else f not in NOT[self.kind])])
         self.others = self.one(0, 1, 2, 3)  # negatives of a row
+        self.guiding = None  # options of guides, which are all datasets'
         torch.manual_seed(seed)
 
     def one(self, *options):
@@ -127,6 +135,7 @@ class Draw:
             return self.shorter(lambda m: make(m, **options, **cached)), self.pairs()
         if of == "guided":
             options = self.maybe(temperature=[0.05, 0.2], margin=[0.05, 0.1], margin_strategy=["absolute", "relative"], contrast_anchors=[False], contrast_positives=[False])
+            options = self.guiding = options if self.guiding is None else self.guiding
             cached = self.one({}, {"mini_batch_size": 3})
             make = L.CachedGISTEmbedLoss if cached else L.GISTEmbedLoss
             return self.shorter(lambda m: make(m, st.SentenceTransformer(self.family, device="cpu"), **options, **cached)), self.pairs(3 if cached else 1)
@@ -200,6 +209,44 @@ class Draw:
             (V.MultiVectorMultipleNegativesRankingLoss, self.pairs()), (V.CachedMultiVectorMultipleNegativesRankingLoss, self.pairs()),
             (V.MultiVectorDistillKLDivLoss, self.taught(3, 2)), (V.MultiVectorMarginMSELoss, self.margins()))  # fmt: skip
 
+    def sample(self, documents):
+        """A query, its positives and others; or all candidates, of which a positive may be missing."""
+        texts = list(dict.fromkeys(self.texts(9)))
+        query, positives, others = texts[0], texts[1 : 2 + len(texts) % 3], texts[4:]
+        if documents:
+            all = others + positives[self.one(0, 1) :]
+            return {"query": query, "positive": positives, "documents": self.random.sample(all, len(all))}
+        return {"query": query, "positive": positives, "negative": others}
+
+    def evaluator(self, model):
+        kinds, more = {"dense": (E, ""), "sparse": (SE, "Sparse"), "vectors": (VE, "MultiVector"), "cross": (CE, "CrossEncoder")}, self.maybe(name=["x"])
+        of, n = lambda name: getattr(kinds[self.kind][0], kinds[self.kind][1] + name + "Evaluator"), self.random.randint(4, 14)
+        if self.kind == "cross":
+            if self.one(True, False):
+                return of("Correlation")(list(zip(self.texts(n), self.texts(n))), self.numbers(n), **more)
+            documents = self.one(True, False)
+            return of("Reranking")([self.sample(documents) for _ in range(n)], always_rerank_positives=self.one(True, not documents), **more)
+        if self.kind == "dense":
+            more |= self.maybe(truncate_dim=[3, 16])
+        paraphrases = ["paraphrases"] if self.kind == "dense" and model.similarity_fn_name == "cosine" else []  # as it always compares
+        alike = {"dense": ["sts", "pairs", *paraphrases], "sparse": ["sts", "pairs"], "vectors": []}[self.kind]
+        task = self.one("retrieval", "triplets", "candidates", *alike)
+        if task == "retrieval":
+            corpus = {f"d{i}": text for i, text in enumerate(self.texts(3 * n))}
+            judged = {f"q{i}": set(self.random.sample(list(corpus), self.random.randint(1, 4))) for i in range(n)}
+            return of("InformationRetrieval")(dict(zip(judged, self.texts(n))), corpus, judged, **more, **self.maybe(query_prompt=["wind "], corpus_prompt=["rain fish "]))
+        if task == "triplets":
+            return of("Triplet")(self.texts(n), self.texts(n), self.texts(n), **more)
+        if task == "candidates":
+            compare = {} if self.kind == "vectors" else {"similarity_fct": util.dot_score if model.similarity_fn_name == "dot" else util.cos_sim}
+            return of("Reranking")([self.sample(documents=False) for _ in range(n)], **compare, **more)
+        if task == "sts":
+            return of("EmbeddingSimilarity")(self.texts(n), self.texts(n), self.numbers(n), **more)
+        if task == "pairs":
+            return of("BinaryClassification")(self.texts(n), self.texts(n), [i % 2 for i in range(n)], **more)
+        texts = {str(i): text for i, text in enumerate(self.texts(3 * n))}
+        return E.ParaphraseMiningEvaluator(texts, [(str(i), str(i + 1)) for i in range(0, 3 * n - 1, 2)], **more)
+
     def arguments(self, rows):
         first = rows["first"] if isinstance(rows, dict) else rows
         columns = [c for c in first.column_names if c not in NUMBERS and c != "docs"]
@@ -223,7 +270,7 @@ class Draw:
         return said
 
     def trainer(self):
-        """A model, its data, its loss of the model, and more of its trainer's arguments."""
+        """A model, its data, its loss of the model, more of its trainer's arguments, and an evaluator."""
         model = self.model()
         loss, rows = self.loss()
         if self.kind in ("dense", "cross") and self.one(False, False, True):
@@ -238,4 +285,4 @@ class Draw:
         said = self.arguments(rows)
         if isinstance(rows, datasets.Dataset) and "docs" in rows.column_names:  # means over a batch's documents, or pairs of them
             said.pop("gradient_accumulation_steps", None)
-        return model, rows, loss, said
+        return model, rows, loss, said, self.evaluator(model)

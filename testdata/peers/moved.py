@@ -197,6 +197,17 @@ def outputs(model):
     return [given.to_dense() if given.is_sparse else given]
 
 
+def figures(of, model):
+    """An evaluator's, by the names that they have in metrics.jsonl."""
+    found = {}
+    for key, value in of(model).items():
+        if isinstance(model, st.CrossEncoder) and "pearson" in key:  # of scores behind a sigmoid
+            continue
+        parts = [p for p in key.removeprefix(f"{of.name}_").split("_") if p not in ("cosine", "dot")]
+        found["_".join(parts).replace("maxsim_", "").replace("average_precision", "ap")] = float(value)
+    return found
+
+
 bad = 0
 for name, (make, rows, loss, more, evaluate) in CASES.items():
     more = {"per_device_train_batch_size": ROWS, "learning_rate": 1e-3, "warmup_steps": 1, "max_steps": STEPS} | more
@@ -221,15 +232,17 @@ for name, (make, rows, loss, more, evaluate) in CASES.items():
 first, last = map(int, args.random.split("-"))
 for seed in range(first, last + 1):
     draw = drawn.Draw(seed, known)
-    model, rows, loss, more = draw.trainer()
+    model, rows, loss, more, evaluator = draw.trainer()
     try:
-        ours, theirs, trainer = train(lambda model=model: model, rows, loss, more)
+        ours, theirs, trainer = train(lambda model=model: model, rows, loss, more, evaluator)
         off = max(abs(a - b) / max(abs(b), 1e-3) for (a, _), (b, _) in zip(ours, theirs, strict=True))
         rates = max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True))
         saved = type(model)("here/model", device="cpu", prompts=trainer.model.prompts)  # a run saves those that train
         given = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(outputs(saved), outputs(trainer.model), strict=True))
-        wrong = not (off <= 3e-4 and rates <= 1e-12 and given <= 3e-4)
-        print(f"{f'seed {seed}, {draw.family}':28} {' '.join(f'{a:.5f}' for a, _ in ours[:6])}  off by {off:.1e}, outputs by {given:.1e}{'  WRONG' if wrong else ''}")
+        measured, there = [m for m in map(json.loads, open("here/metrics.jsonl")) if "eval" in m][-1]["eval"], figures(evaluator, saved)
+        both = [(k, measured[k], there[k]) for k in measured.keys() & there.keys()]
+        wrong = not (off <= 3e-4 and rates <= 1e-12 and given <= 3e-4 and both and all(abs(a - b) <= 1e-5 * max(1, abs(b)) for _, a, b in both))
+        print(f"{f'seed {seed}, {draw.family}':28} {' '.join(f'{a:.5f}' for a, _ in ours[:6])}  off by {off:.1e}, outputs by {given:.1e}{f'  WRONG {measured} {there}' if wrong else ''}")
     except Exception:
         wrong = True
         traceback.print_exc()

@@ -16,7 +16,6 @@ func (r *recipe) evaluators() {
 		return // a class's name, of which nothing is known
 	}
 	r.used["evaluator"] = true
-	prompts, trained := r.has("prompts")
 	for _, task := range slices.Sorted(maps.Keys(m)) {
 		all, _ := m[task].([]any)
 		if len(all) == 0 {
@@ -27,6 +26,11 @@ func (r *recipe) evaluators() {
 		case "metric":
 			r.keys["eval.metric"] = plain(fmt.Sprint(all[0]))
 			r.assume("TranslationEvaluator's accuracy is %v: eval.metric, where metric_for_best_model says no other, by which all of eval.retrieval is measured", all[0])
+			continue
+		case "compared":
+			for _, how := range all {
+				r.assume("%v: all tasks here compare as the model does", how)
+			}
 			continue
 		case "other":
 			for _, kind := range all {
@@ -46,8 +50,8 @@ func (r *recipe) evaluators() {
 		} else {
 			r.measured += len(entries)
 		}
-		if trained && task != "loss" && task != "retrieval" {
-			r.assume("texts of evaluators have the prompts that train, %s, in all tasks without prompts of their own; in Python they have none but the model's", show(prompts))
+		if r.pairs && (task == "sts" || task == "pair_classification") {
+			r.assume("eval.%s has the model's scores as they are, without activation_fn, a sigmoid if nobody says another: in another order that puts none, but Pearson's correlation and thresholds are of these", task)
 		}
 		if r.also("eval."+task, entries); r.keys["eval."+task] == "{}" { // all of NanoBEIR's
 			r.keys["eval."+task] = "true"

@@ -23,9 +23,11 @@ func TestEvaluators(t *testing.T) {
     - {path: a, documents: d, found: true, positive: p, query: q}
     - {path: b, negative: "n", positive: p, query: q}
 `,
-		`{"sts": [{"path": "a", "a": "a", "b": "b", "score": "s"}], "triplets": [{"path": "t", "query": "q", "positive": "p", "negative": "n"}]}`: "# assumed: of 2 evaluators the mean counts",
-		`{"sts": [{"name": "sts-64", "path": "a", "a": "a", "b": "b", "score": "s", "dimensions": 64}]}`:                                          `  sts: {name: sts-64, path: a, a: a, b: b, dimensions: 64, score: s}`,
-		`{"retrieval": [{"name": "t-src2trg", "queries": "q", "corpus": "c", "qrels": "r"}], "metric": ["precision@1"]}`:                          `  metric: "precision@1"` + "\n",
+		`{"sts": [{"path": "a", "a": "a", "b": "b", "score": "s"}], "triplets": [{"path": "t", "query": "q", "positive": "p", "negative": "n"}]}`:                       "# assumed: of 2 evaluators the mean counts",
+		`{"sts": [{"name": "sts-64", "path": "a", "a": "a", "b": "b", "score": "s", "dimensions": 64}]}`:                                                                `  sts: {name: sts-64, path: a, a: a, b: b, dimensions: 64, score: s}`,
+		`{"retrieval": [{"name": "t-src2trg", "queries": "q", "corpus": "c", "qrels": "r"}], "metric": ["precision@1"]}`:                                                `  metric: "precision@1"` + "\n",
+		`{"sts": [{"path": "a", "a": "a", "b": "b", "score": "s", "prompts": {"query": "q: "}}]}`:                                                                       `  sts: {path: a, a: a, b: b, prompts: {query: "q: "}, score: s}`,
+		`{"candidates": [{"path": "a", "query": "q", "positive": "p", "negative": "n"}], "compared": ["RerankingEvaluator compares by cos_sim, and the model by dot"]}`: "# assumed: RerankingEvaluator compares by cos_sim, and the model by dot: all tasks here compare as the model does",
 		nano(13): "  nanobeir: true\n",
 		`{"nanobeir": [{"tasks": ["` + strings.Join(dataset.NanoTasks(false)[:12], `", "`) + `"]}]}`: "  nanobeir: {tasks: [" + strings.Join(dataset.NanoTasks(false)[:12], ", ") + "]}\n", // all but one
 		nano(2):          "  nanobeir: {tasks: [nq, msmarco]}\n",
@@ -70,17 +72,19 @@ func TestEvaluatorsMetric(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	delete(s, "eval_dataset")
-	s["prompts"] = map[string]any{"anchor": "q: "}
-	if got := of(""); strings.Contains(got, "have the prompts that train") {
-		t.Errorf("tasks with prompts of their own: %s", got)
-	}
-	s["evaluator"] = map[string]any{"sts": []any{map[string]any{"path": "a", "a": "a", "b": "b", "score": "s"}}}
-	if _, res := convert(t, imports.SentenceTransformers, s, 1); !strings.Contains(res.Recipe, `have the prompts that train, {"anchor":"q: "}`) {
-		t.Errorf("%s", res.Recipe)
-	}
-	delete(s, "prompts")
 	s["metric_for_best_model"], s["evaluator"] = "eval_dev_cosine_ndcg@10", map[string]any{"retrieval": []any{map[string]any{"queries": "q", "corpus": "c", "qrels": "r"}}}
 	if _, res := convert(t, imports.SentenceTransformers, s, 1); strings.Contains(res.Recipe, "is one evaluator's") {
+		t.Errorf("%s", res.Recipe)
+	}
+}
+
+// A CrossEncoder's evaluators see its scores behind activation_fn.
+func TestEvaluatorsOfScores(t *testing.T) {
+	s := imports.Settings{
+		"model": "m", "arguments": "CrossEncoderTrainingArguments", "loss": "MSELoss", "columns": []any{"a", "b", "label"}, "train_dataset": "d.parquet",
+		"evaluator": map[string]any{"sts": []any{map[string]any{"path": "a", "a": "a", "b": "b", "score": "s"}}},
+	}
+	if _, res := convert(t, imports.SentenceTransformers, s, 1); !strings.Contains(res.Recipe, "# assumed: eval.sts has the model's scores as they are, without activation_fn") || len(res.Unknown)+len(res.Without) > 0 {
 		t.Errorf("%s", res.Recipe)
 	}
 }

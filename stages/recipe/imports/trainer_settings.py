@@ -44,7 +44,7 @@ def write(trainer, folder):
         settings["loss"] = {name: loss(of, folder, guides) for name, of in trainer.loss.items()}
     else:
         settings["loss"] = loss(trainer.loss, folder, [])
-    settings["evaluator"] = evaluation(trainer.evaluator, folder, trainer.model)
+    settings["evaluator"] = evaluation(trainer.evaluator, folder, trainer.model, settings.get("prompts"))
     for c in trainer.callback_handler.callbacks:
         if type(c).__name__ == "EarlyStoppingCallback":
             settings["early_stopping_patience"] = c.early_stopping_patience
@@ -179,8 +179,8 @@ def cut_shorter(of, model, how):
     return dims is not None and dims < model.get_embedding_dimension()
 
 
-def evaluation(of, folder, model, all=None):
-    """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names."""
+def evaluation(of, folder, model, trained=None, all=None):
+    """The recipe's eval section of an evaluator, with its data as files; those that there are none of, by their classes' names. trained are the prompts of what trains."""
     all = {} if all is None else all
     kind = type(of).__name__
     unnamed = (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None), "")  # the prompt of what is embedded as neither query nor document
@@ -204,12 +204,17 @@ def evaluation(of, folder, model, all=None):
             called += f"-{len(taken) + 1}"
         all.setdefault(task, []).append(({"name": called} if called and task != "nanobeir" else {}) | entry | shorter)
 
-    def prompts():  # what trains may have others, which evaluators don't have
-        names = model.prompts
-        query = names.get(of.query_prompt_name or "query", unnamed)
-        document = next((names[n] for n in (of.corpus_prompt_name, "document", "passage", "corpus") if n in names), unnamed)
-        said = {"query": query if of.query_prompt is None else of.query_prompt, "document": document if of.corpus_prompt is None else of.corpus_prompt}
+    def prompts():  # of queries and documents
+        its, names = vars(of).get, model.prompts
+        query = names.get(its("query_prompt_name") or "query", unnamed)
+        document = next((names[n] for n in (its("corpus_prompt_name"), "document", "passage", "corpus") if n in names), unnamed)
+        said = {"query": query if its("query_prompt") is None else its("query_prompt"), "document": document if its("corpus_prompt") is None else its("corpus_prompt")}
         return {role: getattr(model, role + "_prefix", "") + text for role, text in said.items()}
+
+    def unlike_training(asked):  # what trains may have others, which evaluators don't have
+        if kind.startswith("CrossEncoder") or not trained and not any((getattr(model, "prompts", None) or {}).values()):
+            return {}
+        return {"prompts": {role: text for role, text in (prompts() if asked else {"query": unnamed}).items() if text}}
 
     def found(queries, corpus, judged, called, prompts):
         ids, texts = zip(*queries)
@@ -219,11 +224,15 @@ def evaluation(of, folder, model, all=None):
         files["qrels"] = file({"query_id": [q for q, _ in judged], "doc_id": [d for _, d in judged], "relevance": [1] * len(judged)}, "qrels")
         add("retrieval", files | {"prompts": {role: text for role, text in prompts.items() if text}}, called)
 
+    def compares(by):
+        if by != {"cosine": "cos_sim", "dot": "dot_score"}.get(getattr(model, "similarity_fn_name", ""), by):
+            all.setdefault("compared", []).append(f"{kind} compares by {by}, and the model by {model.similarity_fn_name}")
+
     if of is None:
         return None
     if kind == "SequentialEvaluator":
         for one in of.evaluators:
-            evaluation(one, folder, model, all)
+            evaluation(one, folder, model, trained, all)
     elif own(of):
         all.setdefault("other", []).append(f"{kind}, which is the script's own")
     elif cut_shorter(of, model, "max_active_dims"):
@@ -234,16 +243,18 @@ def evaluation(of, folder, model, all=None):
         if hasattr(of, "rerank_k"):
             entry |= {"top": of.rerank_k, "found": not of.always_rerank_positives}
         for task in entry.pop("tasks") if isinstance(query or document, dict) else [None]:
-            prompts = {k: p.get(task) if isinstance(p, dict) else p for k, p in [("query", query), ("document", document)] if p}
-            add("nanobeir", entry | ({"tasks": [task]} if task else {}) | ({"prompts": prompts} if prompts else {}))
+            given = {k: p.get(task) if isinstance(p, dict) else p for k, p in [("query", query), ("document", document)] if p}
+            said = prompts() | {k: p for k, p in given.items() if p is not None} if given else {}
+            of_its_own = {"prompts": {k: p for k, p in said.items() if p}} if given else unlike_training(asked=True)
+            add("nanobeir", entry | ({"tasks": [task]} if task else {}) | of_its_own)
     elif kind.endswith("EmbeddingSimilarityEvaluator") or kind == "CrossEncoderCorrelationEvaluator":
-        add("sts", {"path": file(pairs() | {"score": list(of.scores)}), "a": "a", "b": "b", "score": "score"})
+        add("sts", {"path": file(pairs() | {"score": list(of.scores)}), "a": "a", "b": "b", "score": "score"} | unlike_training(asked=False))
     elif kind.endswith("BinaryClassificationEvaluator") or kind == "CrossEncoderClassificationEvaluator":
-        add("pair_classification", {"path": file(pairs() | {"label": list(of.labels)}), "a": "a", "b": "b", "label": "label"})
+        add("pair_classification", {"path": file(pairs() | {"label": list(of.labels)}), "a": "a", "b": "b", "label": "label"} | unlike_training(asked=False))
     elif kind.endswith("TripletEvaluator"):
         columns = {"query": list(of.anchors), "positive": list(of.positives), "negative": list(of.negatives)}
         margin = max(of.margin.values()) if isinstance(of.margin, dict) else of.margin
-        add("triplets", {"path": file(columns)} | {c: c for c in columns} | ({"margin": margin} if margin else {}))
+        add("triplets", {"path": file(columns)} | {c: c for c in columns} | ({"margin": margin} if margin else {}) | unlike_training(asked=True))
     elif kind.endswith("InformationRetrievalEvaluator"):
         judged = [(q, d) for q in of.queries_ids for d in of.relevant_docs[q]]
         found(zip(of.queries_ids, of.queries), zip(of.corpus_ids, of.corpus), judged, of.name, prompts())
@@ -257,7 +268,8 @@ def evaluation(of, folder, model, all=None):
         there = set(of.ids)
         same = [(a, b) for a in there & set(of.duplicates) for b in there & set(of.duplicates[a]) if a != b and of.duplicates[a][b]]
         pairs = {"query_id": [a for a, _ in same], "doc_id": [b for _, b in same], "relevance": [1] * len(same)}
-        add("paraphrases", {"texts": file({"id": of.ids, "text": of.sentences}, "texts"), "pairs": file(pairs, "pairs")})
+        compares("cos_sim")
+        add("paraphrases", {"texts": file({"id": of.ids, "text": of.sentences}, "texts"), "pairs": file(pairs, "pairs")} | unlike_training(asked=False))
     elif kind == "MSEEvaluator" and not shorter:
         texts = {"text": list(of.target_sentences), "teacher": [list(map(float, e)) for e in of.source_embeddings]}
         add("loss", {"path": file(texts), "query": "text", "teacher": "teacher", "loss": "mse", "prompts": {"query": unnamed} if unnamed else {}})
@@ -266,7 +278,8 @@ def evaluation(of, folder, model, all=None):
         columns = [c for c in ("query", "positive", "negative", "documents") if c in samples[0]]
         as_list = lambda v: [v] if isinstance(v, str) else list(v)
         entry = {"path": file({c: [s[c] if c == "query" else as_list(s[c]) for s in samples] for c in columns})} | {c: c for c in columns}
-        add("candidates", entry | ({"found": True} if not getattr(of, "always_rerank_positives", True) else {}))
+        add("candidates", entry | ({"found": True} if not getattr(of, "always_rerank_positives", True) else {}) | unlike_training(asked=True))
+        compares(getattr(getattr(of, "similarity_fct", None), "__name__", ""))
     else:
         all.setdefault("other", []).append(kind)
     return all
