@@ -4,6 +4,7 @@ frozen, as a seed has them meet. moved.py --random trains them."""
 import random
 
 import datasets
+import peft
 import sentence_transformers as st
 import torch
 import transformers as T
@@ -113,6 +114,13 @@ class Draw:
         modules = [Transformer(self.family), Pooling(32, pooling_mode=self.one("mean", "lasttoken" if self.family in CAUSAL else "cls")), *self.one([], [], [Normalize()])]
         options = self.maybe(similarity_fn_name=["cosine", "dot"], prompts=[{"query": "fish ", "document": "road "}])
         return st.SentenceTransformer(modules=modules, device="cpu", **options)
+
+    def adapt(self, model):
+        """Gives it an adapter that has been trained."""
+        model.add_adapter(peft.LoraConfig(r=self.one(2, 4), lora_alpha=self.one(4, 8), lora_dropout=0.0, target_modules="all-linear", use_rslora=self.one(False, True)))
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.data.normal_(0, 0.1)
 
     def loss(self):
         """A loss of the kind of model, and its data."""
@@ -272,12 +280,15 @@ class Draw:
     def trainer(self):
         """A model, its data, its loss of the model, more of its trainer's arguments, and an evaluator."""
         model = self.model()
+        adapted = self.kind == "dense" and self.family != "nomic" and self.one(False, False, True)  # others begin with none, or call layers otherwise
+        if adapted:
+            self.adapt(model)
         loss, rows = self.loss()
         if self.kind in ("dense", "cross") and self.one(False, False, True):
             second, more = self.loss()
             first, rows = loss, {"first": rows, "second": more}
             loss = lambda m: {"first": first(m), "second": second(m)}
-        if self.one(False, False, False, True):
+        if not adapted and self.one(False, False, False, True):
             for name, p in model.named_parameters(remove_duplicate=False):
                 lowest = ".block.0." in name if ".block." in name else ".layer.0." in name or ".layers.0." in name
                 if lowest or any(below in name for below in (".embeddings", ".embed_tokens", ".shared", "relative_attention_bias", "encoder.rel_embeddings", "encoder.LayerNorm")):

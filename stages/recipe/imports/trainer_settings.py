@@ -70,7 +70,7 @@ def own(of):
 
 
 def model(of, folder):
-    """The model's folder; with an adapter, that of the model below it, and the adapter's settings."""
+    """The model's folder; with an adapter its settings, and the folder of the model below it, or of an adapter that has been trained."""
     said = {"model": folder + "/model"}
     if type(of).__name__ == "SentenceTransformer":
         said["similarity_fn_name"] = of.similarity_fn_name
@@ -98,8 +98,16 @@ def model(of, folder):
             more = {"peft_type": type(adapter).__name__}
         if len(adapted.peft_config) > 1:
             more["others"] = list(adapted.peft_config)[1:]
-        if any("lora_B" in name and p.any() for name, p in of.named_parameters()):
+        trained = any("lora_B" in name and p.any() for name, p in of.named_parameters())
+        if trained and type(of).__name__ != "SentenceTransformer":
             more["trained"] = True
+        if trained and not more:  # it goes on
+            said["model"] = folder + "/adapter"
+            of.save_pretrained(said["model"], create_model_card=False)
+            with open(said["model"] + "/adapter_config.json") as f:
+                config = json.load(f)
+            with open(said["model"] + "/adapter_config.json", "w") as f:
+                json.dump(config | {"base_model_name_or_path": os.path.abspath(folder + "/model")}, f)
         said["adapter"] = more or None
         of = below(of)
     if any(p.dtype != torch.float32 for p in of.parameters()):
