@@ -78,7 +78,8 @@ class Draw:
         return {k: self.one(*values) for k, values in options.items() if self.one(True, False)}
 
     def texts(self, n=None):
-        return [" ".join(self.one(*WORDS) for _ in range(self.random.randint(2, 12))) for _ in range(n or self.rows)]
+        most = self.one(12, 12, 60)  # more than families have positions for
+        return [" ".join(self.one(*WORDS) for _ in range(self.random.randint(2, most))) for _ in range(n or self.rows)]
 
     def numbers(self, n, top=1.0):
         return [self.random.random() * top for _ in range(n)]
@@ -259,7 +260,7 @@ class Draw:
         first = rows["first"] if isinstance(rows, dict) else rows
         columns = [c for c in first.column_names if c not in NUMBERS and c != "docs"]
         # Adam makes steps of gradients' signs where these are small, and of noise, unless epsilon is large.
-        said = {"learning_rate": self.one(1e-3, 3e-3), "adam_epsilon": 1e-3, "per_device_train_batch_size": self.rows} | self.one({"max_steps": 6}, {"num_train_epochs": self.one(2, 5)})
+        said = {"learning_rate": self.one(1e-3, 3e-3), "adam_epsilon": 1e-3, "per_device_train_batch_size": self.rows} | self.one({"max_steps": 6}, {"num_train_epochs": self.one(3, 5)})
         if self.kind != "cross":
             said |= self.one({}, {}, {"prompts": "wind rain "}, {"prompts": {columns[0]: "bird "}}, {"prompts": {c: "fish " * min(3, i) for i, c in enumerate(columns, 1)}})
         said |= self.one({}, {}, {"warmup_steps": 2}, {"warmup_ratio": 0.3}) | self.one(

@@ -206,7 +206,7 @@ def measures(of, model):
     """An evaluator's, by the names that they have in metrics.jsonl, but for what ties or a sigmoid behind scores let be another number."""
     found = {}
     for key, value in of(model).items():
-        if any(of_ties in key for of_ties in ("mrr", "precision", "recall", "threshold")) and "average" not in key or isinstance(model, st.CrossEncoder) and "pearson" in key:
+        if any(of_ties in key for of_ties in ("mcc", "mrr", "precision", "recall", "threshold")) and "average" not in key or isinstance(model, st.CrossEncoder) and "pearson" in key:
             continue
         parts = [p for p in key.removeprefix(f"{of.name}_").split("_") if p not in ("cosine", "dot")]
         found["_".join(parts).replace("maxsim_", "").replace("average_precision", "ap")] = float(value)
