@@ -238,7 +238,7 @@ class Draw:
         if self.kind == "dense":
             more |= self.maybe(truncate_dim=[3, 16])
         paraphrases = ["paraphrases"] if self.kind == "dense" and model.similarity_fn_name == "cosine" else []  # as it always compares
-        alike = {"dense": ["sts", "pairs", *paraphrases], "sparse": ["sts", "pairs"], "vectors": []}[self.kind]
+        alike = {"dense": ["sts", "pairs", *paraphrases], "sparse": ["sts", "pairs"], "vectors": ["distillation"]}[self.kind]
         task = self.one("retrieval", "triplets", "candidates", *alike)
         if task == "retrieval":
             corpus = {f"d{i}": text for i, text in enumerate(self.texts(3 * n))}
@@ -249,6 +249,8 @@ class Draw:
         if task == "candidates":
             compare = {} if self.kind == "vectors" else {"similarity_fct": util.dot_score if model.similarity_fn_name == "dot" else util.cos_sim}
             return of("Reranking")([self.sample(documents=False) for _ in range(n)], **compare, **more)
+        if task == "distillation":
+            return of("Distillation")(self.texts(n), self.texts(n), self.numbers(n), **more)
         if task == "sts":
             return of("EmbeddingSimilarity")(self.texts(n), self.texts(n), self.numbers(n), **more)
         if task == "pairs":

@@ -257,6 +257,9 @@ def evaluation(of, folder, model, trained=None, all=None):
             add("nanobeir", entry | ({"tasks": [task]} if task else {}) | of_its_own)
     elif kind.endswith("EmbeddingSimilarityEvaluator") or kind == "CrossEncoderCorrelationEvaluator":
         add("sts", {"path": file(pairs() | {"score": list(of.scores)}), "a": "a", "b": "b", "score": "score"} | unlike_training(asked=False))
+    elif kind == "MultiVectorDistillationEvaluator" and not of.nested_documents:  # without its divergence
+        columns = {"a": list(of.queries), "b": list(of.documents), "score": of.scores.tolist()}
+        add("sts", {"path": file(columns)} | {c: c for c in columns} | unlike_training(asked=True))
     elif kind.endswith("BinaryClassificationEvaluator") or kind == "CrossEncoderClassificationEvaluator":
         add("pair_classification", {"path": file(pairs() | {"label": list(of.labels)}), "a": "a", "b": "b", "label": "label"} | unlike_training(asked=False))
     elif kind.endswith("TripletEvaluator"):
