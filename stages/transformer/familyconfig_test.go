@@ -18,8 +18,8 @@ func TestFamilyConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
 		`{"model_type":"distilbert","dim":-3}`:                                                                             "dim is -3, want a positive number",
 		`{"model_type":"roberta","max_position_embeddings":2}`:                                                             "max_position_embeddings is 2, of which padding takes 2",
-		`{"model_type":"roberta","pad_token_id":null}`:                                                                     "pad_token_id is missing or negative",
-		`{"model_type":"xlm-roberta","pad_token_id":-5}`:                                                                   "pad_token_id is missing or negative",
+		`{"model_type":"roberta","pad_token_id":null}`:                                                                     "pad_token_id is null or below -1",
+		`{"model_type":"xlm-roberta","pad_token_id":-2}`:                                                                   "pad_token_id is null or below -1",
 		`{"model_type":"qwen3","num_key_value_heads":5}`:                                                                   "num_attention_heads 32 is not a multiple of num_key_value_heads 5",
 		`{"model_type":"qwen3","head_dim":0,"hidden_size":30}`:                                                             "0 features of a head are turned",
 		`{"model_type":"qwen2","rope_scaling":{"type":"mrope","mrope_section":[1]}}`:                                       `rotary positions of type "mrope" are not supported (supported: default`,
@@ -112,6 +112,14 @@ func TestHubConfigs(t *testing.T) {
 			`{"model_type":"deberta-v2","hidden_size":768,"num_hidden_layers":12,"num_attention_heads":12,"intermediate_size":3072,"norm_rel_ebd":"NONE | Layer_Norm",
 			"pos_att_type":"C2P|p2c","position_biased_input":false,"position_buckets":256,"max_relative_positions":512,"relative_attention":true,"share_att_key":true,
 			"attention_head_size":64,"embedding_size":768,"conv_kernel_size":0}`,
+		},
+		"truncate null, which is false": {
+			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":4,"original_max_position_embeddings":64,"truncate":null}}`,
+			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":4,"original_max_position_embeddings":64,"truncate":false}}`,
+		},
+		"truncate where the layers' types have no use for it": {
+			`{"model_type":"modernbert","rope_parameters":{"full_attention":{"rope_type":"linear","factor":4,"truncate":false}}}`,
+			`{"model_type":"modernbert","rope_parameters":{"full_attention":{"rope_type":"linear","factor":4}}}`,
 		},
 		"is_causal null, which is false":      {`{"model_type":"qwen3","is_causal":null}`, `{"model_type":"qwen3","is_causal":false}`},
 		"a window of an odd number of tokens": {`{"model_type":"modernbert","local_attention":7}`, `{"model_type":"modernbert","local_attention":6}`},
@@ -338,5 +346,13 @@ func TestPartlyTurned(t *testing.T) {
 	}
 	if f := c.Rotary.Frequencies; len(f) != 16 || !(math.Abs(f[8]-math.Pow(1000, -0.5)) <= 1e-15) {
 		t.Errorf("frequencies %v", f)
+	}
+}
+
+// RoBERTa's positions begin behind the padding's id: with -1, which is none, at the table's first row.
+func TestNoPadding(t *testing.T) {
+	c, err := ParseConfig([]byte(`{"model_type":"roberta","pad_token_id":-1}`))
+	if err != nil || c.PadPositions != 0 || c.MaxPositions != 512 {
+		t.Errorf("%d positions of padding, %d of texts, %v", c.PadPositions, c.MaxPositions, err)
 	}
 }
