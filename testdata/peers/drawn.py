@@ -18,6 +18,11 @@ WORDS = "river stone bread water fire wind rain bird fish road".split()
 NUMBERS = ("label", "labels", "score")  # columns that are no texts
 
 
+def worst(numbers):
+    """The largest, or NaN if there is one, which max may drop."""
+    return torch.tensor(list(numbers), dtype=torch.float64).max().item()
+
+
 def families(tok):
     """Writes a folder of each, without dropout, whose numbers are drawn otherwise there."""
     shape = {"vocab_size": len(tok), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 48, "initializer_range": 0.2}
