@@ -74,7 +74,7 @@ func (b *Block) margins(row int) bool {
 			return false
 		}
 	}
-	return d.src.Documents == "" && b.scoreCount(row) == b.documents(row)-1 && len(b.texts[d.roles[1].source].row(row)) == 1
+	return b.scoreCount(row) == b.documents(row)-1 && len(b.texts[d.roles[1].source].row(row)) == 1
 }
 
 // Score appends the row's numbers of one of the source's Scores.
