@@ -46,37 +46,35 @@ func (b *Block) teacher(row int) []float32 {
 
 // Scores appends the row's scores: one per text of its document columns, in their order.
 func (b *Block) Scores(dst []float32, row int) []float32 {
-	n := 0
-	for _, k := range b.d.number.scores {
-		n += len(b.numbers[k].row(row))
-	}
-	margins := b.margins(row, n)
-	if margins {
-		dst = append(dst, 0)
+	sign := float32(1)
+	if b.d.margins {
+		dst, sign = append(dst, 0), -1
 	}
 	for _, k := range b.d.number.scores {
 		for _, s := range b.numbers[k].row(row) {
-			if margins {
-				s = -s
-			}
-			dst = append(dst, s)
+			dst = append(dst, sign*s)
 		}
 	}
 	return dst
 }
 
-// margins tells whether a row's n numbers are differences to the positive's score, which is one alone.
-func (b *Block) margins(row, n int) bool {
-	d := b.d
-	if !d.src.Margins || n != b.documents(row)-1 {
-		return false
+// scoreCount is how many scores a row has.
+func (b *Block) scoreCount(row int) (n int) {
+	for _, k := range b.d.number.scores {
+		n += len(b.numbers[k].row(row))
 	}
-	for _, r := range d.roles {
-		if r.role == Positive {
-			return d.src.Documents == "" && len(b.texts[r.source].row(row)) == 1
+	return n
+}
+
+// margins tells whether a row's scores are as many as differences to the positive's are, which is one alone.
+func (b *Block) margins(row int) bool {
+	d := b.d
+	for _, k := range d.number.scores {
+		if len(b.numbers[k].row(row)) == 0 { // such as pos_scores, which a row may lack
+			return false
 		}
 	}
-	return false
+	return b.scoreCount(row) == b.documents(row)-1 && len(b.texts[d.roles[1].source].row(row)) == 1
 }
 
 // Score appends the row's numbers of one of the source's Scores.
@@ -122,7 +120,6 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 			return name(k), fmt.Sprintf("the label is %v: %v", b.Label(row), err)
 		}
 	}
-	n := 0
 	for _, k := range d.number.scores {
 		list := b.numbers[k].row(row)
 		for i, s := range list {
@@ -142,9 +139,11 @@ func (b *Block) checkNumbers(row int) (column, reason string) {
 				}
 			}
 		}
-		n += len(list)
 	}
-	if docs := b.documents(row); len(d.number.scores) > 0 && n != docs && !b.margins(row, n) {
+	switch n, docs := b.scoreCount(row), b.documents(row); {
+	case d.margins && !b.margins(row):
+		return name(d.number.scores[0]), fmt.Sprintf("the row has %d scores for its %d documents, and the first row one fewer than documents: as there, they must be by how much one positive's score is above each negative's", n, docs)
+	case len(d.number.scores) > 0 && !d.margins && n != docs:
 		reason = fmt.Sprintf("the row has %d scores for its %d documents: scores are one for %s", n, docs, d.scored())
 		if n == 1 && d.src.Documents == "" {
 			reason += "; one number for both is a label, such as the difference of two scores (margin_mse)"

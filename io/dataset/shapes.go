@@ -253,7 +253,7 @@ func (j *jsonlFile) shape(name string, names []string, kinds map[string]valueKin
 }
 
 // countTexts settles what the source doesn't say and the first rows do: how many negatives a list gives, as many as the first one has,
-// to which every row is then held; the length of a teacher's embeddings likewise; and about how many texts a ragged row has.
+// to which every row is then held; the length of a teacher's embeddings and whether scores are margins likewise; and about how many texts a ragged row has.
 func (d *Dataset) countTexts(ctx context.Context) error {
 	var first *Block
 	read := func() (err error) {
@@ -280,7 +280,8 @@ func (d *Dataset) countTexts(ctx context.Context) error {
 		}
 		d.perRow += r.picks
 	}
-	if !d.ragged && d.number.teacher < 0 {
+	differ := d.src.Margins && len(d.number.scores) > 0
+	if !d.ragged && d.number.teacher < 0 && !differ {
 		return nil
 	}
 	if err := read(); err != nil {
@@ -290,6 +291,18 @@ func (d *Dataset) countTexts(ctx context.Context) error {
 		if d.dim = first.firstLength(func(row int) int { return len(first.teacher(row)) }); d.dim == 0 {
 			return first.Check(0)
 		}
+	}
+	if differ {
+		const scores, margins = 1, 2
+		d.margins = margins == first.firstLength(func(row int) int {
+			switch {
+			case first.margins(row):
+				return margins
+			case first.scoreCount(row) == first.documents(row):
+				return scores
+			}
+			return 0
+		})
 	}
 	sum := 0
 	d.least = math.MaxInt

@@ -209,24 +209,35 @@ func TestShapeErrors(t *testing.T) {
 	}
 }
 
-// Of margins the positive's score is 0, whichever negatives an epoch draws; numbers that are as many as documents are scores, and where there are several
-// positives margins would be of nobody knows which.
+// Of margins the positive's score is 0, whichever negatives an epoch draws. The first row tells whether numbers are margins: another one with as many as documents,
+// or with several positives, where they would be to nobody knows which, can't be used then, and among rows of scores none with one fewer.
 func TestMargins(t *testing.T) {
-	folder := write(t, map[string]string{"rows.jsonl": strings.Join([]string{
+	folder := write(t, map[string]string{"margins.jsonl": strings.Join([]string{
 		`{"q": "a", "p": ["b"], "n": ["c", "d", "e"], "s": [1, 2, -3]}`,
-		`{"q": "a", "p": ["b"], "n": ["c", "d"], "s": [5, 3, 1]}`,
 		`{"q": "a", "p": ["b"], "n": ["c"], "s": [0.5]}`,
+		`{"q": "a", "p": ["b"], "n": ["c", "d"], "s": [5, 3, 1]}`,
 		`{"q": "a", "p": ["b", "f"], "n": ["c"], "s": [1, 2]}`,
 		`{"q": "a", "p": ["b"], "n": ["c", "d", "e"], "s": [1, 2]}`,
+	}, "\n"), "scores.jsonl": strings.Join([]string{
+		`{"q": "a", "p": "b", "n": ["c"], "s": null}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [2, 1]}`,
+		`{"q": "a", "p": "b", "n": ["c"], "s": [2]}`,
+	}, "\n"), "columns.jsonl": strings.Join([]string{
+		`{"q": "a", "p": "b", "n": ["c", "d"], "s": null, "t": [2, 1]}`,
+		`{"q": "a", "p": "b", "n": ["c", "d"], "s": [3], "t": [2, 1]}`,
 	}, "\n")})
-	d, err := Open(t.Context(), Source{Paths: []string{filepath.Join(folder, "rows.jsonl")}, Query: "q", Positive: "p", Negatives: []string{"n"}, NegativesPerQuery: 2, Scores: []string{"s"}, Margins: true})
-	if err != nil {
-		t.Fatal(err)
+	opened := func(name string, scores ...string) *Dataset {
+		d, err := Open(t.Context(), Source{Paths: []string{filepath.Join(folder, name)}, Query: "q", Positive: "p", Negatives: []string{"n"}, NegativesPerQuery: 2, Scores: scores, Margins: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		return d
 	}
-	defer d.Close()
+	d := opened("margins.jsonl", "s")
 	of := map[string]float32{"b": 0, "c": -1, "d": -2, "e": 3}
 	for epoch := range 5 {
-		rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), epoch, []int64{0, 1, 2})
+		rows, err := d.NewReader(ReaderConfig{}).Read(t.Context(), epoch, []int64{0, 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,16 +246,26 @@ func TestMargins(t *testing.T) {
 				t.Errorf("epoch %d: %s has the score %v, want %v", epoch, text, got, of[string(text)])
 			}
 		}
-		if got := rows[1].Scores; got[0] != 5 || got[1]+got[2] != 4 {
-			t.Errorf("scores are %v", got)
-		}
-		if got, want := rows[2].Scores, []float32{0, -0.5, -0.5}; !slices.Equal(got, want) {
+		if got, want := rows[1].Scores, []float32{0, -0.5, -0.5}; !slices.Equal(got, want) {
 			t.Errorf("scores are %v, want %v", got, want)
 		}
 	}
-	for row, want := range map[int64]string{3: "2 scores for its 3 documents", 4: "2 scores for its 4 documents"} {
-		if _, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{row}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("row %d: %v, want %q", row, err, want)
+	scores, columns := opened("scores.jsonl", "s"), opened("columns.jsonl", "s", "t")
+	for _, c := range []struct {
+		d    *Dataset
+		row  int64
+		want string
+	}{
+		{d, 2, "3 scores for its 3 documents, and the first row one fewer"}, {d, 3, "2 scores for its 3 documents"}, {d, 4, "2 scores for its 4 documents"},
+		{scores, 2, "1 scores for its 2 documents: scores are one for"}, {columns, 0, "2 scores for its 3 documents: scores are one for"},
+	} {
+		if _, err := c.d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{c.row}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("row %d: %v, want %q", c.row, err, c.want)
+		}
+	}
+	for d, row := range map[*Dataset]int64{scores: 1, columns: 1} {
+		if _, err := d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{row}); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -49,7 +49,8 @@ type Source struct {
 	// them, one after the other, are one for each text of the document columns, one after the other: a single list, or a column for each column of
 	// documents. Where a row uses some texts of a list, it uses their scores.
 	Scores []string
-	// Margins has rows with one score fewer than documents be of by how much the positive's score is above each negative's, d1, d2, ...: the scores are 0, -d1, -d2, ...
+	// Margins has scores that are one fewer than documents, in all rows, be by how much the positive's score is above each negative's, d1, d2, ...: the
+	// scores are 0, -d1, -d2, ...
 	Margins bool
 	// CheckScore is CheckLabel of each score.
 	CheckScore func(score float64) error
@@ -117,6 +118,7 @@ type Dataset struct {
 	perRow  int         // texts of an example, about as many where lists are ragged
 	ragged  bool        // some column is
 	dim     int         // numbers of a teacher's embedding
+	margins bool        // scores are differences
 	least   int         // texts of an example with ragged lists, at least in the first block
 	most    int         // and at most
 	hash    Hash128

@@ -39,11 +39,11 @@ func TestMargins(t *testing.T) {
 	train := func(out, data, kind, loss string) (outcome, error) {
 		return j.run(t, out, nil, 0, false, "model.kind="+kind, "loss="+loss, "data.train=["+data+"]", "eval.loss="+data, "train.max_steps=3", "batch.global_size=4", "mesh.replicate=2")
 	}
-	for _, kind := range []string{"embedder", "reranker", "multi_vector"} {
+	for kind, loss := range map[string]string{"embedder": "[margin_mse, mnrl]", "reranker": "margin_mse", "multi_vector": "margin_mse"} {
 		var o [2]outcome
 		for k := range o {
 			var err error
-			if o[k], err = train(fmt.Sprint(kind, k), data[k], kind, "margin_mse"); err != nil {
+			if o[k], err = train(fmt.Sprint(kind, k), data[k], kind, loss); err != nil {
 				t.Fatal(err)
 			}
 		}

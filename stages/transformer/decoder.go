@@ -71,7 +71,7 @@ func (d decoderConfig) config() (Config, error) {
 		Vocab: d.VocabSize, Hidden: d.HiddenSize, Layers: d.Layers, Heads: d.Heads, KVHeads: or(d.KVHeads, 0), HeadSize: or(d.HeadDim, 0),
 		FeedForward: d.IntermediateSize, MaxPositions: d.MaxPositions, PadID: orNone(d.PadID), NormEps: d.NormEps, Activation: act,
 		AttentionDropout: or(d.AttentionDropout, 0), InitRange: d.InitRange,
-		Norm: RMSNorm, Gated: true, Causal: or(d.IsCausal, false), // null is false, as in transformers
+		Norm: RMSNorm, Gated: true, Causal: or(d.IsCausal, false), // null is false, as in transformers' masks; of texts without padding, which have none there, most families' attention is causal all the same
 	}
 	if !d.AttentionBias {
 		c.NoBias |= QKVPart | OutPart

@@ -39,8 +39,8 @@ func parseRoBERTa(raw []byte) (Config, error) {
 		}
 	}
 	out, err := c.config()
-	if err == nil && out.PadID < 0 {
-		err = errors.New("pad_token_id is missing or negative: positions begin behind it in this family")
+	if err == nil && (c.PadID == nil || out.PadID < -1) {
+		err = errors.New("pad_token_id is null or below -1: positions begin behind it in this family")
 	}
 	out.padPositions(out.PadID)
 	return out, err

@@ -55,7 +55,7 @@ func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "
 // one gives the rotary positions of a model with one kind of them, which turn dim features of each head, and how many tokens they
 // are good for. theta is for configurations that don't say.
 func (c ropeConfig) one(dim int, theta float64, maxPositions int) (*Rotary, int, error) {
-	var p ropeParameters
+	p := ropeParameters{Truncate: new(true)}
 	from := c.Parameters
 	if !absent(c.Scaling) && string(c.Scaling) != "{}" {
 		from = c.Scaling
@@ -72,7 +72,7 @@ func (c ropeConfig) one(dim int, theta float64, maxPositions int) (*Rotary, int,
 	if c.Theta != nil {
 		theta = *c.Theta
 	}
-	p.OriginalMax, p.ntk = first(c.OriginalMax, p.OriginalMax), c.ntk
+	p.OriginalMax, p.Truncate, p.ntk = first(c.OriginalMax, p.OriginalMax), new(or(p.Truncate, false)), c.ntk // null is false, as in transformers
 	if err := unturned(first(p.Partial, c.Partial)); err != nil {
 		return nil, 0, err
 	}
@@ -103,7 +103,7 @@ func (c ropeConfig) two(dim int, theta, localTheta float64, maxPositions int, sc
 				return nil, nil, 0, fmt.Errorf("rope_scaling: %w", err)
 			}
 		}
-		if !or((*x).Truncate, true) {
+		if (*x).kind() == "yarn" && !or((*x).Truncate, true) {
 			return nil, nil, 0, unsupported("truncate", "false") // transformers does not find it where layers have parameters of their own
 		}
 	}
@@ -141,17 +141,13 @@ func or[T any](v *T, def T) T {
 	return *v
 }
 
+func (p ropeParameters) kind() string { return cmp.Or(p.Type, p.OldType, "default") }
+
 // rotary computes the frequencies for dim features, and how many positions they are good for, as transformers does
 // (modeling_rope_utils.py), but in float64.
 func (p ropeParameters) rotary(dim int, theta float64, maxPositions int) (*Rotary, int, error) {
 	theta = or(p.Theta, theta)
-	kind := p.Type
-	if kind == "" {
-		kind = p.OldType
-	}
-	if kind == "" {
-		kind = "default"
-	}
+	kind := p.kind()
 	original, factor := or(p.OriginalMax, float64(maxPositions)), or(p.Factor, 0)
 	bad := func(what string, args ...any) (*Rotary, int, error) {
 		return nil, 0, fmt.Errorf("rotary positions of type %q: %w", kind, fmt.Errorf(what, args...))

@@ -27,6 +27,11 @@ NOT = {"dense": SCORES, "vectors": ("electra", "mpnet", "t5", *SCORES), "cross":
 NUMBERS = ("label", "labels", "score")  # columns that are no texts
 
 
+def worst(numbers):
+    """The largest, or NaN if there is one, which max may drop."""
+    return torch.tensor(list(numbers), dtype=torch.float64).max().item()
+
+
 def families(tok):
     """Writes a folder of each, without dropout, whose numbers are drawn otherwise there."""
     shape = {"vocab_size": len(tok), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 48, "initializer_range": 0.2}

@@ -3,6 +3,7 @@ package imports
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -28,6 +29,7 @@ type shell struct {
 	frames   []frame           // if and loops that the next command is in
 	last     tri               // whether the command before succeeded
 	op       string            // && or || before the command
+	whole    bool              // what was expanded last is a default in quotes, no words of it
 	expanded int               // bytes of variables so far
 }
 
@@ -84,6 +86,9 @@ func (sh *shell) run(text string, depth int) error {
 		end()
 		target = false
 		if len(words) == 0 {
+			if op != "" { // behind )
+				sh.op = op
+			}
 			return nil
 		}
 		if sh.inArray {
@@ -103,7 +108,8 @@ func (sh *shell) run(text string, depth int) error {
 		return err
 	}
 	rs := []rune(text)
-	var heres []string // what ends the here-documents that begin with the next line
+	var heres [][]string // those of heredoc that begin with the next line
+	var groups []shell   // what was known before each ( that is open
 	for i := 0; i < len(rs); i++ {
 		switch c := rs[i]; {
 		case c == '\\' && i+1 < len(rs):
@@ -150,6 +156,14 @@ func (sh *shell) run(text string, depth int) error {
 			if i >= len(rs) {
 				return fmt.Errorf("the quote at character %d has no end", at+1)
 			}
+		case c == '$' && i+1 < len(rs) && rs[i+1] == '"': // as without the $
+		case c == '$' && i+1 < len(rs) && rs[i+1] == '\'':
+			value, next, err := escaped(rs, i+2)
+			if err != nil {
+				return err
+			}
+			word.WriteString(value)
+			in, quoted, i = true, true, next-1
 		case c == '$' || c == '`':
 			value, next, foreign, err := sh.expand(rs, i)
 			if err != nil {
@@ -157,7 +171,7 @@ func (sh *shell) run(text string, depth int) error {
 			}
 			quoted, t.foreign = true, t.foreign || foreign
 			for _, v := range value {
-				if unicode.IsSpace(v) && t.assigns == 0 && !foreign && value != string(rs[i:next]) { // of an expanded value, words
+				if unicode.IsSpace(v) && t.assigns == 0 && !foreign && !sh.whole && value != string(rs[i:next]) { // of an expanded value, words
 					end()
 					continue
 				}
@@ -174,7 +188,7 @@ func (sh *shell) run(text string, depth int) error {
 				in = false
 			}
 			if m := heredoc.FindStringSubmatch(string(rs[i:min(len(rs), i+100)])); m != nil {
-				heres = append(heres, m[1])
+				heres = append(heres, m)
 			}
 			end()
 			for i+1 < len(rs) && strings.ContainsRune("<>&|", rs[i+1]) {
@@ -192,6 +206,21 @@ func (sh *shell) run(text string, depth int) error {
 			}
 			sh.expanded, t.array, t.words = inner.expanded, true, slices.Concat(inner.commands...)
 			i = next - 1
+		case c == '(' && !in && len(words) == 0 && !sh.inArray:
+			if i+1 < len(rs) && rs[i+1] == '(' { // of numbers
+				next := closing(rs, i+1, '(', ')')
+				sh.changed(string(rs[i:next]))
+				word.WriteString(string(rs[i:next]))
+				in, quoted, i = true, true, next-1
+				break
+			}
+			groups = append(groups, shell{vars: maps.Clone(sh.vars), arrays: maps.Clone(sh.arrays), why: maps.Clone(sh.why)})
+		case c == ')' && len(groups) > 0 && !strings.HasSuffix(word.String(), "("): // but a function's
+			if err := endCommand(""); err != nil {
+				return err
+			}
+			was := groups[len(groups)-1]
+			groups, sh.vars, sh.arrays, sh.why = groups[:len(groups)-1], was.vars, was.arrays, was.why
 		case c == '\n' && sh.inArray:
 			end()
 		case c == '\n' || c == ';' || c == '&' || c == '|':
@@ -226,28 +255,63 @@ var (
 )
 
 // heredoc is where lines are announced that a command reads: cat <<EOF > file.
-var heredoc = regexp.MustCompile(`^<<-?[ \t]*["'\\]?([^\s"'<>;&|()]+)`)
+var heredoc = regexp.MustCompile(`^<<(-?)[ \t]*["'\\]?([^\s"'<>;&|()]+)`)
 
 // behind is the end of the line at i, or of the here-documents behind it.
-func behind(rs []rune, i int, heres []string) int {
-	for _, last := range heres {
-		for line := ""; line != last && i < len(rs); {
+func behind(rs []rune, i int, heres [][]string) int {
+	for _, here := range heres {
+		for line := ""; line != here[2] && i < len(rs); {
 			from := i + 1
 			for i++; i < len(rs) && rs[i] != '\n'; i++ {
 			}
-			line = strings.TrimLeft(strings.TrimSuffix(string(rs[min(from, len(rs)):min(i, len(rs))]), "\r"), "\t")
+			line = strings.TrimSuffix(string(rs[min(from, len(rs)):min(i, len(rs))]), "\r")
+			if here[1] == "-" {
+				line = strings.TrimLeft(line, "\t")
+			}
 		}
 	}
 	return i
 }
 
-// closing is where what opened before i ends, behind its last character.
+// escaped reads what stands in $'...', and where what follows it begins.
+func escaped(rs []rune, i int) (string, int, error) {
+	known := map[rune]rune{'n': '\n', 't': '\t', '\\': '\\', '\'': '\'', '"': '"'}
+	var b strings.Builder
+	for ; i < len(rs) && rs[i] != '\''; i++ {
+		c := rs[i]
+		if c == '\\' && i+1 < len(rs) {
+			i++
+			if c = known[rs[i]]; c == 0 {
+				return "", 0, fmt.Errorf("\\%c in $'...' is not known here: what it stands for belongs in its place", rs[i])
+			}
+		}
+		b.WriteRune(c)
+	}
+	if i == len(rs) {
+		return "", 0, errors.New("a quote, $', has no end")
+	}
+	return b.String(), i + 1, nil
+}
+
+// closing is where what opened before i ends, behind its last character. In ( ) there are quotes and comments.
 func closing(rs []rune, i int, open, shut rune) int {
 	for deep := 1; i < len(rs); i++ {
-		switch rs[i] {
-		case open:
+		switch c := rs[i]; {
+		case open == '(' && c == '\\':
+			i++
+		case open == '(' && (c == '"' || c == '\''):
+			for i++; i < len(rs) && rs[i] != c; i++ {
+				if c == '"' && rs[i] == '\\' {
+					i++
+				}
+			}
+		case open == '(' && c == '#' && strings.ContainsRune("( \t\n", rs[i-1]):
+			for i+1 < len(rs) && rs[i+1] != '\n' {
+				i++
+			}
+		case c == open:
 			deep++
-		case shut:
+		case c == shut:
 			if deep--; deep == 0 {
 				return i + 1
 			}
@@ -259,6 +323,7 @@ func closing(rs []rune, i int, open, shut rune) int {
 // expand gives what the $ or ` at i stands for, and where what follows it begins. What can't be told is itself; foreign is what a command prints.
 func (sh *shell) expand(rs []rune, i int) (value string, next int, foreign bool, err error) {
 	at := i
+	sh.whole = false
 	itself := func(next int) string { return string(rs[at:next]) }
 	if i++; rs[at] == '`' {
 		for i < len(rs) && rs[i] != '`' {
@@ -301,7 +366,7 @@ func (sh *shell) expand(rs []rune, i int) (value string, next int, foreign bool,
 				v = itself(i)
 			}
 		case strings.HasSuffix(m[2], "+") || !set:
-			v = other
+			v, sh.whole = other, inQuotes(m[3])
 		}
 		if strings.HasSuffix(m[2], "=") && !set {
 			sh.vars[m[1]] = other
@@ -329,9 +394,9 @@ func (sh *shell) count(v string) error {
 
 // text expands the default in ${name:-default}.
 func (sh *shell) text(s string) (string, error) {
-	if n := len(s); n > 1 && s[0] == s[n-1] && (s[0] == '"' || s[0] == '\'') {
+	if inQuotes(s) {
 		single := s[0] == '\''
-		if s = s[1 : n-1]; single {
+		if s = s[1 : len(s)-1]; single {
 			return s, nil
 		}
 	}
@@ -350,6 +415,11 @@ func (sh *shell) text(s string) (string, error) {
 		i = next - 1
 	}
 	return b.String(), nil
+}
+
+func inQuotes(s string) bool {
+	n := len(s)
+	return n > 1 && s[0] == s[n-1] && (s[0] == '"' || s[0] == '\'')
 }
 
 // command does what a command does to variables, and keeps it if it may be the one that trains.
@@ -397,16 +467,27 @@ func (sh *shell) command(words []token, depth int) error {
 	return nil
 }
 
-// elements is an array's.
-var elements = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]\}$`)
+var (
+	elements = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]`)
+	element  = regexp.MustCompile(`^([A-Za-z_]\w*)\[[^]]*\](?:\+?=|$)`)
+	anyName  = regexp.MustCompile(`[A-Za-z_]\w*`)
+)
 
-// all is a word, or what an array has in its place: "${NAME[@]}".
+// all is a word, or what an array has in its place: "${NAME[@]}", or ${NAME[@]+"${NAME[@]}"}, which is nothing where there is no array.
 func (sh *shell) all(w token) ([]string, error) {
 	m := elements.FindStringSubmatch(w.text)
 	if m == nil {
 		return []string{w.text}, nil
 	}
 	words, ok := sh.arrays[m[1]]
+	switch rest := w.text[len(m[0]):]; {
+	case rest == `+"`+m[0]+`}"}` || rest == "+"+m[0]+"}}":
+		if !ok && sh.why[m[1]] == "" {
+			return nil, nil
+		}
+	case rest != "}":
+		ok = false
+	}
 	if !ok {
 		return []string{w.text}, nil
 	}
@@ -442,21 +523,32 @@ func (sh *shell) simple(words []token, negated bool, depth int) error {
 		return nil
 	}
 	sh.last = maybe
+	if m := element.FindStringSubmatch(texts[0]); m != nil {
+		sh.unknown(m[1], "one of its elements is set")
+	}
 	switch texts[0] {
 	case "export", "declare", "local", "readonly", "typeset":
 		assignments = true
 	case "unset":
 		for _, name := range texts[1:] {
+			if m := element.FindStringSubmatch(name); m != nil {
+				sh.unknown(m[1], "one of its elements is unset")
+				continue
+			}
 			delete(sh.vars, name)
 			delete(sh.arrays, name)
 			delete(sh.why, name)
 		}
-	case "read":
+	case "read", "mapfile", "readarray":
 		for _, name := range texts[1:] {
 			sh.unknown(name, "it is read when the script runs")
 		}
+	case "let":
+		sh.changed(strings.Join(texts[1:], " "))
 	case "[", "[[", "test":
-		sh.last = sh.test(texts[1:])
+		if texts[0] != "[[" || !slices.ContainsFunc(texts[1:], func(w string) bool { return strings.ContainsAny(w, "*?[") }) { // there a pattern
+			sh.last = sh.test(texts[1:])
+		}
 	case "true", ":":
 		sh.last = yes
 	case "false":
@@ -487,7 +579,7 @@ func (sh *shell) simple(words []token, negated bool, depth int) error {
 			sh.unknown(name, "it is an array, or what a command prints is part of it")
 			switch {
 			case done != yes || more && !there:
-				sh.why[name] = undecided
+				sh.unknown(name, undecided)
 			case more:
 				sh.arrays[name] = slices.Concat(was, w.words)
 			default:
@@ -496,24 +588,30 @@ func (sh *shell) simple(words []token, negated bool, depth int) error {
 			continue
 		}
 		if more {
-			if sh.why[name] != "" {
+			if delete(sh.arrays, name); sh.why[name] != "" { // what is added to an array so is added to its first word
 				continue
 			}
 			value = sh.vars[name] + value
 		}
 		switch was, set := sh.vars[name]; {
 		case w.foreign:
-			delete(sh.why, name)
 			sh.unknown(name, "it is an array, or what a command prints is part of it")
 		case done == yes:
 			sh.vars[name] = value
 			delete(sh.arrays, name)
 			delete(sh.why, name)
-		case !set || was != value:
+		case sh.why[name] == "" && (!set || was != value):
 			sh.unknown(name, undecided)
 		}
 	}
 	return nil
+}
+
+// changed is what let and (( )) do to variables: what is named there may have another value then.
+func (sh *shell) changed(numbers string) {
+	for _, name := range anyName.FindAllString(numbers, -1) {
+		sh.unknown(name, "it is computed")
+	}
 }
 
 const undecided = "it is set under a condition that the script's text does not decide"
@@ -521,9 +619,7 @@ const undecided = "it is set under a condition that the script's text does not d
 func (sh *shell) unknown(name, why string) {
 	delete(sh.vars, name)
 	delete(sh.arrays, name)
-	if sh.why[name] == "" {
-		sh.why[name] = why
-	}
+	sh.why[name] = why
 }
 
 // test is what stands in [ ].
