@@ -25,6 +25,7 @@ require (
 	gonum.org/v1/gonum v0.17.0
 	google.golang.org/protobuf v1.36.12
 	gorgonia.org/cu v0.9.6
+	mvdan.cc/sh/v3 v3.14.1
 )
 
 require (

@@ -447,7 +447,7 @@ func TestWrongSettings(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		`torchrun -m FlagEmbedding.x 'a`: "the quote at character 29 has no end", "ls -l": "no command line of FlagEmbedding", "python a.py x": `"x" stands where`, "": "no command line",
+		`torchrun -m FlagEmbedding.x 'a`: "line 1, character 29: reached EOF without closing quote `'`", "ls -l": "no command line of FlagEmbedding", "python a.py x": `"x" stands where`, "": "no command line",
 		"torchrun --nproc_per_node gpu x.py --train_data d": "want the number of processes",
 	} {
 		if _, _, err := imports.ReadCommand(text); err == nil || !strings.Contains(err.Error(), want) {

@@ -156,7 +156,7 @@ var launched = []string{"nproc_per_node", "num_gpus", "num_processes", "nnodes",
 // processes torchrun, deepspeed, accelerate, mpirun or srun is told to start, on all machines: where that is no number, an ErrProcesses comes with the settings.
 func ReadCommand(text string) (Settings, int, error) {
 	sh := newShell()
-	if err := sh.run(text, 0); err != nil {
+	if err := sh.run(text); err != nil {
 		return nil, 0, err
 	}
 	words := trains(sh.commands)

@@ -8,9 +8,12 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"mvdan.cc/sh/v3/expand"
+	"mvdan.cc/sh/v3/syntax"
 )
 
-// shell reads a script as far as a script's text says what it does: which commands it has, with which words. It starts nothing and knows no
+// shell reads a script of bash as far as its text says what it does: which commands it has, with which words. It starts nothing and knows no
 // environment.
 //
 // A variable is expanded if the script sets it to a text: name=value, name="..." of several lines, ${name:-default}, to the words of an array,
@@ -21,19 +24,22 @@ import (
 // where one that the script hasn't set counts as empty. One that has a command's output, that is set where it can't be told whether that
 // happens, or that isn't set at all stands as it is, $NAME, and whyNot says why.
 type shell struct {
+	variables
 	commands [][]string
-	vars     map[string]string
-	arrays   map[string][]string
-	inArray  bool              // what is read are its words, on any number of lines
-	why      map[string]string // of variables that are set, to what can't be told
-	frames   []frame           // if and loops that the next command is in
-	last     tri               // whether the command before succeeded
-	op       string            // && or || before the command
-	whole    bool              // what was expanded last is a default in quotes, no words of it
-	expanded int               // bytes of variables so far
+	text     string // that is read
+	done     tri    // whether what is read is done: it may be under a condition
+	last     tri    // whether the command before succeeded
+	evals    int    // within each other
+	expanded int    // bytes of variables so far
 }
 
-// tri is no, maybe or yes: their minimum is "and".
+type variables struct {
+	vars   map[string]string
+	arrays map[string][]string
+	why    map[string]string // of those that are set, to what can't be told
+}
+
+// tri is no, maybe or yes: their minimum is "and", their maximum "or".
 type tri int8
 
 const (
@@ -42,347 +48,539 @@ const (
 	yes   tri = 1
 )
 
-// frame is an if, a loop or a case: whether what follows in it is done, and whether none of its branches before was.
-type frame struct{ open, none tri }
-
-// A script may double a variable with each line, and eval itself.
+// A script may double a variable with each line, eval itself, and be nested deeper than its parser can go.
 const (
 	mostExpanded = 4 << 20
 	deepestEval  = 8
+	longest      = 1 << 20
+	deepest      = 1000
 )
 
 func newShell() *shell {
-	return &shell{vars: map[string]string{}, arrays: map[string][]string{}, why: map[string]string{}, last: yes}
+	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}}, done: yes, last: yes}
 }
 
-// token is a word, and what of it an assignment needs.
-type token struct {
-	text    string
-	assigns int  // where its = stands, or 0
-	foreign bool // a command's output is part of it
-	array   bool // of these words
-	words   []string
-}
-
-// run reads commands as a POSIX shell does. Redirections and here-documents are left out.
-func (sh *shell) run(text string, depth int) error {
-	if depth > deepestEval {
+// run reads a script, or what eval is given.
+func (sh *shell) run(text string) error {
+	if sh.evals > deepestEval {
 		return errors.New("eval within eval has no end")
 	}
-	var words []token
-	var word strings.Builder
-	var t token
-	in, quoted, target := false, false, false // within a word; a part of it is quoted or expanded; it is where a redirection goes
-	end := func() {
-		if in && !target {
-			t.text = word.String()
-			words = append(words, t)
-		}
-		target = target && !in
-		word.Reset()
-		in, quoted, t = false, false, token{}
-	}
-	endCommand := func(op string) error {
-		end()
-		target = false
-		if len(words) == 0 {
-			if op != "" { // behind )
-				sh.op = op
-			}
-			return nil
-		}
-		if sh.inArray {
-			var texts []string
-			for _, w := range words {
-				more, err := sh.all(w)
-				if err != nil {
-					return err
-				}
-				texts = append(texts, more...)
-			}
-			words, sh.commands = nil, append(sh.commands, texts)
-			return nil
-		}
-		err := sh.command(words, depth)
-		words, sh.op = nil, op
+	text = strings.ReplaceAll(text, "\r\n", "\n")
+	if err := nested(text); err != nil {
 		return err
 	}
-	rs := []rune(text)
-	var heres [][]string // those of heredoc that begin with the next line
-	var groups []shell   // what was known before each ( that is open
-	for i := 0; i < len(rs); i++ {
-		switch c := rs[i]; {
-		case c == '\\' && i+1 < len(rs):
-			i++
-			if rs[i] == '\r' && i+1 < len(rs) && rs[i+1] == '\n' {
-				i++
-			}
-			if rs[i] != '\n' {
-				word.WriteRune(rs[i])
-				in, quoted = true, true
-			}
-		case c == '\'':
-			in, quoted = true, true
-			at := i
-			for i++; i < len(rs) && rs[i] != c; i++ {
-				word.WriteRune(rs[i])
-			}
-			if i == len(rs) {
-				return fmt.Errorf("the quote at character %d has no end", at+1)
-			}
-		case c == '"':
-			in, quoted = true, true
-			at := i
-			for i++; i < len(rs) && rs[i] != c; i++ {
-				switch {
-				case rs[i] == '\\' && i+1 < len(rs) && strings.ContainsRune("\"\\$`\n", rs[i+1]):
-					if i++; rs[i] != '\n' {
-						word.WriteRune(rs[i])
-					}
-				case rs[i] == '\\' && i+2 < len(rs) && rs[i+1] == '\r' && rs[i+2] == '\n':
-					i += 2
-				case rs[i] == '$' || rs[i] == '`':
-					value, next, foreign, err := sh.expand(rs, i)
-					if err != nil {
-						return err
-					}
-					word.WriteString(value)
-					t.foreign = t.foreign || foreign
-					i = next - 1
-				default:
-					word.WriteRune(rs[i])
-				}
-			}
-			if i >= len(rs) {
-				return fmt.Errorf("the quote at character %d has no end", at+1)
-			}
-		case c == '$' && i+1 < len(rs) && rs[i+1] == '"': // as without the $
-		case c == '$' && i+1 < len(rs) && rs[i+1] == '\'':
-			value, next, err := escaped(rs, i+2)
-			if err != nil {
-				return err
-			}
-			word.WriteString(value)
-			in, quoted, i = true, true, next-1
-		case c == '$' || c == '`':
-			value, next, foreign, err := sh.expand(rs, i)
-			if err != nil {
-				return err
-			}
-			quoted, t.foreign = true, t.foreign || foreign
-			for _, v := range value {
-				if unicode.IsSpace(v) && t.assigns == 0 && !foreign && !sh.whole && value != string(rs[i:next]) { // of an expanded value, words
-					end()
-					continue
-				}
-				word.WriteRune(v)
-				in, quoted = true, true
-			}
-			i = next - 1
-		case c == '#' && !in:
-			for i+1 < len(rs) && rs[i+1] != '\n' {
-				i++
-			}
-		case c == '<' || c == '>' || c == '&' && i+1 < len(rs) && rs[i+1] == '>':
-			if c != '&' && !quoted && strings.Trim(word.String(), "0123456789") == "" { // which file: 2>
-				in = false
-			}
-			if m := heredoc.FindStringSubmatch(string(rs[i:min(len(rs), i+100)])); m != nil {
-				heres = append(heres, m)
-			}
-			end()
-			for i+1 < len(rs) && strings.ContainsRune("<>&|", rs[i+1]) {
-				i++
-			}
-			target = true
-		case c == '(' && target && !in: // of a process: > >(tee log)
-			for in = true; i+1 < len(rs) && rs[i] != ')'; i++ {
-			}
-		case c == '(' && t.assigns > 0: // an array
-			next := closing(rs, i+1, '(', ')')
-			inner := shell{vars: sh.vars, arrays: sh.arrays, why: sh.why, inArray: true, expanded: sh.expanded}
-			if err := inner.run(strings.TrimSuffix(string(rs[i+1:next]), ")"), depth+1); err != nil {
-				return err
-			}
-			sh.expanded, t.array, t.words = inner.expanded, true, slices.Concat(inner.commands...)
-			i = next - 1
-		case c == '(' && !in && len(words) == 0 && !sh.inArray:
-			if i+1 < len(rs) && rs[i+1] == '(' { // of numbers
-				next := closing(rs, i+1, '(', ')')
-				sh.changed(string(rs[i:next]))
-				word.WriteString(string(rs[i:next]))
-				in, quoted, i = true, true, next-1
-				break
-			}
-			groups = append(groups, shell{vars: maps.Clone(sh.vars), arrays: maps.Clone(sh.arrays), why: maps.Clone(sh.why)})
-		case c == ')' && len(groups) > 0 && !strings.HasSuffix(word.String(), "("): // but a function's
-			if err := endCommand(""); err != nil {
-				return err
-			}
-			was := groups[len(groups)-1]
-			groups, sh.vars, sh.arrays, sh.why = groups[:len(groups)-1], was.vars, was.arrays, was.why
-		case c == '\n' && sh.inArray:
-			end()
-		case c == '\n' || c == ';' || c == '&' || c == '|':
-			op := ""
-			if (c == '&' || c == '|') && i+1 < len(rs) && rs[i+1] == c {
-				i++
-				op = string([]rune{c, c})
-			}
-			if err := endCommand(op); err != nil {
-				return err
-			}
-			if c == '\n' {
-				i, heres = behind(rs, i, heres), nil
-			}
-		case c == ' ' || c == '\t' || c == '\r':
-			end()
-		case c == '=' && !quoted && t.assigns == 0 && identifier.MatchString(strings.TrimSuffix(word.String(), "+")):
-			t.assigns = word.Len()
-			fallthrough
-		default:
-			word.WriteRune(c)
-			in = true
-		}
+	f, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(text), "")
+	var wrong syntax.ParseError
+	if errors.As(err, &wrong) {
+		return fmt.Errorf("line %d, character %d: %s", wrong.Pos.Line(), wrong.Pos.Col(), wrong.Text)
+	} else if err != nil {
+		return err
 	}
-	return endCommand("")
+	was := sh.text
+	sh.text = text
+	sh.evals++
+	err = sh.list(f.Stmts)
+	sh.evals--
+	sh.text = was
+	return err
 }
 
-var (
-	identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
-	braced     = regexp.MustCompile(`(?s)^([A-Za-z_]\w*)(?:(:?[-=+?])(.*))?$`)
-	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
+// nested refuses what goes deeper than a script that somebody has written.
+func nested(text string) error {
+	if len(text) > longest {
+		return fmt.Errorf("the script has more than %d MB of text", longest>>20)
+	}
+	deep := 0
+	for _, c := range text {
+		switch c {
+		case '(', '{', '[':
+			deep++
+		case ')', '}', ']':
+			deep = max(0, deep-1)
+		}
+		if deep > deepest {
+			return fmt.Errorf("more than %d brackets are open within each other", deepest)
+		}
+	}
+	return nil
+}
+
+// list reads statements in their order.
+func (sh *shell) list(all []*syntax.Stmt) error {
+	for _, s := range all {
+		if sh.done == no {
+			return nil
+		}
+		if err := sh.statement(s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// under reads what is done only if a condition holds.
+func (sh *shell) under(holds tri, all ...*syntax.Stmt) error {
+	was := sh.done
+	sh.done = min(was, holds)
+	err := sh.list(all)
+	sh.done = was
+	return err
+}
+
+// apart reads what has a shell of its own: none of its variables is set behind it.
+func (sh *shell) apart(all ...*syntax.Stmt) error {
+	was := sh.variables
+	sh.variables = variables{maps.Clone(was.vars), maps.Clone(was.arrays), maps.Clone(was.why)}
+	err := sh.list(all)
+	sh.variables = was
+	return err
+}
+
+func (sh *shell) statement(s *syntax.Stmt) (err error) {
+	switch c := s.Cmd.(type) {
+	case *syntax.CallExpr:
+		err = sh.call(c)
+	case *syntax.DeclClause: // export, declare, local, readonly
+		for _, a := range c.Args {
+			if err = sh.assign(a); err != nil {
+				return err
+			}
+		}
+		sh.last = yes
+	case *syntax.BinaryCmd:
+		err = sh.both(c)
+	case *syntax.Block:
+		err = sh.list(c.Stmts)
+	case *syntax.FuncDecl: // it is called, or would not be there
+		err = sh.statement(c.Body)
+	case *syntax.Subshell:
+		err = sh.apart(c.Stmts...)
+	case *syntax.TimeClause:
+		if c.Stmt != nil {
+			err = sh.statement(c.Stmt)
+		}
+	case *syntax.IfClause:
+		err = sh.branches(c)
+	case *syntax.WhileClause:
+		err = sh.under(maybe, append(c.Cond, c.Do...)...)
+		sh.last = maybe
+	case *syntax.ForClause:
+		if of, ok := c.Loop.(*syntax.WordIter); ok {
+			sh.unknown(of.Name.Value, "a loop sets it")
+		} else {
+			sh.changed(c.Loop)
+		}
+		err = sh.under(maybe, c.Do...)
+		sh.last = maybe
+	case *syntax.CaseClause:
+		for _, item := range c.Items {
+			if err = sh.under(maybe, item.Stmts...); err != nil {
+				return err
+			}
+		}
+		sh.last = maybe
+	case *syntax.TestClause:
+		sh.last, err = sh.truth(c.X)
+	case *syntax.ArithmCmd, *syntax.LetClause:
+		sh.changed(c)
+		sh.last = maybe
+	default: // redirections alone, coproc
+		sh.last = maybe
+	}
+	if s.Negated {
+		sh.last = -sh.last
+	}
+	return err
+}
+
+// both reads a && b, a || b and a | b.
+func (sh *shell) both(c *syntax.BinaryCmd) error {
+	if c.Op != syntax.AndStmt && c.Op != syntax.OrStmt {
+		return errors.Join(sh.apart(c.X), sh.apart(c.Y))
+	}
+	if err := sh.statement(c.X); err != nil {
+		return err
+	}
+	first := sh.last
+	if c.Op == syntax.AndStmt {
+		err := sh.under(first, c.Y)
+		sh.last = min(first, sh.last)
+		return err
+	}
+	err := sh.under(-first, c.Y)
+	sh.last = max(first, sh.last)
+	return err
+}
+
+// branches reads an if and what is behind it: elif is an if in its else.
+func (sh *shell) branches(c *syntax.IfClause) error {
+	none := yes // of the branches before is taken
+	for ; c != nil; c = c.Else {
+		if err := sh.under(none, c.Cond...); err != nil {
+			return err
+		}
+		holds := sh.last
+		if len(c.Cond) == 0 { // else
+			holds = yes
+		}
+		if err := sh.under(min(none, holds), c.Then...); err != nil {
+			return err
+		}
+		none = min(none, -holds)
+	}
+	sh.last = maybe
+	return nil
+}
+
+// call does what a command does to variables, and keeps it: it may be the one that trains.
+func (sh *shell) call(c *syntax.CallExpr) error {
+	words, err := sh.words(c.Args)
+	if err != nil {
+		return err
+	}
+	sh.last = maybe
+	if len(words) == 0 {
+		if len(c.Args) == 0 {
+			sh.last = yes
+		}
+		for _, a := range c.Assigns {
+			if err := sh.assign(a); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	switch words[0] {
+	case "unset":
+		for _, name := range words[1:] {
+			if of, _, ok := strings.Cut(name, "["); ok {
+				sh.unknown(of, "one of its elements is unset")
+				continue
+			}
+			delete(sh.vars, name)
+			delete(sh.arrays, name)
+			delete(sh.why, name)
+		}
+	case "read", "mapfile", "readarray":
+		for _, name := range words[1:] {
+			sh.unknown(name, "it is read when the script runs")
+		}
+	case "[", "test":
+		sh.last = sh.test(words[1:])
+	case "true", ":":
+		sh.last = yes
+	case "false":
+		sh.last = no
+	case "eval":
+		return sh.run(strings.Join(words[1:], " "))
+	case "bash", "sh":
+		if len(words) > 2 && words[1] == "-c" {
+			return sh.run(words[2])
+		}
+	}
+	var environment []string
+	for _, a := range c.Assigns {
+		environment = append(environment, sh.source(a))
+	}
+	sh.commands = append(sh.commands, append(environment, words...))
+	return nil
+}
+
+// assign sets a variable.
+func (sh *shell) assign(a *syntax.Assign) error {
+	if a.Name == nil || a.Naked { // an option of declare, or a name
+		return nil
+	}
+	name := a.Name.Value
+	switch {
+	case a.Index != nil:
+		sh.unknown(name, "one of its elements is set")
+		return nil
+	case a.Array != nil:
+		return sh.assignArray(name, a)
+	}
+	value, foreign, err := sh.whole(a.Value)
+	if err != nil {
+		return err
+	}
+	if a.Append {
+		if delete(sh.arrays, name); sh.why[name] != "" { // what is added to an array so is added to its first word
+			return nil
+		}
+		value = sh.vars[name] + value
+	}
+	sh.set(name, value, foreign)
+	return nil
+}
+
+func (sh *shell) set(name, value string, foreign bool) {
+	switch was, set := sh.vars[name]; {
+	case foreign:
+		sh.unknown(name, arrayOrPrinted)
+	case sh.done == yes:
+		sh.vars[name] = value
+		delete(sh.arrays, name)
+		delete(sh.why, name)
+	case sh.why[name] == "" && (!set || was != value):
+		sh.unknown(name, undecided)
+	}
+}
+
+func (sh *shell) assignArray(name string, a *syntax.Assign) error {
+	var all []*syntax.Word
+	for _, e := range a.Array.Elems {
+		if e.Index != nil {
+			sh.unknown(name, "one of its elements is set")
+			return nil
+		}
+		all = append(all, e.Value)
+	}
+	words, err := sh.words(all)
+	was, there := sh.arrays[name]
+	sh.unknown(name, arrayOrPrinted)
+	switch {
+	case sh.done != yes || a.Append && !there:
+		sh.unknown(name, undecided)
+	case a.Append:
+		sh.arrays[name] = slices.Concat(was, words)
+	default:
+		sh.arrays[name] = words
+	}
+	return err
+}
+
+const (
+	undecided      = "it is set under a condition that the script's text does not decide"
+	arrayOrPrinted = "it is an array, or what a command prints is part of it"
 )
 
-// heredoc is where lines are announced that a command reads: cat <<EOF > file.
-var heredoc = regexp.MustCompile(`^<<(-?)[ \t]*["'\\]?([^\s"'<>;&|()]+)`)
-
-// behind is the end of the line at i, or of the here-documents behind it.
-func behind(rs []rune, i int, heres [][]string) int {
-	for _, here := range heres {
-		for line := ""; line != here[2] && i < len(rs); {
-			from := i + 1
-			for i++; i < len(rs) && rs[i] != '\n'; i++ {
-			}
-			line = strings.TrimSuffix(string(rs[min(from, len(rs)):min(i, len(rs))]), "\r")
-			if here[1] == "-" {
-				line = strings.TrimLeft(line, "\t")
-			}
-		}
-	}
-	return i
+func (sh *shell) unknown(name, why string) {
+	delete(sh.vars, name)
+	delete(sh.arrays, name)
+	sh.why[name] = why
 }
 
-// escaped reads what stands in $'...', and where what follows it begins.
-func escaped(rs []rune, i int) (string, int, error) {
-	known := map[rune]rune{'n': '\n', 't': '\t', '\\': '\\', '\'': '\'', '"': '"'}
+var anyName = regexp.MustCompile(`[A-Za-z_]\w*`)
+
+// changed is what let, (( )) and a loop of numbers do to variables: what is named there may have another value then.
+func (sh *shell) changed(numbers syntax.Node) {
+	for _, name := range anyName.FindAllString(sh.source(numbers), -1) {
+		sh.unknown(name, "it is computed")
+	}
+}
+
+// source is a part of the script as it stands.
+func (sh *shell) source(n syntax.Node) string {
+	return sh.text[n.Pos().Offset():n.End().Offset()]
+}
+
+// expansion is what a word becomes: several words, where a variable in it that is not quoted has several, or none.
+type expansion struct {
+	words   []string
+	word    strings.Builder
+	in      bool // within a word
+	whole   bool // there is one word, as in an assignment
+	within  int  // of ${name:-default}s, whose words are words, too
+	foreign bool // what a command prints is part of it
+}
+
+func (x *expansion) add(s string) {
+	x.word.WriteString(s)
+	x.in = true
+}
+
+func (x *expansion) end() {
+	if x.in {
+		x.words = append(x.words, x.word.String())
+	}
+	x.word.Reset()
+	x.in = false
+}
+
+// value adds what a variable has.
+func (x *expansion) value(s string, quoted bool) {
+	if quoted || x.whole {
+		x.add(s)
+		return
+	}
+	for _, c := range s {
+		if unicode.IsSpace(c) {
+			x.end()
+			continue
+		}
+		x.word.WriteRune(c)
+		x.in = true
+	}
+}
+
+// words expands words.
+func (sh *shell) words(all []*syntax.Word) ([]string, error) {
+	var x expansion
+	for _, w := range all {
+		if err := sh.expand(&x, w.Parts, false); err != nil {
+			return nil, err
+		}
+		x.end()
+	}
+	return x.words, nil
+}
+
+// whole expands a word that stays one, or nothing.
+func (sh *shell) whole(w *syntax.Word) (value string, foreign bool, err error) {
+	if w == nil {
+		return "", false, nil
+	}
+	x := expansion{whole: true}
+	err = sh.expand(&x, w.Parts, false)
+	x.end()
+	return strings.Join(x.words, " "), x.foreign, err
+}
+
+// expand adds parts of a word. What can't be told is itself.
+func (sh *shell) expand(x *expansion, parts []syntax.WordPart, quoted bool) (err error) {
+	for _, p := range parts {
+		switch p := p.(type) {
+		case *syntax.Lit:
+			if text := unescaped(p.Value, quoted); x.within > 0 {
+				x.value(text, quoted)
+			} else {
+				x.add(text)
+			}
+		case *syntax.SglQuoted:
+			value := p.Value
+			if p.Dollar {
+				value, err = expand.Literal(nil, &syntax.Word{Parts: []syntax.WordPart{p}})
+			}
+			x.add(value)
+		case *syntax.DblQuoted:
+			if len(p.Parts) != 1 || !ofArray(p.Parts[0]) { // which may have no words
+				x.in = true
+			}
+			err = sh.expand(x, p.Parts, true)
+		case *syntax.ParamExp:
+			err = sh.parameter(x, p, quoted)
+		case *syntax.CmdSubst:
+			x.foreign = true
+			x.add(sh.source(p))
+		default:
+			x.add(sh.source(p))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ofArray(p syntax.WordPart) bool {
+	of, ok := p.(*syntax.ParamExp)
+	return ok && of.Index != nil
+}
+
+// unescaped takes backslashes out that quote what follows them.
+func unescaped(s string, quoted bool) string {
 	var b strings.Builder
-	for ; i < len(rs) && rs[i] != '\''; i++ {
-		c := rs[i]
-		if c == '\\' && i+1 < len(rs) {
-			i++
-			if c = known[rs[i]]; c == 0 {
-				return "", 0, fmt.Errorf("\\%c in $'...' is not known here: what it stands for belongs in its place", rs[i])
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+1 < len(s) && (!quoted || strings.ContainsRune("\"\\$`\n", rune(s[i+1]))) {
+			if i++; s[i] == '\n' {
+				continue
 			}
 		}
-		b.WriteRune(c)
+		b.WriteByte(s[i])
 	}
-	if i == len(rs) {
-		return "", 0, errors.New("a quote, $', has no end")
-	}
-	return b.String(), i + 1, nil
+	return b.String()
 }
 
-// closing is where what opened before i ends, behind its last character. In ( ) there are quotes and comments.
-func closing(rs []rune, i int, open, shut rune) int {
-	for deep := 1; i < len(rs); i++ {
-		switch c := rs[i]; {
-		case open == '(' && c == '\\':
-			i++
-		case open == '(' && (c == '"' || c == '\''):
-			for i++; i < len(rs) && rs[i] != c; i++ {
-				if c == '"' && rs[i] == '\\' {
-					i++
-				}
-			}
-		case open == '(' && c == '#' && strings.ContainsRune("( \t\n", rs[i-1]):
-			for i+1 < len(rs) && rs[i+1] != '\n' {
-				i++
-			}
-		case c == open:
-			deep++
-		case c == shut:
-			if deep--; deep == 0 {
-				return i + 1
-			}
-		}
-	}
-	return len(rs)
-}
-
-// expand gives what the $ or ` at i stands for, and where what follows it begins. What can't be told is itself; foreign is what a command prints.
-func (sh *shell) expand(rs []rune, i int) (value string, next int, foreign bool, err error) {
-	at := i
-	sh.whole = false
-	itself := func(next int) string { return string(rs[at:next]) }
-	if i++; rs[at] == '`' {
-		for i < len(rs) && rs[i] != '`' {
-			i++
-		}
-		i = min(i+1, len(rs))
-		return itself(i), i, true, nil
+// parameter adds what ${ } or $name stands for.
+func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error {
+	name := ""
+	if p.Param != nil && !p.Excl && !p.Length && p.Slice == nil && p.Repl == nil && p.Names == 0 {
+		name = p.Param.Value
 	}
 	switch {
-	case i == len(rs):
-		return "$", i, false, nil
-	case rs[i] == '(':
-		i = closing(rs, i+1, '(', ')')
-		return itself(i), i, true, nil
-	case rs[i] == '{':
-		i = closing(rs, i+1, '{', '}')
-		m := braced.FindStringSubmatch(strings.TrimSuffix(strings.TrimPrefix(itself(i), "${"), "}"))
-		if m == nil {
-			return itself(i), i, false, nil
-		}
-		v, set := sh.vars[m[1]]
-		if m[2] == "" || sh.why[m[1]] != "" {
-			if !set {
-				v = itself(i)
-			}
-			return v, i, false, sh.count(v)
-		}
-		set = set && (v != "" || !strings.HasPrefix(m[2], ":"))
-		if err := sh.count(m[3]); err != nil { // a default may be within a default
-			return "", i, false, err
-		}
-		other, err := sh.text(m[3])
-		switch {
-		case err != nil:
-			return "", i, false, err
-		case strings.HasSuffix(m[2], "+") && !set:
-			v = ""
-		case strings.HasSuffix(m[2], "?"):
-			if !set { // the script ends there
-				v = itself(i)
-			}
-		case strings.HasSuffix(m[2], "+") || !set:
-			v, sh.whole = other, inQuotes(m[3])
-		}
-		if strings.HasSuffix(m[2], "=") && !set {
-			sh.vars[m[1]] = other
-		}
-		return v, i, false, sh.count(v)
-	case strings.ContainsRune("0123456789@*#?!$-", rs[i]):
-		return itself(i + 1), i + 1, false, nil
+	case !identifier.MatchString(name):
+		x.add(sh.source(p))
+		return nil
+	case p.Index != nil:
+		return sh.elements(x, p, quoted)
 	}
-	for i < len(rs) && (rs[i] == '_' || rs[i] < unicode.MaxASCII && (unicode.IsLetter(rs[i]) || i > at+1 && unicode.IsDigit(rs[i]))) {
-		i++
+	v, set := sh.vars[name]
+	if p.Exp == nil || sh.why[name] != "" {
+		if !set {
+			x.add(sh.source(p))
+			return nil
+		}
+		x.value(v, quoted)
+		return sh.count(v)
 	}
-	v, set := sh.vars[itself(i)[1:]]
-	if !set {
-		v = itself(i)
+	assigns := false
+	switch p.Exp.Op {
+	case syntax.AlternateUnsetOrNull, syntax.DefaultUnsetOrNull, syntax.ErrorUnsetOrNull, syntax.AssignUnsetOrNull:
+		set = set && v != ""
 	}
-	return v, i, false, sh.count(v)
+	switch p.Exp.Op {
+	case syntax.AlternateUnset, syntax.AlternateUnsetOrNull:
+		if !set {
+			return nil
+		}
+	case syntax.ErrorUnset, syntax.ErrorUnsetOrNull:
+		if !set { // the script ends there
+			x.add(sh.source(p))
+			return nil
+		}
+		x.value(v, quoted)
+		return sh.count(v)
+	case syntax.AssignUnset, syntax.AssignUnsetOrNull, syntax.DefaultUnset, syntax.DefaultUnsetOrNull:
+		if set {
+			x.value(v, quoted)
+			return sh.count(v)
+		}
+		assigns = p.Exp.Op == syntax.AssignUnset || p.Exp.Op == syntax.AssignUnsetOrNull
+	default: // a part of it
+		x.add(sh.source(p))
+		return nil
+	}
+	if p.Exp.Word == nil {
+		return nil
+	}
+	if assigns {
+		value, foreign, err := sh.whole(p.Exp.Word)
+		if err != nil {
+			return err
+		}
+		sh.set(name, value, foreign)
+	}
+	x.within++
+	err := sh.expand(x, p.Exp.Word.Parts, quoted)
+	x.within--
+	return err
+}
+
+// elements adds the words of an array: "${NAME[@]}", or ${NAME[@]+"${NAME[@]}"}, which is nothing where there is no array.
+func (sh *shell) elements(x *expansion, p *syntax.ParamExp, quoted bool) error {
+	name, index := p.Param.Value, strings.Trim(sh.source(p.Index), `"`)
+	words, ok := sh.arrays[name]
+	all := index == "@" || index == "*"
+	if all && p.Exp != nil && p.Exp.Op == syntax.AlternateUnset && (ok || sh.why[name] == "") {
+		if !ok || p.Exp.Word == nil {
+			return nil
+		}
+		return sh.expand(x, p.Exp.Word.Parts, quoted)
+	}
+	if !all || !ok || p.Exp != nil {
+		x.add(sh.source(p))
+		return nil
+	}
+	if quoted && (index == "*" || x.whole) {
+		words = []string{strings.Join(words, " ")}
+	}
+	for i, w := range words {
+		if i > 0 {
+			x.end()
+		}
+		x.value(w, quoted)
+	}
+	return sh.count(strings.Join(words, " "))
 }
 
 func (sh *shell) count(v string) error {
@@ -392,234 +590,49 @@ func (sh *shell) count(v string) error {
 	return nil
 }
 
-// text expands the default in ${name:-default}.
-func (sh *shell) text(s string) (string, error) {
-	if inQuotes(s) {
-		single := s[0] == '\''
-		if s = s[1 : len(s)-1]; single {
-			return s, nil
-		}
-	}
-	var b strings.Builder
-	rs := []rune(s)
-	for i := 0; i < len(rs); i++ {
-		if rs[i] != '$' {
-			b.WriteRune(rs[i])
-			continue
-		}
-		v, next, _, err := sh.expand(rs, i)
-		if err != nil {
-			return "", err
-		}
-		b.WriteString(v)
-		i = next - 1
-	}
-	return b.String(), nil
-}
-
-func inQuotes(s string) bool {
-	n := len(s)
-	return n > 1 && s[0] == s[n-1] && (s[0] == '"' || s[0] == '\'')
-}
-
-// command does what a command does to variables, and keeps it if it may be the one that trains.
-func (sh *shell) command(words []token, depth int) error {
-	negated := false
-	for len(words) > 0 {
-		top := len(sh.frames) - 1
-		switch words[0].text {
-		case "if":
-			sh.frames = append(sh.frames, frame{yes, yes})
-		case "while", "until":
-			sh.frames = append(sh.frames, frame{maybe, maybe})
-		case "for", "select", "case":
-			if len(words) > 1 && words[0].text != "case" {
-				sh.unknown(words[1].text, "a loop sets it")
-			}
-			sh.frames = append(sh.frames, frame{maybe, maybe})
-			return nil
-		case "then", "elif", "else":
-			if top >= 0 {
-				f := &sh.frames[top]
-				if words[0].text == "then" {
-					f.open, f.none = min(f.none, sh.last), min(f.none, -sh.last)
-				} else {
-					f.open = f.none
-				}
-			}
-			sh.op = ""
-		case "fi", "done", "esac":
-			if top >= 0 {
-				sh.frames = sh.frames[:top]
-			}
-			sh.last = maybe
-			return nil
-		case "!":
-			negated = !negated
-		case "do", "{", "time":
-		default:
-			if len(words) == 1 || !strings.HasSuffix(words[0].text, ")") || strings.Contains(words[0].text, "$(") { // but for a function's name and a case's pattern
-				return sh.simple(words, negated, depth)
-			}
-		}
-		words = words[1:]
-	}
-	return nil
-}
-
 var (
-	elements = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]`)
-	element  = regexp.MustCompile(`^([A-Za-z_]\w*)\[[^]]*\](?:\+?=|$)`)
-	anyName  = regexp.MustCompile(`[A-Za-z_]\w*`)
+	identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
+	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
+	elements   = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]`)
 )
 
-// all is a word, or what an array has in its place: "${NAME[@]}", or ${NAME[@]+"${NAME[@]}"}, which is nothing where there is no array.
-func (sh *shell) all(w token) ([]string, error) {
-	m := elements.FindStringSubmatch(w.text)
-	if m == nil {
-		return []string{w.text}, nil
-	}
-	words, ok := sh.arrays[m[1]]
-	switch rest := w.text[len(m[0]):]; {
-	case rest == `+"`+m[0]+`}"}` || rest == "+"+m[0]+"}}":
-		if !ok && sh.why[m[1]] == "" {
-			return nil, nil
+// truth is what stands in [[ ]].
+func (sh *shell) truth(x syntax.TestExpr) (tri, error) {
+	switch x := x.(type) {
+	case *syntax.Word:
+		w, _, err := sh.whole(x)
+		return sh.test([]string{w}), err
+	case *syntax.ParenTest:
+		return sh.truth(x.X)
+	case *syntax.UnaryTest:
+		if x.Op == syntax.TsNot {
+			holds, err := sh.truth(x.X)
+			return -holds, err
 		}
-	case rest != "}":
-		ok = false
-	}
-	if !ok {
-		return []string{w.text}, nil
-	}
-	return words, sh.count(strings.Join(words, " "))
-}
-
-// simple is a command without what surrounds it.
-func (sh *shell) simple(words []token, negated bool, depth int) error {
-	done := yes
-	for _, f := range sh.frames {
-		done = min(done, f.open)
-	}
-	switch sh.op {
-	case "&&":
-		done = min(done, sh.last)
-	case "||":
-		done = min(done, -sh.last)
-	}
-	if done == no {
-		return nil
-	}
-	var texts []string
-	assignments := true
-	for _, w := range words {
-		more, err := sh.all(w)
-		if err != nil {
-			return err
+		if of, ok := x.X.(*syntax.Word); ok {
+			w, _, err := sh.whole(of)
+			return sh.test([]string{x.Op.String(), w}), err
 		}
-		texts = append(texts, more...)
-		assignments = assignments && w.assigns > 0
-	}
-	if len(texts) == 0 { // an empty array's
-		return nil
-	}
-	sh.last = maybe
-	if m := element.FindStringSubmatch(texts[0]); m != nil {
-		sh.unknown(m[1], "one of its elements is set")
-	}
-	switch texts[0] {
-	case "export", "declare", "local", "readonly", "typeset":
-		assignments = true
-	case "unset":
-		for _, name := range texts[1:] {
-			if m := element.FindStringSubmatch(name); m != nil {
-				sh.unknown(m[1], "one of its elements is unset")
-				continue
+	case *syntax.BinaryTest:
+		a, ok := x.X.(*syntax.Word)
+		b, also := x.Y.(*syntax.Word)
+		if ok && also {
+			left, _, err := sh.whole(a)
+			right, _, another := sh.whole(b)
+			if strings.ContainsAny(right, "*?[") { // a pattern, unless it is quoted
+				return maybe, errors.Join(err, another)
 			}
-			delete(sh.vars, name)
-			delete(sh.arrays, name)
-			delete(sh.why, name)
+			return sh.test([]string{left, x.Op.String(), right}), errors.Join(err, another)
 		}
-	case "read", "mapfile", "readarray":
-		for _, name := range texts[1:] {
-			sh.unknown(name, "it is read when the script runs")
-		}
-	case "let":
-		sh.changed(strings.Join(texts[1:], " "))
-	case "[", "[[", "test":
-		if texts[0] != "[[" || !slices.ContainsFunc(texts[1:], func(w string) bool { return strings.ContainsAny(w, "*?[") }) { // there a pattern
-			sh.last = sh.test(texts[1:])
-		}
-	case "true", ":":
-		sh.last = yes
-	case "false":
-		sh.last = no
-	case "eval":
-		return sh.run(strings.Join(texts[1:], " "), depth+1)
-	case "bash", "sh":
-		if len(texts) > 2 && texts[1] == "-c" {
-			return sh.run(texts[2], depth+1)
+		left, err := sh.truth(x.X)
+		right, another := sh.truth(x.Y)
+		if x.Op == syntax.AndTest {
+			return min(left, right), errors.Join(err, another)
+		} else if x.Op == syntax.OrTest {
+			return max(left, right), errors.Join(err, another)
 		}
 	}
-	if negated {
-		sh.last = -sh.last
-	}
-	if !assignments {
-		sh.commands = append(sh.commands, texts)
-		return nil
-	}
-	sh.last = yes
-	for _, w := range words {
-		if w.assigns == 0 {
-			continue
-		}
-		name, value := w.text[:w.assigns], w.text[w.assigns+1:]
-		name, more := strings.CutSuffix(name, "+")
-		if w.array {
-			was, there := sh.arrays[name]
-			sh.unknown(name, "it is an array, or what a command prints is part of it")
-			switch {
-			case done != yes || more && !there:
-				sh.unknown(name, undecided)
-			case more:
-				sh.arrays[name] = slices.Concat(was, w.words)
-			default:
-				sh.arrays[name] = w.words
-			}
-			continue
-		}
-		if more {
-			if delete(sh.arrays, name); sh.why[name] != "" { // what is added to an array so is added to its first word
-				continue
-			}
-			value = sh.vars[name] + value
-		}
-		switch was, set := sh.vars[name]; {
-		case w.foreign:
-			sh.unknown(name, "it is an array, or what a command prints is part of it")
-		case done == yes:
-			sh.vars[name] = value
-			delete(sh.arrays, name)
-			delete(sh.why, name)
-		case sh.why[name] == "" && (!set || was != value):
-			sh.unknown(name, undecided)
-		}
-	}
-	return nil
-}
-
-// changed is what let and (( )) do to variables: what is named there may have another value then.
-func (sh *shell) changed(numbers string) {
-	for _, name := range anyName.FindAllString(numbers, -1) {
-		sh.unknown(name, "it is computed")
-	}
-}
-
-const undecided = "it is set under a condition that the script's text does not decide"
-
-func (sh *shell) unknown(name, why string) {
-	delete(sh.vars, name)
-	delete(sh.arrays, name)
-	sh.why[name] = why
+	return maybe, nil
 }
 
 // test is what stands in [ ].

@@ -21,7 +21,7 @@ func TestBash(t *testing.T) {
 		"a=(--train_data 'x).jsonl' --lr \"a)\\\"\" \\)x)\n" + program + `"${a[@]}"`,
 		"a=(--train_data x)\n" + program + `${a[@]+"${a[@]}"} ${b[@]+"${b[@]}"} --lr 3`,
 		program + `--train_data ${D:-"x y"} --a ${E:-p q} --b "${F:-r s}"`,
-		program + `--a $'one\n\'two\'\t"\\' --b $"three" --c "$'4'"`,
+		program + `--a $'one\n\'two\'\t"\\' --b $"three" --c "$'4'" --d $'\x41\u00e9'`,
 		"cat <<EOF > /dev/null\n\tEOF\n don't\nEOF\n" + program + "--lr 3",
 		"cat <<-EOF > /dev/null\n don't\n\tEOF\n" + program + "--lr 3",
 		"L=1\n(L=2; M=3)\n" + program + `--lr $L ${M:+--m 1}`,
@@ -58,8 +58,10 @@ func TestUntold(t *testing.T) {
 		"N=3\nlet N=4" + program + "$N":                                     "it is computed",
 		"X=abc\nif [[ $X == a* ]]; then L=1; else L=2; fi" + program + "$L": "does not decide",
 		"false\n((1)) && L=1" + program + "$L":                              "does not decide",
-		"" + program + `--a $'\x41'`:                                        `\x in $'...' is not known here`,
-		" " + program + `--a $'b`:                                           "$', has no end",
+		" " + program + `--a $'b`:                                           "line 2, character 88: reached EOF without closing quote",
+		"cat <<E" + program:                                                 "line 1, character 5: unclosed here-document `E`",
+		strings.Repeat("(", 1e6):                                            "more than 1000 brackets are open within each other",
+		strings.Repeat("# ", 1e6):                                           "more than 1 MB",
 	} {
 		if s, _, err := imports.ReadCommand(script); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\ngives %v, %v, want %q", script, s, err, want)
