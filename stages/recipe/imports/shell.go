@@ -37,6 +37,7 @@ type variables struct {
 	vars   map[string]string
 	arrays map[string][]string
 	why    map[string]string // of those that are set, to what can't be told
+	gone   map[string]bool   // that are unset, whatever the environment has
 }
 
 // tri is no, maybe or yes: their minimum is "and", their maximum "or".
@@ -57,7 +58,7 @@ const (
 )
 
 func newShell() *shell {
-	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}}, done: yes, last: yes}
+	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}}, done: yes, last: yes}
 }
 
 // run reads a script, or what eval is given.
@@ -130,7 +131,7 @@ func (sh *shell) under(holds tri, all ...*syntax.Stmt) error {
 // apart reads what has a shell of its own: none of its variables is set behind it.
 func (sh *shell) apart(all ...*syntax.Stmt) error {
 	was := sh.variables
-	sh.variables = variables{maps.Clone(was.vars), maps.Clone(was.arrays), maps.Clone(was.why)}
+	sh.variables = variables{maps.Clone(was.vars), maps.Clone(was.arrays), maps.Clone(was.why), maps.Clone(was.gone)}
 	err := sh.list(all)
 	sh.variables = was
 	return err
@@ -162,7 +163,7 @@ func (sh *shell) statement(s *syntax.Stmt) (err error) {
 	case *syntax.IfClause:
 		err = sh.branches(c)
 	case *syntax.WhileClause:
-		err = sh.under(maybe, append(c.Cond, c.Do...)...)
+		err = sh.under(maybe, slices.Concat(c.Cond, c.Do)...)
 		sh.last = maybe
 	case *syntax.ForClause:
 		if of, ok := c.Loop.(*syntax.WordIter); ok {
@@ -253,13 +254,17 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 	switch words[0] {
 	case "unset":
 		for _, name := range words[1:] {
-			if of, _, ok := strings.Cut(name, "["); ok {
+			of, _, element := strings.Cut(name, "[")
+			switch {
+			case element:
 				sh.unknown(of, "one of its elements is unset")
-				continue
+			case sh.done != yes:
+				sh.unknown(name, undecided)
+			default:
+				sh.unknown(name, "")
+				delete(sh.why, name)
+				sh.gone[name] = true
 			}
-			delete(sh.vars, name)
-			delete(sh.arrays, name)
-			delete(sh.why, name)
 		}
 	case "read", "mapfile", "readarray":
 		for _, name := range words[1:] {
@@ -321,6 +326,7 @@ func (sh *shell) set(name, value string, foreign bool) {
 		sh.vars[name] = value
 		delete(sh.arrays, name)
 		delete(sh.why, name)
+		delete(sh.gone, name)
 	case sh.why[name] == "" && (!set || was != value):
 		sh.unknown(name, undecided)
 	}
@@ -357,6 +363,7 @@ const (
 func (sh *shell) unknown(name, why string) {
 	delete(sh.vars, name)
 	delete(sh.arrays, name)
+	delete(sh.gone, name)
 	sh.why[name] = why
 }
 
@@ -441,14 +448,12 @@ func (sh *shell) expand(x *expansion, parts []syntax.WordPart, quoted bool) (err
 	for _, p := range parts {
 		switch p := p.(type) {
 		case *syntax.Lit:
-			if text := unescaped(p.Value, quoted); x.within > 0 {
-				x.value(text, quoted)
-			} else {
-				x.add(text)
-			}
+			x.literal(p.Value, quoted)
 		case *syntax.SglQuoted:
 			value := p.Value
-			if p.Dollar {
+			if quoted { // as in "${a:-'b'}"
+				value = sh.source(p)
+			} else if p.Dollar {
 				value, err = expand.Literal(nil, &syntax.Word{Parts: []syntax.WordPart{p}})
 			}
 			x.add(value)
@@ -477,18 +482,22 @@ func ofArray(p syntax.WordPart) bool {
 	return ok && of.Index != nil
 }
 
-// unescaped takes backslashes out that quote what follows them.
-func unescaped(s string, quoted bool) string {
-	var b strings.Builder
+// literal adds text in which backslashes quote what follows them.
+func (x *expansion) literal(s string, quoted bool) {
+	splits := x.within > 0 && !quoted && !x.whole
 	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+1 < len(s) && (!quoted || strings.ContainsRune("\"\\$`\n", rune(s[i+1]))) {
+		switch {
+		case s[i] == '\\' && i+1 < len(s) && (!quoted || strings.ContainsRune("\"\\$`\n", rune(s[i+1]))):
 			if i++; s[i] == '\n' {
 				continue
 			}
+		case splits && strings.ContainsRune(" \t\n", rune(s[i])):
+			x.end()
+			continue
 		}
-		b.WriteByte(s[i])
+		x.word.WriteByte(s[i])
+		x.in = true
 	}
-	return b.String()
 }
 
 // parameter adds what ${ } or $name stands for.
@@ -506,7 +515,7 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 	}
 	v, set := sh.vars[name]
 	if p.Exp == nil || sh.why[name] != "" {
-		if !set {
+		if !set && !sh.gone[name] {
 			x.add(sh.source(p))
 			return nil
 		}
@@ -549,6 +558,9 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 			return err
 		}
 		sh.set(name, value, foreign)
+		x.foreign = x.foreign || foreign
+		x.value(value, quoted)
+		return sh.count(value)
 	}
 	x.within++
 	err := sh.expand(x, p.Exp.Word.Parts, quoted)

@@ -1,6 +1,9 @@
 package imports_test
 
 import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os/exec"
 	"reflect"
 	"strings"
@@ -67,4 +70,75 @@ func TestUntold(t *testing.T) {
 			t.Errorf("%s\ngives %v, %v, want %q", script, s, err, want)
 		}
 	}
+}
+
+// Whatever a script is made of, it gives the options that bash gives, or says that it can't tell.
+func TestRandomScripts(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip(err)
+	}
+	told := 0
+	for seed := range uint64(40) {
+		script := randomScript(rand.New(rand.NewPCG(seed, 1)))
+		ran, err := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; exit; }\n"+script).Output()
+		if err != nil {
+			var failed *exec.ExitError
+			errors.As(err, &failed)
+			t.Fatalf("%s: %v %s", script, err, failed.Stderr)
+		}
+		want, _, err := imports.ReadCommand(string(ran))
+		if err != nil {
+			t.Fatalf("%s: %v", ran, err)
+		}
+		s, _, err := imports.ReadCommand(script)
+		if err != nil && strings.Contains(err.Error(), "can't be expanded") || strings.Contains(fmt.Sprint(s), "$") {
+			continue
+		}
+		if told++; err != nil || !reflect.DeepEqual(s, want) {
+			t.Errorf("seed %d: %s\ngives %v, %v, want %v", seed, script, s, err, want)
+		}
+	}
+	if told < 15 {
+		t.Errorf("only %d scripts are told", told)
+	}
+}
+
+// randomScript sets variables and arrays in all kinds of ways, and then trains with them.
+func randomScript(r *rand.Rand) string {
+	one := func(options ...string) string { return options[r.IntN(len(options))] }
+	name := func() string { return one("A", "B", "C") }
+	var word func(deep int) string
+	word = func(deep int) string {
+		if deep == 0 {
+			return one("x", "y1", "./z", `\ q`, `'s t'`, `"d \" e"`, `$'t\tu'`, `""`, "z#h", "--lr")
+		}
+		v := name()
+		return one(word(0), word(deep-1)+word(deep-1), "$"+v, `"$`+v+`"`, "${"+v+"}", `"${`+v+":-"+word(0)+`}"`, "${"+v+":-"+word(deep-1)+" "+word(0)+"}", "${"+v+"+"+word(deep-1)+"}",
+			"${"+v+":+"+word(0)+"}", "${"+v+":="+word(0)+"}", `"p `+"$"+v+` q"`)
+	}
+	array := func() string { return one("M", "N") }
+	var command func(deep int) string
+	commands := func(deep int) (out string) {
+		out = "true\n" // not a comment alone
+		for range 1 + r.IntN(3) {
+			if out += command(deep); !strings.HasSuffix(out, "\n") {
+				out += one("\n", "; ")
+			}
+		}
+		return out
+	}
+	command = func(deep int) string {
+		a := array()
+		simple := one(name()+"="+word(2), name()+"+="+word(1), a+"=("+word(1)+" "+word(2)+" # c\n "+word(0)+")", a+"=()", a+"+=("+word(1)+`)`, a+`=("${`+a+`[@]}" `+word(1)+")",
+			"export "+name()+"="+word(1), "unset "+name(), "unset "+a, "eval "+name()+"="+one("1", "'2 '", `"\"3 4\""`), ": "+word(2), "true", "false", "[ -n \""+word(1)+"\" ] && "+name()+"=1",
+			"cat <<E > /dev/null\n"+word(0)+" don't ( $A\nE\n", "# "+word(1)+"\n", "test x = "+one("x", "y")+" || "+name()+"=2", "! [[ -z $"+name()+" ]] || "+name()+"=3")
+		if deep == 0 {
+			return simple
+		}
+		return one(simple, simple, "if [ "+one("1", "''")+" ]; then "+commands(deep-1)+"elif [[ x == "+one("x", "y")+" ]]; then "+commands(deep-1)+"else "+commands(deep-1)+"fi",
+			"( "+commands(deep-1)+")", "{ "+commands(deep-1)+"}", "true && ! { "+commands(deep-1)+"}", one(simple, simple, simple, simple, "case $"+name()+" in x) "+commands(deep-1)+";; *) "+commands(deep-1)+";; esac", "for i in 1; do "+commands(deep-1)+"done"),
+			commands(deep-1)+"true && "+commands(deep-1)+" false")
+	}
+	return "A=x B='p q'; C=; M=(--n 1); N=()\n" + commands(2) + commands(2) + commands(1) + "python -m FlagEmbedding.finetune.embedder.encoder_only.base --model_name_or_path m --a " + word(2) + " --b \"${M[@]}\" --c ${N[*]} --d " + word(1) + "\n"
 }
