@@ -190,7 +190,8 @@ func TestVariablesLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") {
+	s["output_dir"] = "runs/${DATA##*/}"
+	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") || !strings.Contains(res.Recipe, "output_dir has ${DATA##*/} in it, as") {
 		t.Errorf("%s", res.Recipe)
 	}
 	// Behind an option that changes nothing others may be.

@@ -252,6 +252,7 @@ var (
 	identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
 	braced     = regexp.MustCompile(`(?s)^([A-Za-z_]\w*)(?:(:?[-=+?])(.*))?$`)
 	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
+	leftWhole  = regexp.MustCompile(`\$\{[^}]*\}|` + left.String())
 )
 
 // heredoc is where lines are announced that a command reads: cat <<EOF > file.
