@@ -15,6 +15,7 @@ func TestFrozen(t *testing.T) {
 	modern := []any{"0.model.model.embeddings.norm.weight", "0.model.model.layers.0.attn.Wqkv.weight", "0.model.model.layers.10.attn.Wqkv.weight", "0.model.model.final_norm.weight", "0.model.classifier.weight"}
 	electra := []any{"0.model.embeddings.word_embeddings.weight", "0.model.embeddings_project.weight", "0.model.encoder.layer.0.output.dense.weight"}
 	mpnet := []any{"0.model.embeddings.word_embeddings.weight", "0.model.encoder.relative_attention_bias.weight", "0.model.encoder.layer.0.output.dense.weight"}
+	t5 := []any{"0.model.shared.weight", "0.model.encoder.block.0.layer.0.SelfAttention.q.weight", "0.model.encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "0.model.encoder.block.1.layer.0.SelfAttention.q.weight"}
 	qwen := []any{"0.model.embed_tokens.weight", "0.model.layers.0.mlp.up_proj.weight", "0.model.norm.weight", "1.linear.weight"}
 	for _, c := range []struct {
 		arguments string
@@ -37,6 +38,8 @@ func TestFrozen(t *testing.T) {
 		{"SentenceTransformerTrainingArguments", electra, []int{0, 1}, &recipe.Freeze{Layers: 0, Embeddings: true}},
 		{"SentenceTransformerTrainingArguments", mpnet, []int{0, 2}, nil},
 		{"SentenceTransformerTrainingArguments", mpnet, []int{0, 1, 2}, &recipe.Freeze{Layers: 1, Embeddings: true}},
+		{"SentenceTransformerTrainingArguments", t5, []int{1, 2}, nil}, // the first layer's distances are all layers'
+		{"SentenceTransformerTrainingArguments", t5, []int{0, 1, 2}, &recipe.Freeze{Layers: 1, Embeddings: true}},
 		{"SentenceTransformerTrainingArguments", qwen, []int{0, 1}, &recipe.Freeze{Layers: 1, Embeddings: true}},
 		{"SentenceTransformerTrainingArguments", qwen, []int{0, 1, 2}, nil},
 		{"SentenceTransformerTrainingArguments", qwen, []int{0, 1, 3}, nil},

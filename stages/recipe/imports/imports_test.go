@@ -181,6 +181,7 @@ func TestEveryEpoch(t *testing.T) {
 		{imports.Settings{"eval_strategy": "steps", "eval_steps": 50.0, "save_steps": 0.25, "logging_steps": 7.0}, recipe.Period{Steps: 50}, recipe.Period{Share: 0.25}},
 		{imports.Settings{"eval_strategy": "steps", "logging_steps": 7.0}, recipe.Period{Steps: 7}, recipe.Period{Steps: 500}}, // as eval_steps is then
 		{imports.Settings{"eval_strategy": "epoch", "save_strategy": "steps", "logging_steps": 7.0}, epoch, recipe.Period{Steps: 500}},
+		{imports.Settings{"logging_steps": 7.0}, recipe.Period{Steps: 500}, recipe.Period{Steps: 500}},
 	} {
 		r, res := convert(t, imports.SentenceTransformers, c.settings, 1)
 		if r.Eval.Every != c.eval || r.Save.Every != c.save || strings.Contains(res.Recipe, "_strategy") || len(res.Without)+len(res.Unknown) > 0 {
@@ -579,6 +580,10 @@ func TestLoRA(t *testing.T) {
 	r, res = convert(t, imports.SentenceTransformers, imports.Settings{"target_modules": []any{"query", "value"}}, 1)
 	if l := r.Model.LoRA; l.Rank != 8 || l.Alpha != 8 || strings.Contains(res.Recipe, "target_modules") {
 		t.Errorf("%s", res.Recipe)
+	}
+	of := imports.Settings{"arguments": "CrossEncoderTrainingArguments", "loss": "BinaryCrossEntropyLoss", "target_modules": []any{"query", "pooler.dense"}} // which reads it
+	if r, _ = convert(t, imports.SentenceTransformers, of, 1); !slices.Equal(r.Model.LoRA.Targets, []string{"query", "pooler.dense"}) {
+		t.Errorf("%v", r.Model.LoRA.Targets)
 	}
 }
 

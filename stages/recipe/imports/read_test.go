@@ -190,7 +190,8 @@ func TestVariablesLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") {
+	s["output_dir"] = "runs/${DATA##*/}"
+	if _, res := convert(t, imports.FlagEmbedding, s, 1); !strings.Contains(res.Recipe, "# assumed: train_data has $DATA in it, as it stands: ") || !strings.Contains(res.Recipe, "output_dir has ${DATA##*/} in it, as") {
 		t.Errorf("%s", res.Recipe)
 	}
 	// Behind an option that changes nothing others may be.
@@ -257,6 +258,7 @@ torchrun --nproc_per_node 2 -m FlagEmbedding.finetune.embedder.encoder_only.base
 		"declare -a NONE=()->NONE=text":   `"${NONE[*]}" stands among the options`,
 		"declare -a NONE=()->unset MORE":  "$MORE can't be expanded (nothing in the script sets it)",
 		"--bf16->\"$@\"":                  `"$@" stands among the options: what the script is called with belongs in its place`,
+		"--bf16->$*":                      `"$*" stands among the options`,
 		"WHERE=a/b->WHERE=a; unset WHERE": "",
 		"NONE=()->NONE=(\"${NONE[@]}\")":  "$NONE can't be expanded (it is an array",
 		"NONE=()->NONE=(" + strings.Repeat("x", 999) + "); " + strings.Repeat(`NONE=("${NONE[@]}" "${NONE[@]}"); `, 20): "more than 4 MB",

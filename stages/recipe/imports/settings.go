@@ -806,7 +806,7 @@ func (r *recipe) variables() {
 			continue
 		}
 		for _, text := range texts {
-			if v := left.FindString(text); v != "" {
+			if v := leftWhole.FindString(text); v != "" {
 				r.assume("%s has %s in it, as it stands: nothing sets it that can be read here, and its value belongs in its place", name, v)
 			}
 		}

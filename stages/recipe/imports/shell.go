@@ -605,6 +605,7 @@ func (sh *shell) count(v string) error {
 var (
 	identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
 	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
+	leftWhole  = regexp.MustCompile(`\$\{[^}]*\}|` + left.String())
 	elements   = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]`)
 )
 

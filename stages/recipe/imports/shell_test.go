@@ -31,7 +31,7 @@ func TestBash(t *testing.T) {
 		"(cd / && " + program + "--output_dir out)",
 		"(cd /; f() { " + program + "--lr 3; }; (f)) > /dev/stdout",
 		"((1 << 3))\n" + program + "--lr 3",
-		"(true) && L=1\n" + program + "--lr ${L:-2}",
+		"(true) && L=1\n(false) && L=2\n" + program + "--lr ${L:-2}",
 	} {
 		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }\n"+script)
 		ran, err := command.Output()
