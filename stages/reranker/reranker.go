@@ -223,17 +223,20 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		return nil, err
 	}
 	var err error
+	words := strings.HasSuffix(f.Architecture(), "ForCausalLM") && !f.LayerWise() && !o.NewHead // tokens of its vocabulary score
+	if !words {
+		r.True, r.False, r.TrueID, r.FalseID = "", "", nil, nil // a template's, or of the head that is replaced
+	}
 	if f.LayerWise() {
 		if o.NewHead {
 			return nil, fmt.Errorf("%s is a layer-wise reranker, which has heads of its own", f.Dir)
 		}
-		r.True, r.False, r.TrueID, r.FalseID = "", "", nil, nil // a template's
 		if o.EveryLayer {
 			s.Scorer, err = c.LayerScorers(f.Config)
 		} else {
 			s.Scorer, s.Layers, err = c.LayerScorer(f.Config, o.CutoffLayer)
 		}
-	} else if strings.HasSuffix(f.Architecture(), "ForCausalLM") && !o.NewHead {
+	} else if words {
 		err = s.tokens(f, tok, c)
 	} else {
 		s.Scorer, err = c.Classifier(f.Config, f.Reranker == nil || !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
