@@ -269,9 +269,8 @@ func (f *embedFlags) allParts(ctx context.Context, e *embedder.Embedder, prompt 
 
 // ofTexts is an error of texts that flags give.
 func ofTexts(texts []string, err error) error {
-	var lost *embedder.NotFiniteError
-	if errors.As(err, &lost) {
-		return fmt.Errorf("--text %.60q: %w", texts[lost.Text], embedder.ErrNotFinite)
+	if text, what, ok := embedder.OfText(err); ok {
+		return fmt.Errorf("--text %.60q: %w", texts[text], what)
 	}
 	return err
 }

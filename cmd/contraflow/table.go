@@ -149,9 +149,8 @@ func (in *tableFlags) within(done, total int) {
 
 // inRows is an error of rows with these ids.
 func inRows(t *dataset.Table, ids []int64, err error) error {
-	var lost *embedder.NotFiniteError
-	if errors.As(err, &lost) {
-		return fmt.Errorf("%v: %w", t.Locate(ids[lost.Text]), embedder.ErrNotFinite)
+	if text, what, ok := embedder.OfText(err); ok {
+		return fmt.Errorf("%v: %w", t.Locate(ids[text]), what)
 	}
 	var one *ofRow
 	if errors.As(err, &one) {
