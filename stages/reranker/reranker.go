@@ -132,14 +132,14 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	if err := embedder.CheckVocabulary(tok, r.model.Config); err != nil {
 		return nil, err
 	}
-	if chat, err := f.ChatTemplate(); err != nil {
+	note, err := spec.TemplateNote(f)
+	if err != nil {
 		return nil, err
-	} else if chat && f.Modules == nil && spec.Folder.Template == nil && o.warn != nil {
-		o.warn(fmt.Sprintf("%s: pairs are read as they are, not in the tokenizer's chat template, a program into which CrossEncoder puts them, or says that they do not fit; there are the templates %s",
-			f.Dir, strings.Join(tokenize.TemplateNames(), " and ")))
 	}
-	if note := embedder.VocabularyNote(f, tok, r.model.Config); note != "" && o.warn != nil {
-		o.warn(note)
+	for _, note := range []string{note, embedder.VocabularyNote(f, tok, r.model.Config)} {
+		if note != "" && o.warn != nil {
+			o.warn(note)
+		}
 	}
 	r.pairs = spec.Pairs
 	r.engine.Model, r.engine.Tokens = r.model, cmp.Or(o.tokens, r.device.Info().PassTokens()) // once: it reads how much memory is left
@@ -261,6 +261,25 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		return nil, fmt.Errorf("%s: its tokenizer gives a document's tokens type %d, and the model has %d; with \"model_input_names\": [\"input_ids\", \"attention_mask\"] in tokenizer_config.json it gives no types", f.Dir, slices.Max(kinds), c.TypeVocab)
 	}
 	return s, nil
+}
+
+// TemplateNote says that pairs are read as they are where a folder leaves it open; "" where it does not.
+func (s *Spec) TemplateNote(f *hfmodel.Folder) (string, error) {
+	if s.Folder.Template != nil || f.Modules != nil {
+		return "", nil
+	}
+	chat, err := f.ChatTemplate()
+	names := strings.Join(tokenize.TemplateNames(), " and ")
+	switch {
+	case err != nil:
+		return "", err
+	case chat:
+		return fmt.Sprintf("%s: pairs are read as they are, not in the tokenizer's chat template, a program into which CrossEncoder puts them, or says that they do not fit; there are the templates %s", f.Dir, names), nil
+	case f.Reranker == nil && len(s.Scorer.Tokens) > 0:
+		return fmt.Sprintf("%s is a language model, and nothing in it says how it scores: pairs are read as they are, and the score is the logit of %q less that of %q behind them, as CrossEncoder has it; "+
+			"a model that was trained in a template needs it, as BAAI/bge-reranker-v2-gemma bge; there are the templates %s", f.Dir, s.Folder.True, s.Folder.False, names), nil
+	}
+	return "", nil
 }
 
 // padding is the token by which transformers' decoders for sequence classification never score, also where a text has it at its end, as where it is the one
