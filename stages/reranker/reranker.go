@@ -23,6 +23,7 @@ import (
 	"strings"
 
 	"contraflow/gpustage"
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/transformer"
@@ -352,6 +353,21 @@ func (r *Reranker) Score(ctx context.Context, query string, documents []string) 
 	}
 	scores, _, err := r.ScorePairs(ctx, queries, documents)
 	return scores, err
+}
+
+// CheckPair finds a pair that ScorePairs can't score: of which the tokenizer makes nothing, or whose query leaves no room where documents alone are cut.
+func (r *Reranker) CheckPair(query, document string) error {
+	if err := r.pairs.HasRoom(query); err != nil {
+		return fmt.Errorf("%w (\"truncation\" in the model's reranker.json)", err)
+	}
+	if !dataset.Blank(query) || !dataset.Blank(document) {
+		return nil
+	}
+	ids, _, _, err := r.pairs.Append(nil, nil, query, document)
+	if err == nil && len(ids) == 0 {
+		err = embedder.ErrNoTokens
+	}
+	return err
 }
 
 // ScorePairs scores queries[i] with documents[i], and tells how many pairs were cut.
