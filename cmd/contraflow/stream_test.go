@@ -129,6 +129,17 @@ func TestRerankNoRoom(t *testing.T) {
 	if r := contraflow(t, rows, append(args, "skip")...); r.code != 0 || len(want) != 3 || r.stdout != want[0]+"\nnull\n"+want[1]+"\n" || !strings.Contains(r.stderr, why) {
 		t.Errorf("exit code %d, %q, want %q with null between\n%s", r.code, r.stdout, want, r.stderr)
 	}
+	in := filepath.Join(dir, "in.jsonl")
+	if err := os.WriteFile(in, []byte(rows), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args = []string{"distill", "--model", dir, "--input", in, "--positive", "document", "--output", filepath.Join(dir, "out.parquet"), "--on-error"}
+	for _, more := range [][]string{{"stop"}, {"skip"}, {"skip", "--sigmoid"}} {
+		r := contraflow(t, "", append(args, more...)...)
+		if skips := more[0] == "skip"; skips != (r.code == 0) || !strings.Contains(r.stderr, in+`:2, column "query": max length too short: `) || skips && !strings.Contains(r.stderr, "2 scores of 2 rows") {
+			t.Errorf("distill %v: exit code %d\n%s", more, r.code, r.stderr)
+		}
+	}
 }
 
 // What can't be read ends the command without a line, and what does not go together is a mistake in the command line.

@@ -355,10 +355,18 @@ func (r *Reranker) Score(ctx context.Context, query string, documents []string) 
 	return scores, err
 }
 
-// CheckPair finds a pair that ScorePairs can't score: of which the tokenizer makes nothing, or whose query leaves no room where documents alone are cut.
-func (r *Reranker) CheckPair(query, document string) error {
+// CheckQuery finds a query that leaves no room for a document, where these alone are cut.
+func (r *Reranker) CheckQuery(query string) error {
 	if err := r.pairs.HasRoom(query); err != nil {
 		return fmt.Errorf("%w (\"truncation\" in the model's reranker.json)", err)
+	}
+	return nil
+}
+
+// CheckPair finds a pair that ScorePairs can't score: by CheckQuery, or because the tokenizer makes nothing of it.
+func (r *Reranker) CheckPair(query, document string) error {
+	if err := r.CheckQuery(query); err != nil {
+		return err
 	}
 	if !dataset.Blank(query) || !dataset.Blank(document) {
 		return nil
