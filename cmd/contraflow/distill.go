@@ -90,10 +90,10 @@ type teacher interface {
 }
 
 // sigmoidTeacher gives a reranker's scores between 0 and 1.
-type sigmoidTeacher struct{ teacher }
+type sigmoidTeacher struct{ *reranker.Reranker }
 
 func (t sigmoidTeacher) ScorePairs(ctx context.Context, queries, documents []string) ([]float32, int, error) {
-	scores, cut, err := t.teacher.ScorePairs(ctx, queries, documents)
+	scores, cut, err := t.Reranker.ScorePairs(ctx, queries, documents)
 	reranker.Sigmoid(scores)
 	return scores, cut, err
 }
@@ -150,6 +150,16 @@ func (f *distillFlags) run(cmd *cobra.Command, t teacher) error {
 		Progress: func(done, total int64) {
 			u.progress(done, total, "", "row", "rows")
 		},
+	}
+	if c, ok := t.(interface{ CheckQuery(query string) error }); ok {
+		x.Source.CheckText = func(role dataset.Role, text string, _ []int32) string {
+			if role == dataset.Query {
+				if err := c.CheckQuery(text); err != nil {
+					return err.Error()
+				}
+			}
+			return ""
+		}
 	}
 	if f.rows.bad.skips() {
 		x.Bad = f.rows.bad.leave

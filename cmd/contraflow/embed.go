@@ -215,7 +215,7 @@ func (f *embedFlags) embeddings(ctx context.Context, e *embedder.Embedder, promp
 		vecs = ofLength(vecs, len(texts[0])*e.Size())
 		cut, err := e.EmbedInto(ctx, prompt, texts[0], vecs)
 		return []any{dataset.Vectors{Dim: e.Size(), Data: vecs}}, cut, err
-	}}
+	}, nil}
 }
 
 // lexical are the columns of lists of tokens' ids and their weights.
@@ -238,7 +238,7 @@ func (f *embedFlags) features(ctx context.Context, e *embedder.Embedder, prompt 
 			*active += len(i)
 		}
 		return []any{ids, weights}, cut, nil
-	}}
+	}, nil}
 }
 
 // ofLength is a list that long, in the memory of another where that will do.
@@ -264,14 +264,13 @@ func (f *embedFlags) allParts(ctx context.Context, e *embedder.Embedder, prompt 
 			ids[i], weights[i] = p.Lexical(i)
 		}
 		return []any{dataset.Vectors{Dim: p.Size, Data: p.Dense}, ids, weights, vectors}, cut, nil
-	}}
+	}, nil}
 }
 
 // ofTexts is an error of texts that flags give.
 func ofTexts(texts []string, err error) error {
-	var lost *embedder.NotFiniteError
-	if errors.As(err, &lost) {
-		return fmt.Errorf("--text %.60q: %w", texts[lost.Text], embedder.ErrNotFinite)
+	if text, what, ok := embedder.OfText(err); ok {
+		return fmt.Errorf("--text %.60q: %w", texts[text], what)
 	}
 	return err
 }

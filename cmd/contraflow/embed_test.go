@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -129,5 +130,49 @@ func TestEmbedNotFinite(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(at("*out*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// Of a tokenizer without special tokens an empty text has no tokens: the row is named.
+func TestNoTokens(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in.jsonl")
+	if err := os.WriteFile(in, []byte(`{"text": "a cat"}`+"\n"+`{"text": ""}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const why = ": the tokenizer makes no tokens of it, and the model reads at least one"
+	for command, golden := range map[string]string{"embed": "bert/minilm-tiny", "rerank": "rerank/cross"} {
+		model := filepath.Join(dir, command)
+		if err := os.CopyFS(model, os.DirFS(goldens.Path(t, golden))); err != nil {
+			t.Fatal(err)
+		}
+		var tokenizer map[string]any
+		path := filepath.Join(model, "tokenizer.json")
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(data, &tokenizer)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokenizer["post_processor"] = nil
+		if data, err = json.Marshal(tokenizer); err == nil {
+			err = os.WriteFile(path, data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		args := []string{command, "--model", model, "--input", in, "--output", "-"}
+		if command == "rerank" {
+			args = append(args, "--query-column", "text", "--document-column", "text")
+		} else if r := contraflow(t, "", command, "--model", model, "--text", "a", "--text", ""); r.code != 1 || !strings.Contains(r.stderr, `--text ""`+why) {
+			t.Errorf("--text: exit code %d\n%s", r.code, r.stderr)
+		}
+		if r := contraflow(t, "", args...); r.code != 1 || r.stdout != "" || !strings.Contains(r.stderr, in+":2"+why) {
+			t.Errorf("%s: exit code %d, %q\n%s", command, r.code, r.stdout, r.stderr)
+		}
+		if r := contraflow(t, "", append(args, "--on-error", "skip")...); command == "rerank" && (r.code != 0 || !strings.HasSuffix(r.stdout, "\nnull\n") || strings.Count(r.stdout, "\n") != 2) {
+			t.Errorf("%s, skipping: exit code %d, %q\n%s", command, r.code, r.stdout, r.stderr)
+		}
 	}
 }

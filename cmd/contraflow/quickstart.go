@@ -40,7 +40,7 @@ and by BM25. Nothing is downloaded.`,
 			}
 			ui.printf("%s\n\n%s\n", rep.Summary, rep.Table)
 			if rep.Rerank != nil {
-				ui.printf("%s\n", rep.Rerank.Table)
+				ui.printf("%s\n\n%s\n", rep.Rerank.Summary, rep.Rerank.Table)
 			}
 			if err := writeReport(ui, o.Out); err != nil {
 				return err

@@ -54,7 +54,8 @@ Models are cross-encoders, as transformers and sentence-transformers save them, 
 ` + streamHelp("the score") + `
 
 Empty texts are scored as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error
-skip leaves the row out.
+skip leaves the row out, and likewise a pair that the model can't read, which ends rerank when it comes to it: of which the tokenizer makes nothing, or whose
+query leaves no room where documents alone are cut.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
@@ -200,7 +201,7 @@ func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 			}
 		}
 		return []any{scores}, cut, nil
-	}})
+	}, r.CheckPair})
 	if err != nil {
 		return err
 	}

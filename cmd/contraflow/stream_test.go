@@ -109,6 +109,39 @@ func TestRerankStreams(t *testing.T) {
 	}
 }
 
+// A pair whose query leaves no room for its document is a row that can't be used, and the others' scores are what they are without it.
+func TestRerankNoRoom(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(goldens.Path(t, "rerank/cross"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "reranker.json"), []byte(`{"truncation": "only_second"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first, last := `{"query": "a bird", "document": "a cat"}`+"\n", `{"query": "a cat", "document": "open the file"}`+"\n"
+	rows := first + `{"query": "` + strings.Repeat("bird ", 200) + `", "document": "a cat"}` + "\n" + last
+	args := []string{"rerank", "--model", dir, "--input", "-", "--output", "-", "--on-error"}
+	const why = `standard input:2: max length too short: `
+	if r := contraflow(t, rows, append(args, "stop")...); r.code != 1 || r.stdout != "" || !strings.Contains(r.stderr, why) || !strings.Contains(r.stderr, "reranker.json") {
+		t.Errorf("exit code %d, %q\n%s", r.code, r.stdout, r.stderr)
+	}
+	want := strings.Split(contraflow(t, first+last, append(args, "stop")...).stdout, "\n")
+	if r := contraflow(t, rows, append(args, "skip")...); r.code != 0 || len(want) != 3 || r.stdout != want[0]+"\nnull\n"+want[1]+"\n" || !strings.Contains(r.stderr, why) {
+		t.Errorf("exit code %d, %q, want %q with null between\n%s", r.code, r.stdout, want, r.stderr)
+	}
+	in := filepath.Join(dir, "in.jsonl")
+	if err := os.WriteFile(in, []byte(rows), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args = []string{"distill", "--model", dir, "--input", in, "--positive", "document", "--output", filepath.Join(dir, "out.parquet"), "--on-error"}
+	for _, more := range [][]string{{"stop"}, {"skip"}, {"skip", "--sigmoid"}} {
+		r := contraflow(t, "", append(args, more...)...)
+		if skips := more[0] == "skip"; skips != (r.code == 0) || !strings.Contains(r.stderr, in+`:2, column "query": max length too short: `) || skips && !strings.Contains(r.stderr, "2 scores of 2 rows") {
+			t.Errorf("distill %v: exit code %d\n%s", more, r.code, r.stderr)
+		}
+	}
+}
+
 // What can't be read ends the command without a line, and what does not go together is a mistake in the command line.
 func TestStreamErrors(t *testing.T) {
 	model := goldens.Path(t, "bert/minilm-tiny")

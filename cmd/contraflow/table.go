@@ -30,6 +30,7 @@ type made struct {
 	dim     int                                                       // of an array of NumPy
 	rows    int                                                       // at a time
 	of      func(texts [][]string) (values []any, cut int, err error) // of the texts of each column that is read a value for each column
+	wrong   func(query, document string) error                        // with a row of two texts; nil: nothing is
 }
 
 // ofRow is an error of one of the rows.
@@ -115,6 +116,17 @@ func (in *tableFlags) chunk(t *dataset.Table, c *dataset.Chunk, more []string, x
 		}
 		texts = append(texts, of)
 	}
+	if x.wrong != nil {
+		for i := range c.Rows {
+			if c.Bad[i] != nil {
+				continue
+			}
+			if err := x.wrong(c.Texts[i], texts[1][i]); err != nil {
+				row := c.First + int64(i)
+				c.Leave(i, &dataset.RowError{Row: row, Location: t.Locate(row), Reason: err.Error()})
+			}
+		}
+	}
 	out, ids, err := in.bad.in(c)
 	if err != nil {
 		return err
@@ -149,9 +161,8 @@ func (in *tableFlags) within(done, total int) {
 
 // inRows is an error of rows with these ids.
 func inRows(t *dataset.Table, ids []int64, err error) error {
-	var lost *embedder.NotFiniteError
-	if errors.As(err, &lost) {
-		return fmt.Errorf("%v: %w", t.Locate(ids[lost.Text]), embedder.ErrNotFinite)
+	if text, what, ok := embedder.OfText(err); ok {
+		return fmt.Errorf("%v: %w", t.Locate(ids[text]), what)
 	}
 	var one *ofRow
 	if errors.As(err, &one) {

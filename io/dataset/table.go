@@ -375,6 +375,14 @@ func (t *Table) CheckTexts(ctx context.Context, columns ...string) error {
 	return nil
 }
 
+// Leave says of a row (0..Rows-1) that it can't be used.
+func (c *Chunk) Leave(row int, bad *RowError) {
+	if c.Bad == nil {
+		c.Bad = map[int]*RowError{}
+	}
+	c.Bad[row] = bad
+}
+
 // Drop takes rows (0..Rows-1, ascending) out of a chunk, and their texts: of those that follow a row's id is no longer First and its place, and
 // what Bad says is no longer of theirs.
 func (c *Chunk) Drop(rows []int) {
@@ -495,10 +503,7 @@ func (t *Table) texts(c *Chunk, col *tableText, to []string) (texts []string, em
 		case bad != nil && !t.bad:
 			return nil, 0, bad
 		case bad != nil:
-			if c.Bad == nil {
-				c.Bad = map[int]*RowError{}
-			}
-			c.Bad[i] = bad
+			c.Leave(i, bad)
 		case !says:
 			empty++
 		}

@@ -36,6 +36,8 @@ type Reranker struct {
 }
 
 const (
+	flagEmbedding = "[FlagEmbedding](https://github.com/FlagOpen/FlagEmbedding)" // in a card
+
 	rerankerFile = "reranker.json"
 	onlySecond   = "only_second" // a truncation, which transformers has by this name
 )
@@ -318,12 +320,21 @@ func chatTemplate(r Reranker) string {
 	return b.String()
 }
 
+// flagLLM tells that pairs are read as FlagEmbedding's FlagLLMReranker reads them, which CrossEncoder's chat templates can't say: tokens are made of each
+// text of a template by itself.
+func (s RerankerSpec) flagLLM() bool {
+	r := s.Reranker
+	return r.TrueID != nil && r.FalseID == nil && slices.Equal(r.Template, tokenize.Templates["bge"].Template)
+}
+
 func (s RerankerSpec) card(name string) []byte {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	library, tags, peer := "sentence-transformers", "- sentence-transformers\n- cross-encoder", "[sentence-transformers](https://www.sbert.net)"
 	if s.layerWise() {
-		library, tags, peer = "transformers", "- layer-wise", "[FlagEmbedding](https://github.com/FlagOpen/FlagEmbedding)"
+		library, tags, peer = "transformers", "- layer-wise", flagEmbedding
+	} else if s.flagLLM() {
+		peer = flagEmbedding + " and " + peer
 	}
 	line("---\nlibrary_name: %s\npipeline_tag: text-ranking\ntags:\n%s\n- reranker\n- contraflow", library, tags)
 	if id, ok := hubID(s.Card.BaseModel); ok {
@@ -346,15 +357,23 @@ func (s RerankerSpec) card(name string) []byte {
 			line("- Put before each %s: %s", p[0], Code(p[1]))
 		}
 	}
+	query, document := "how are gradients accumulated?", "a first text"
+	if !s.promptsQueries() && (s.Reranker.Template == nil || s.flagLLM()) {
+		query, document = s.Reranker.QueryPrompt+query, s.Reranker.DocumentPrompt+document
+	}
 	if s.layerWise() {
 		line("\n## Usage\n\n```python\nfrom FlagEmbedding import LayerWiseFlagLLMReranker\n\nmodel = LayerWiseFlagLLMReranker(%s, use_bf16=True)", yamlString(name))
 		line("print(model.compute_score([(\"how are gradients accumulated?\", \"a first text\")], cutoff_layers=[%d]))\n```", s.Layers)
+	} else if s.flagLLM() {
+		prompt := ""
+		if i := s.Reranker.Instruction; i != tokenize.Templates["bge"].Instruction {
+			prompt = ", prompt=" + yamlString(i)
+		}
+		line("\n## Usage\n\n```python\nfrom FlagEmbedding import FlagLLMReranker\n\nmodel = FlagLLMReranker(%s, use_bf16=True%s)", yamlString(name), prompt)
+		line("print(model.compute_score([(%s, %s)]))\n```", yamlString(query), yamlString(document))
+		line("\nsentence-transformers' CrossEncoder loads it too, but makes other tokens where its tokenizer joins the ends of what surrounds a text, and so other scores.")
 	} else {
 		line("\n## Usage\n\n```python\nfrom sentence_transformers import CrossEncoder\n\nmodel = CrossEncoder(%s)", yamlString(name))
-		query, document := "how are gradients accumulated?", "a first text"
-		if !s.promptsQueries() && s.Reranker.Template == nil {
-			query, document = s.Reranker.QueryPrompt+query, s.Reranker.DocumentPrompt+document
-		}
 		line("print(model.predict([(%s, %s)]))\n```", yamlString(query), yamlString(document))
 	}
 	line("\nor without Python, with contraflow's binary and this folder:\n\n```sh\ncontraflow rerank --model . --input pairs.parquet --output scores.parquet\n```")

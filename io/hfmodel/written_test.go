@@ -279,6 +279,28 @@ func TestSavedReranker(t *testing.T) {
 	}
 }
 
+// The card of a model that reads pairs as FlagLLMReranker does shows that one, which alone scores it as it was trained; a new head behind the template it has not.
+func TestFlagCard(t *testing.T) {
+	yes, no, bge := int32(5), int32(7), tokenize.Templates["bge"]
+	r := Reranker{Template: bge.Template, Instruction: bge.Instruction, TrueID: &yes, DocumentPrompt: "text: "}
+	card := func(r Reranker) string {
+		return string(RerankerSpec{Config: []byte(`{"model_type": "gemma"}`), Reranker: r}.card("x"))
+	}
+	if got := card(r); !strings.Contains(got, `FlagLLMReranker("x", use_bf16=True)`) || !strings.Contains(got, `"text: a first text")`) || strings.Contains(got, "import CrossEncoder") {
+		t.Error(got)
+	}
+	own, head, both, other := r, r, r, r
+	own.Instruction, head.TrueID, both.FalseID, other.Template = "Judge.", nil, &no, tokenize.Templates["qwen3"].Template
+	if got := card(own); !strings.Contains(got, `FlagLLMReranker("x", use_bf16=True, prompt="Judge.")`) {
+		t.Error(got)
+	}
+	for _, r := range []Reranker{head, both, other, {}} {
+		if got := card(r); strings.Contains(got, "FlagEmbedding") || !strings.Contains(got, "import CrossEncoder") {
+			t.Error(got)
+		}
+	}
+}
+
 // How a saved reranker's pairs are cut CrossEncoder reads too, where its own way is another.
 func TestSavedTruncation(t *testing.T) {
 	f := open(t, golden+"st6")

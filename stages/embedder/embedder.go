@@ -650,6 +650,28 @@ type NotFiniteError struct{ Text int }
 func (e *NotFiniteError) Error() string { return fmt.Sprintf("text %d: %v", e.Text, ErrNotFinite) }
 func (e *NotFiniteError) Unwrap() error { return ErrNotFinite }
 
+// ErrNoTokens is wrapped where a tokenizer makes no tokens of a text, as one without special tokens of an empty one, and the model reads at least one.
+var ErrNoTokens = errors.New("the tokenizer makes no tokens of it, and the model reads at least one: leave it out")
+
+// A NoTokensError is ErrNoTokens of the first such text of a call, before any is computed.
+type NoTokensError struct{ Text int }
+
+func (e *NoTokensError) Error() string { return fmt.Sprintf("text %d: %v", e.Text, ErrNoTokens) }
+func (e *NoTokensError) Unwrap() error { return ErrNoTokens }
+
+// OfText tells which of a call's texts an error is about, and what is wrong with that; ok is false if it is about none.
+func OfText(err error) (text int, what error, ok bool) {
+	var lost *NotFiniteError
+	var none *NoTokensError
+	switch {
+	case errors.As(err, &lost):
+		return lost.Text, ErrNotFinite, true
+	case errors.As(err, &none):
+		return none.Text, ErrNoTokens, true
+	}
+	return 0, nil, false
+}
+
 // finite tells whether all numbers are.
 func finite(numbers []float32) bool {
 	return !slices.ContainsFunc(numbers, func(v float32) bool { return v-v != 0 })

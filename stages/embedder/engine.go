@@ -91,6 +91,9 @@ func (e *Engine) Size() int { return cmp.Or(e.Cut, e.Model.EmbeddingSize()) }
 // embed yields the first so many parts of each text.
 func (e *Engine) embed(ctx context.Context, r reading, parts int, yield func(i int, parts [][]float32)) error {
 	texts := r.texts
+	if none := slices.IndexFunc(texts, func(ids []int32) bool { return len(ids) == 0 }); none >= 0 && !r.weighed && e.Model.Config.Family != transformer.Static {
+		return &NoTokensError{none}
+	}
 	order := make([]int, len(texts))
 	for i := range order {
 		order[i] = i

@@ -109,9 +109,8 @@ func (e *Embedder) minedInto(ctx context.Context, role Role, m Mining, prompt st
 
 // lost names the text, of some that begin at a place, whose embedding an error is of.
 func lost(role Role, texts []string, from int, err error) error {
-	var e *NotFiniteError
-	if errors.As(err, &e) {
-		return fmt.Errorf("%s: %.60q: %w", role, texts[from+e.Text], ErrNotFinite)
+	if text, what, ok := OfText(err); ok {
+		return fmt.Errorf("%s: %.60q: %w", role, texts[from+text], what)
 	}
 	return err
 }

@@ -36,3 +36,14 @@ func TestClaim(t *testing.T) {
 		t.Errorf("%v, %v", left, err)
 	}
 }
+
+// A wrong setting is an error before anything is read or written.
+func TestWrongSetting(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "q")
+	if _, err := Run(t.Context(), Options{Out: out, Source: filepath.Join(out, "none"), Sets: []string{"train.epoch=1"}}); err == nil || !strings.Contains(err.Error(), "--set train.epoch=1: ") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(out); !os.IsNotExist(err) {
+		t.Errorf("the folder is there: %v", err)
+	}
+}

@@ -128,6 +128,14 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if say == nil {
 		say = func(string, ...any) {}
 	}
+	f, start, path := filesIn(o.Out), filepath.Join(o.Out, "start"), filepath.Join(o.Out, "recipe.yaml")
+	parse := func(epochs int) (recipe.Recipe, error) {
+		text := fmt.Sprintf(recipeText, quote(start), quote(f.train), o.Seed, quote(f.queries), quote(f.corpus), quote(f.qrels), quote(o.Out), epochs)
+		return recipe.Parse(path, []byte(text), o.Sets)
+	}
+	if _, err := parse(epochs); err != nil { // what is wrong with Sets, before anything is written
+		return nil, err
+	}
 	if err := claim(o.Out); err != nil {
 		return nil, err
 	}
@@ -148,8 +156,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	say("%s\n%d pairs to train on, %d of other packages to measure with\n", found, len(train), len(test))
-	f, err := writeData(o.Out, train, test)
-	if err != nil {
+	if err := f.write(train, test); err != nil {
 		return nil, err
 	}
 	spec := shape
@@ -157,7 +164,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Reranker { // which reads two texts at once
 		spec.MaxLength = pairLength
 	}
-	start := filepath.Join(o.Out, "start")
 	say("training a vocabulary of %d tokens\n", spec.Vocab)
 	err = newmodel.Create(ctx, start, spec, func(yield func(string, error) bool) {
 		for _, p := range train {
@@ -170,10 +176,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 
-	path := filepath.Join(o.Out, "recipe.yaml")
 	open := func(epochs int, again bool) (*recipe.Run, error) {
-		text := fmt.Sprintf(recipeText, quote(start), quote(f.train), o.Seed, quote(f.queries), quote(f.corpus), quote(f.qrels), quote(o.Out), epochs)
-		r, err := recipe.Parse(path, []byte(text), o.Sets)
+		r, err := parse(epochs)
 		if err != nil {
 			return nil, err
 		}
@@ -277,9 +281,12 @@ func quote(s string) string { return fmt.Sprintf("%q", s) }
 // files are the data's paths.
 type files struct{ train, queries, corpus, qrels string }
 
-// writeData writes the pairs as parquet: to train on, and as a retrieval task in which a comment has one relevant body.
-func writeData(dir string, train, test []gopairs.Pair) (files, error) {
-	f := files{filepath.Join(dir, "train.parquet"), filepath.Join(dir, "queries.parquet"), filepath.Join(dir, "corpus.parquet"), filepath.Join(dir, "qrels.parquet")}
+func filesIn(dir string) files {
+	return files{filepath.Join(dir, "train.parquet"), filepath.Join(dir, "queries.parquet"), filepath.Join(dir, "corpus.parquet"), filepath.Join(dir, "qrels.parquet")}
+}
+
+// write writes the pairs as parquet: to train on, and as a retrieval task in which a comment has one relevant body.
+func (f files) write(train, test []gopairs.Pair) error {
 	text := func(name string) dataset.OutColumn { return dataset.OutColumn{Name: name, Type: dataset.TextOut} }
 	column := func(pairs []gopairs.Pair, of func(gopairs.Pair) string) []string {
 		out := make([]string, len(pairs))
@@ -307,15 +314,15 @@ func writeData(dir string, train, test []gopairs.Pair) (files, error) {
 	} {
 		out, err := dataset.NewParquetWriter(w.path, w.columns...)
 		if err != nil {
-			return f, err
+			return err
 		}
 		if err := out.Write(w.values...); err != nil {
 			out.Abort()
-			return f, err
+			return err
 		}
 		if err := out.Close(); err != nil {
-			return f, err
+			return err
 		}
 	}
-	return f, nil
+	return nil
 }

@@ -67,6 +67,9 @@ func TestRun(t *testing.T) {
 	if rep.MRR.After < 1.5*rep.MRR.Before {
 		t.Errorf("MRR@10 went from %v to %v", rep.MRR.Before, rep.MRR.After)
 	}
+	if s := rep.Rerank.Summary; s.Steps != 5 || s.Model != filepath.Join(out, "reranker", "model") || s.Truncated == 0 {
+		t.Errorf("the reranker's run: %v", s)
+	}
 	ndcg := rep.Rerank.NDCG
 	for _, of := range []string{"bm25", "encoder", "first", "reranker", "fused", "all"} {
 		if v, ok := ndcg[of]; !ok || v <= 0 || v > 1 {

@@ -28,6 +28,7 @@ type RerankReport struct {
 	Seconds float64            `json:"seconds"` // of it, training included
 	NDCG    map[string]float64 `json:"ndcg@10"` // of bm25, encoder, first (these two), reranker, fused (BM25 and the reranker), all
 	Table   string             `json:"-"`
+	Summary *recipe.Summary    `json:"-"`
 }
 
 const (
@@ -112,7 +113,8 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 	if o.Begin != nil {
 		o.Begin(x.Steps)
 	}
-	if _, err := x.Train(ctx); err != nil {
+	s, err := x.Train(ctx)
+	if err != nil {
 		return nil, err
 	}
 
@@ -143,7 +145,7 @@ func rerank(ctx context.Context, o Options, f files, train []gopairs.Pair, say f
 	if err != nil {
 		return nil, err
 	}
-	rep := &RerankReport{NDCG: map[string]float64{}}
+	rep := &RerankReport{NDCG: map[string]float64{}, Summary: s}
 	var rows []evaluate.Row
 	for _, m := range []struct {
 		key, name string

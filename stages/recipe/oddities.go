@@ -48,6 +48,10 @@ func (x *Run) noteModel() {
 	x.obs.tell("", embedder.LengthNote(folder, x.model.Config, min(m.MaxLength.Query, m.MaxLength.Document)))
 	x.noteEnd()
 	x.notePadding()
+	if x.reranker != nil {
+		note, _ := x.reranker.TemplateNote(folder) // a broken file is the tokenizer's error
+		x.obs.tell("model.template: ", note)
+	}
 	if x.reranker != nil && x.reranker.Scorer.New {
 		x.obs.note("%s has no head that scores: a new one, on %s pooling, begins at random", folder.Dir, embedder.PoolingModes[x.reranker.Scorer.Pooling])
 	}

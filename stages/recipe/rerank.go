@@ -79,6 +79,9 @@ func (c *checker) checkReranker(r *Recipe) {
 func (c *checker) checkGroupColumns(s Source, l Loss, key, at string) {
 	c.require(s.Prompts == nil || s.Prompts.Positive == "" && s.Prompts.Negative == "", key+"prompts", "positive and negative are for embedders: a reranker must not see which is which")
 	for at, l := range l.each(at) {
+		if !slices.Contains(loss.GroupLosses, loss.GroupLoss(l.Name)) { // an error already
+			continue
+		}
 		named := at + ".name: " + l.Name
 		switch l.Name {
 		case "margin_mse":

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -134,6 +135,26 @@ func TestPairTooLong(t *testing.T) {
 		}
 		if o, err := run(true, "model.truncation=longest_first"); err != nil || o.summary.from != 10 || o.summary.Steps != 11 {
 			t.Errorf("%d ranks, resumed: %+v, %v", replicate, o.summary, err)
+		}
+	}
+}
+
+// That pairs are not put into a chat template is said before training too.
+func TestNoteTemplate(t *testing.T) {
+	j := newJob(t, 10)
+	chatty := j.family(t, "qwen3", nil)
+	if err := errors.Join(os.Remove(filepath.Join(chatty, "modules.json")), os.WriteFile(filepath.Join(chatty, "chat_template.jinja"), []byte("{{ x }}"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for kind, want := range map[string]int{"reranker": 1, "embedder": 0} {
+		o, err := j.run(t, kind, nil, 0, false, "model.path="+chatty, "model.kind="+kind, "train.max_steps=1", "batch.global_size=4", "batch.accumulate=1",
+			fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := slices.DeleteFunc(o.notes, func(n string) bool { return !strings.HasPrefix(n, "model.template: ") })
+		if len(said) != want || want > 0 && !strings.Contains(said[0], "not in the tokenizer's chat template") {
+			t.Errorf("%s: %q", kind, said)
 		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"strings"
 
 	"contraflow/gpustage"
+	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/stages/embedder"
 	"contraflow/stages/transformer"
@@ -132,14 +133,14 @@ func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	if err := embedder.CheckVocabulary(tok, r.model.Config); err != nil {
 		return nil, err
 	}
-	if chat, err := f.ChatTemplate(); err != nil {
+	note, err := spec.TemplateNote(f)
+	if err != nil {
 		return nil, err
-	} else if chat && f.Modules == nil && spec.Folder.Template == nil && o.warn != nil {
-		o.warn(fmt.Sprintf("%s: pairs are read as they are, not in the tokenizer's chat template, a program into which CrossEncoder puts them, or says that they do not fit; there are the templates %s",
-			f.Dir, strings.Join(tokenize.TemplateNames(), " and ")))
 	}
-	if note := embedder.VocabularyNote(f, tok, r.model.Config); note != "" && o.warn != nil {
-		o.warn(note)
+	for _, note := range []string{note, embedder.VocabularyNote(f, tok, r.model.Config)} {
+		if note != "" && o.warn != nil {
+			o.warn(note)
+		}
 	}
 	r.pairs = spec.Pairs
 	r.engine.Model, r.engine.Tokens = r.model, cmp.Or(o.tokens, r.device.Info().PassTokens()) // once: it reads how much memory is left
@@ -223,17 +224,20 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		return nil, err
 	}
 	var err error
+	words := strings.HasSuffix(f.Architecture(), "ForCausalLM") && !f.LayerWise() && !o.NewHead // tokens of its vocabulary score
+	if !words {
+		r.True, r.False, r.TrueID, r.FalseID = "", "", nil, nil // a template's, or of the head that is replaced
+	}
 	if f.LayerWise() {
 		if o.NewHead {
 			return nil, fmt.Errorf("%s is a layer-wise reranker, which has heads of its own", f.Dir)
 		}
-		r.True, r.False, r.TrueID, r.FalseID = "", "", nil, nil // a template's
 		if o.EveryLayer {
 			s.Scorer, err = c.LayerScorers(f.Config)
 		} else {
 			s.Scorer, s.Layers, err = c.LayerScorer(f.Config, o.CutoffLayer)
 		}
-	} else if strings.HasSuffix(f.Architecture(), "ForCausalLM") && !o.NewHead {
+	} else if words {
 		err = s.tokens(f, tok, c)
 	} else {
 		s.Scorer, err = c.Classifier(f.Config, f.Reranker == nil || !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
@@ -258,6 +262,25 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 		return nil, fmt.Errorf("%s: its tokenizer gives a document's tokens type %d, and the model has %d; with \"model_input_names\": [\"input_ids\", \"attention_mask\"] in tokenizer_config.json it gives no types", f.Dir, slices.Max(kinds), c.TypeVocab)
 	}
 	return s, nil
+}
+
+// TemplateNote says that pairs are read as they are where a folder leaves it open; "" where it does not.
+func (s *Spec) TemplateNote(f *hfmodel.Folder) (string, error) {
+	if s.Folder.Template != nil || f.Modules != nil {
+		return "", nil
+	}
+	chat, err := f.ChatTemplate()
+	names := strings.Join(tokenize.TemplateNames(), " and ")
+	switch {
+	case err != nil:
+		return "", err
+	case chat:
+		return fmt.Sprintf("%s: pairs are read as they are, not in the tokenizer's chat template, a program into which CrossEncoder puts them, or says that they do not fit; there are the templates %s", f.Dir, names), nil
+	case f.Reranker == nil && len(s.Scorer.Tokens) > 0:
+		return fmt.Sprintf("%s is a language model, and nothing in it says how it scores: pairs are read as they are, and the score is the logit of %q less that of %q behind them, as CrossEncoder has it; "+
+			"a model that was trained in a template needs it, as BAAI/bge-reranker-v2-gemma bge; there are the templates %s", f.Dir, s.Folder.True, s.Folder.False, names), nil
+	}
+	return "", nil
 }
 
 // padding is the token by which transformers' decoders for sequence classification never score, also where a text has it at its end, as where it is the one
@@ -330,6 +353,29 @@ func (r *Reranker) Score(ctx context.Context, query string, documents []string) 
 	}
 	scores, _, err := r.ScorePairs(ctx, queries, documents)
 	return scores, err
+}
+
+// CheckQuery finds a query that leaves no room for a document, where these alone are cut.
+func (r *Reranker) CheckQuery(query string) error {
+	if err := r.pairs.HasRoom(query); err != nil {
+		return fmt.Errorf("%w (\"truncation\" in the model's reranker.json)", err)
+	}
+	return nil
+}
+
+// CheckPair finds a pair that ScorePairs can't score: by CheckQuery, or because the tokenizer makes nothing of it.
+func (r *Reranker) CheckPair(query, document string) error {
+	if err := r.CheckQuery(query); err != nil {
+		return err
+	}
+	if !dataset.Blank(query) || !dataset.Blank(document) {
+		return nil
+	}
+	ids, _, _, err := r.pairs.Append(nil, nil, query, document)
+	if err == nil && len(ids) == 0 {
+		err = embedder.ErrNoTokens
+	}
+	return err
 }
 
 // ScorePairs scores queries[i] with documents[i], and tells how many pairs were cut.

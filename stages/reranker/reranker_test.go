@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -168,6 +169,12 @@ func TestSaved(t *testing.T) {
 	}
 	if err := Save(dir, f, m, tensors, spec, hfmodel.Card{}); err != nil {
 		t.Fatal(err)
+	}
+	saved, _, _ := open(t, dir)
+	for asked, want := range map[string]string{"": "only_second", "longest_first": "longest_first"} {
+		if got, err := Describe(saved, tok, c, TextOptions{Truncation: asked}); err != nil || got.MaxLength != 20 || got.Folder.Truncation != want {
+			t.Errorf("truncation %q: %+v, %v", asked, got, err)
+		}
 	}
 	r, err := Load(dir, OnDevice(d), MaxLength(24))
 	if err != nil {
@@ -537,28 +544,33 @@ func TestRerank(t *testing.T) {
 
 // A head that is no part of the model's body is saved under its own name, as transformers has it.
 func TestSavedNames(t *testing.T) {
-	from, dir := t.TempDir(), filepath.Join(t.TempDir(), "saved")
-	copyFiles(t, from, goldens.Path(t, "rerank/llama-yes-no"), "config.json", "model.safetensors")
-	writeTokenizer(t, from)
-	m, err := LoadTrainable(from, ref.New(), TextOptions{}, transformer.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	if err := m.Save(dir, "", ""); err != nil {
-		t.Fatal(err)
-	}
-	names := map[string][]string{}
-	for _, folder := range []string{from, dir} {
-		f, err := hfmodel.Open(folder)
-		if err != nil {
+	for _, golden := range []string{"llama-yes-no", "qwen3-score", "bert", "xlm-roberta", "mpnet", "deberta-v2", "distilbert", "electra", "ernie", "jina", "modernbert-mean"} {
+		from, dir := t.TempDir(), filepath.Join(t.TempDir(), "saved")
+		copyFiles(t, from, goldens.Path(t, "rerank/"+golden), "config.json", "model.safetensors")
+		writeTokenizer(t, from)
+		if err := os.WriteFile(filepath.Join(from, "tokenizer_config.json"), []byte(`{"model_input_names": ["input_ids", "attention_mask"]}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		names[folder] = slices.Sorted(slices.Values(f.Names()))
-		f.Close()
-	}
-	if !slices.Equal(names[from], names[dir]) || !slices.Contains(names[dir], "lm_head.weight") {
-		t.Errorf("saved %v, of %v", names[dir], names[from])
+		m, err := LoadTrainable(from, ref.New(), TextOptions{}, transformer.Options{})
+		if err != nil {
+			t.Fatalf("%s: %v", golden, err)
+		}
+		defer m.Close()
+		if err := m.Save(dir, "", ""); err != nil {
+			t.Fatalf("%s: %v", golden, err)
+		}
+		names := map[string][]string{}
+		for _, folder := range []string{from, dir} {
+			f, err := hfmodel.Open(folder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			names[folder] = slices.Sorted(slices.Values(f.Names()))
+			f.Close()
+		}
+		if !slices.Equal(names[from], names[dir]) || golden == "llama-yes-no" && !slices.Contains(names[dir], "lm_head.weight") {
+			t.Errorf("%s: saved %v, of %v", golden, names[dir], names[from])
+		}
 	}
 }
 
@@ -611,6 +623,27 @@ func TestErrors(t *testing.T) {
 	if _, err := Load(headless); err == nil || !strings.Contains(err.Error(), `"classifier.weight"`) {
 		t.Errorf("without its head: %v", err)
 	}
+	// A tokenizer of another model, and what an embedder has behind its pooling.
+	other := t.TempDir()
+	if err := os.CopyFS(other, os.DirFS(f.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	words, err := os.ReadFile(filepath.Join(other, "tokenizer.json"))
+	if err == nil {
+		more := regexp.MustCompile(`"vocab": ?\{`).ReplaceAll(words, fmt.Appendf(nil, `"vocab": {"too much": %d, `, c.Vocab))
+		err = os.WriteFile(filepath.Join(other, "tokenizer.json"), more, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(other); err == nil || !strings.Contains(err.Error(), "they do not belong together") {
+		t.Errorf("another model's tokenizer: %v", err)
+	}
+	dense := c
+	dense.Dense = []transformer.Dense{{Name: "2_Dense", Out: 3}}
+	if (&Spec{Scorer: transformer.Scorer{Out: "classifier"}}).Configure(&dense); len(dense.Dense) > 0 || dense.Scorer.None() {
+		t.Errorf("a reranker made of an embedder has %+v and %+v", dense.Dense, dense.Scorer)
+	}
 	// A chat template is not read: where a folder says that pairs go through it that is an error, and else it is said.
 	c.TypeVocab = 2
 	f.Reranker.Chat = true
@@ -642,14 +675,22 @@ func TestErrors(t *testing.T) {
 	if err := errors.Join(os.WriteFile(filepath.Join(moduled, "chat_template.jinja"), []byte("{{ x }}"), 0o600), os.Remove(filepath.Join(plain, "modules.json"))); err != nil {
 		t.Fatal(err)
 	}
-	for dir, want := range map[string]int{f.Dir: 0, chatty: 1, moduled: 0, plain: 0} {
+	bare, told := t.TempDir(), t.TempDir() // a language model alone, and one that says how it scores
+	for _, dir := range []string{bare, told} {
+		copyFiles(t, dir, goldens.Path(t, "rerank/qwen3-yes-no"), "config.json", "model.safetensors")
+		writeTokenizer(t, dir)
+	}
+	if err := os.WriteFile(filepath.Join(told, "reranker.json"), []byte(`{"true_token": "yes"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]string{f.Dir: "", chatty: "not in the tokenizer's chat template", moduled: "", plain: "", bare: `the logit of "yes" less that of "no" behind them`, told: ""} {
 		var said []string
 		r, err := Load(dir, OnDevice(ref.New()), Warn(func(m string) { said = append(said, m) }))
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.Close()
-		if len(said) != want || want > 0 && !strings.Contains(said[0], "not in the tokenizer's chat template") {
+		if (len(said) > 0) != (want != "") || !strings.Contains(strings.Join(said, ""), want) {
 			t.Errorf("%s: %q", dir, said)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
 	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
@@ -253,5 +255,61 @@ func TestNewHead(t *testing.T) {
 	}
 	if _, err := LoadTrainable(goldens.Path(t, "families/nomic-bert"), d, TextOptions{}, transformer.Options{}); err == nil || !strings.Contains(err.Error(), `a reranker of model_type "nomic_bert" is not supported`) {
 		t.Error(err)
+	}
+}
+
+// A new head of a language model is saved as what scores, whatever tokens the folder or a template has for that.
+func TestHeadReplaced(t *testing.T) {
+	base, d := t.TempDir(), ref.New()
+	copyFiles(t, base, goldens.Path(t, "rerank/qwen3-yes-no"), "config.json", "model.safetensors")
+	writeTokenizer(t, base)
+	config := filepath.Join(base, "config.json")
+	data, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	positions := regexp.MustCompile(`"max_position_embeddings": \d+`) // a template is long
+	if err := os.WriteFile(config, positions.ReplaceAll(data, []byte(`"max_position_embeddings": 256`)), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	// A folder that has tokens, as CrossEncoder has them.
+	had := filepath.Join(t.TempDir(), "had")
+	words, err := LoadTrainable(base, d, TextOptions{}, transformer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(words.Save(had, "", ""), words.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range map[string]struct {
+		from string
+		text TextOptions
+	}{"tokens of the folder": {had, TextOptions{NewHead: true, Seed: 1}}, "tokens of a template": {base, TextOptions{NewHead: true, Seed: 1, Template: "bge"}}} {
+		m, err := LoadTrainable(x.from, d, x.text, transformer.Options{})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		defer m.Close()
+		s, err := d.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &embedder.Engine{Model: m.Model, Stream: s}
+		want, err := ScorePairs(t.Context(), e, m.Pairs, []string{"a"}, []string{"b c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := filepath.Join(t.TempDir(), "out")
+		if err := errors.Join(e.Close(), e.CloseStream(), m.Save(out, "", "")); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		r, err := Load(out, OnDevice(d))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		defer r.Close()
+		if got, err := r.Score(t.Context(), "a", []string{"b c"}); err != nil || !(math.Abs(float64(got[0])-want[0]) <= 1e-6*math.Abs(want[0])) {
+			t.Errorf("%s: what is saved scores %v, %v; the model %v", name, got, err, want)
+		}
 	}
 }
