@@ -11,7 +11,7 @@ import (
 type Device interface {
 	Name() string
 	// OpenLane is called on the locked thread that will run the lane's tasks. A nil Lane without an error ends the run, as an error or a
-	// panic does.
+	// panic does, here as in all that a lane does.
 	OpenLane(kind LaneKind) (Lane, error)
 }
 

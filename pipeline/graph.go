@@ -219,7 +219,7 @@ type BatchOutput[T any] struct{ Output[T] }
 
 // Batches makes a stage the one that turns a stream into batches and steps; a graph has at most one. The stage has at
 // most one input, a stream: its function is called for every item and once more at the stream's end ([Task.Ended]), and
-// puts as many batches as it finds. Without an input it is a source: it is called until it returns io.EOF.
+// puts as many batches as it finds. Without an input it is a source: it is called until it returns io.EOF, as that of [Source].
 func Batches[T any](s *Stage, name string) BatchOutput[T] {
 	o := newOutput[T](s, name)
 	if s.batches != nil {
@@ -317,7 +317,7 @@ func Bind[T any](later Port[T], o Output[T]) {
 	}
 }
 
-// Source adds a stage that produces a stream: next is called until it returns io.EOF.
+// Source adds a stage that produces a stream: next is called until it returns io.EOF, itself: an error that wraps it ends the run as any other does.
 func Source[T any](g *Graph, name string, next func(context.Context) (T, error), opts ...Option) Port[T] {
 	s := g.Stage(name, append([]Option{At(Stream)}, opts...)...)
 	out := Out[T](s, name)

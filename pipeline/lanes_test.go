@@ -127,6 +127,47 @@ func TestLaneThatIsNone(t *testing.T) {
 	}
 }
 
+// What a lane or a mark panics with ends the run, too, with where it was.
+func TestLaneThatPanics(t *testing.T) {
+	checkGoroutines(t)
+	for where, want := range map[string]string{
+		"Await": `graph "g": stage "embed", item #0: panic: Await, at `,
+		"Sync":  `graph "g": stage "write", item #0: panic: Sync, at `,
+		"Err":   `graph "g": stage "copy", item #0: panic: Err, at `,
+		"Mark":  `graph "g": stage "copy", item #0: panic: Mark, at `,
+		"Close": `graph "g": closing lane gpu co`,
+	} {
+		g := New("g")
+		pass := func(_ *Task, v int) (int, error) { return v, nil }
+		copied := Map(g, "copy", Source(g, "rows", count(1)), pass, On(0, Copy))
+		Sink(g, "write", Map(g, "embed", copied, pass, On(0, Compute)), func(*Task, int) error { return nil })
+		p, err := g.Build(Devices(opener{"gpu", func() (Lane, error) { return panicking(where), nil }}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Run(t.Context())
+		var bug *PanicError
+		if !errors.As(err, &bug) || bug.Value != where || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", where, err, want)
+		}
+	}
+}
+
+// panicking is a lane, and its mark, of which one method panics.
+type panicking string
+
+func (p panicking) call(method string) error {
+	if string(p) == method {
+		panic(method)
+	}
+	return nil
+}
+func (p panicking) Mark() Mark       { p.call("Mark"); return p }
+func (p panicking) Await(Mark) error { return p.call("Await") }
+func (p panicking) Err() error       { return p.call("Err") }
+func (p panicking) Close() error     { return p.call("Close") }
+func (p panicking) Sync() error      { return p.call("Sync") }
+
 type opener struct {
 	fakeDevice
 	open func() (Lane, error)
