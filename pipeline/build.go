@@ -119,6 +119,9 @@ func (b *builder) resolve() {
 			b.fail(s, "Parallel(%d): want at least 1", s.parallel)
 		}
 		for _, e := range s.in {
+			if e.capped && e.cap < 1 {
+				b.fail(s, "input %q: Capacity(%d): want at least 1", e.input, e.cap)
+			}
 			switch {
 			case e.from == nil:
 				b.fail(s, "input %q: not connected, want %v", e.input, e.typ)
@@ -346,7 +349,7 @@ func (b *builder) roles() {
 		if e.kind == loop {
 			e.unit = Step
 		}
-		if e.cap <= 0 {
+		if !e.capped {
 			e.cap = defaultCapacity(e.unit)
 		}
 	}

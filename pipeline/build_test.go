@@ -153,6 +153,13 @@ func TestBuildErrors(t *testing.T) {
 		{"no task at a time", func(g *Graph) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, Parallel(-1))
 		}, []string{`stage "embed": Parallel(-1): want at least 1`}},
+		{"no room", func(g *Graph) {
+			s := g.Stage("sink")
+			rows := source(g)
+			In(s, "rows", rows, Capacity(0))
+			In(s, "again", rows, Capacity(-1))
+			s.Do(do)
+		}, []string{`graph "g": stage "sink": input "rows": Capacity(0): want at least 1`, `stage "sink": input "again": Capacity(-1): want at least 1`}},
 		{"when on a batch", func(g *Graph) {
 			s := g.Stage("eval", When(func(int) bool { return true }))
 			In(s, "batch", batches(g))

@@ -63,8 +63,10 @@ type edge struct {
 	from    *port
 	to      *Stage
 	input   string
+	slot    int // among the stage's inputs
 	kind    inputKind
-	cap     int // units in flight; 0: the default of its level
+	cap     int  // units in flight
+	capped  bool // cap was said; else it is the default of its level
 	typ     reflect.Type
 	initial any   // loop: what the first step reads
 	unit    Level // what cap counts and what is released together
@@ -230,31 +232,39 @@ func Batches[T any](s *Stage, name string) BatchOutput[T] {
 	return BatchOutput[T]{o}
 }
 
-// Put passes v on. It may be called before the stage's function ends; consumers can then start at once.
-func (o Output[T]) Put(t *Task, v T) { t.put(o.slot, value{v: v}, false) }
+// Put passes v on. It may be called before the stage's function ends; consumers can then start at once. A task that puts another stage's output, or
+// gets another's input, panics, and ends the run so.
+func (o Output[T]) Put(t *Task, v T) { o.put(t, value{v: v}, false) }
+
+func (o Output[T]) put(t *Task, v value, last bool) {
+	if p := o.Port.p; p.stage != t.stage {
+		panic(fmt.Sprintf("output %q is stage %q's", p.name, p.stage.name))
+	}
+	t.put(o.slot, v, last)
+}
 
 // Put lends v to the stages that read it. back, which may be nil and must not wait, is called once, when all of them have returned, or the run has
 // ended. A stage that reads v must not put it out again: who reads it there could have it when it has been given back.
-func (o LentOutput[T]) Put(t *Task, v T, back func()) { t.put(o.slot, value{v: v, back: back}, false) }
+func (o LentOutput[T]) Put(t *Task, v T, back func()) { o.put(t, value{v: v, back: back}, false) }
 
 // Put passes on a batch. last tells that it is its step's last one.
-func (o BatchOutput[T]) Put(t *Task, v T, last bool) { t.put(o.slot, value{v: v}, last) }
+func (o BatchOutput[T]) Put(t *Task, v T, last bool) { o.put(t, value{v: v}, last) }
 
 // Input is a stage's reading end.
-type Input[T any] struct{ slot int }
+type Input[T any] struct{ e *edge }
 
 // Get returns the value for the task's index.
 func (i Input[T]) Get(t *Task) T {
-	v, _ := t.args[i.slot].(T) // an interface-typed T may hold nil
+	v, _ := t.arg(i.e).(T) // an interface-typed T may hold nil
 	return v
 }
 
 // Group is the reading end of a collected port.
-type Group[T any] struct{ slot int }
+type Group[T any] struct{ e *edge }
 
 // All returns the group's values in index order.
 func (i Group[T]) All(t *Task) []T {
-	items := t.args[i.slot].([]any)
+	items := t.arg(i.e).([]any)
 	vs := make([]T, len(items))
 	for k, it := range items {
 		vs[k], _ = it.(T)
@@ -262,8 +272,16 @@ func (i Group[T]) All(t *Task) []T {
 	return vs
 }
 
+// arg is what the task has on an edge.
+func (t *Task) arg(e *edge) any {
+	if e.to != t.stage {
+		panic(fmt.Sprintf("input %q is stage %q's", e.input, e.to.name))
+	}
+	return t.args[e.slot]
+}
+
 func connect[T any](s *Stage, name string, p Port[T], kind inputKind, opts []EdgeOption) *edge {
-	e := &edge{from: p.p, to: s, input: name, kind: kind, typ: reflect.TypeFor[T]()}
+	e := &edge{from: p.p, to: s, input: name, slot: len(s.in), kind: kind, typ: reflect.TypeFor[T]()}
 	for _, o := range opts {
 		o(e)
 	}
@@ -274,26 +292,25 @@ func connect[T any](s *Stage, name string, p Port[T], kind inputKind, opts []Edg
 // EdgeOption configures an edge.
 type EdgeOption func(*edge)
 
-// Capacity bounds how far the producer may be ahead: in batches, in steps for step-level edges, in items for streams.
-func Capacity(n int) EdgeOption { return func(e *edge) { e.cap = n } }
+// Capacity bounds how far the producer may be ahead, by at least 1: in batches, in steps for step-level edges, in items for streams.
+func Capacity(n int) EdgeOption { return func(e *edge) { e.cap, e.capped = n, true } }
 
 // In connects an input to a port of the same level or of a coarser one.
 func In[T any](s *Stage, name string, p Port[T], opts ...EdgeOption) Input[T] {
-	connect(s, name, p, plain, opts)
-	return Input[T]{slot: len(s.in) - 1}
+	return Input[T]{connect(s, name, p, plain, opts)}
 }
 
 // Collect connects an input to a port of a finer level: a task gets all values of its group.
 func Collect[T any](s *Stage, name string, p Port[T], opts ...EdgeOption) Group[T] {
-	connect(s, name, p, collect, opts)
-	return Group[T]{slot: len(s.in) - 1}
+	return Group[T]{connect(s, name, p, collect, opts)}
 }
 
 // Loop connects an input to what the previous step wrote: p must be at step level, and the stage not at stream level. The first step of a
 // run reads initial.
 func Loop[T any](s *Stage, name string, p Port[T], initial T) Input[T] {
-	connect(s, name, p, loop, nil).initial = initial
-	return Input[T]{slot: len(s.in) - 1}
+	e := connect(s, name, p, loop, nil)
+	e.initial = initial
+	return Input[T]{e}
 }
 
 // Later declares a port before the stage that will write it, as a loop-carried edge needs. Bind completes it; missing says, where nobody has called
