@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A source has ended when it says io.EOF itself: an error that holds one, as of a file that ends too early, is an error, and not the end of the rows.
@@ -71,6 +72,78 @@ func TestAnothersPort(t *testing.T) {
 		}
 		if err := p.Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), `graph "g": stage "mine", item #0: `+want) {
 			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// A Final output is put by the step's last task alone, or what reads it would begin too early; and Predict puts it there, in stages of batches as of
+// sub-batches, and in a last step that has fewer.
+func TestFinal(t *testing.T) {
+	const items, perStep, perBatch = 5, 2, 3
+	for _, level := range []Level{Batch, Sub} {
+		for _, early := range []Index{{}, {Level: level}, {Level: level, Batch: 1}, {Level: Sub, Sub: perBatch - 1}} { // who puts it besides the last
+			g := New("final")
+			rows := summingBatches(g, Source(g, "rows", count(items)), perStep)
+			if level == Sub {
+				split := g.Stage("split")
+				row := In(split, "row", rows)
+				subs := Fan[int](split, "subs")
+				split.Do(func(t *Task) error {
+					for range perBatch {
+						subs.Put(t, row.Get(t))
+					}
+					return nil
+				})
+				rows = subs.Port
+			}
+			s := g.Stage("backward", On(0, Compute))
+			row := In(s, "row", rows, Capacity(perStep))
+			done := Final[int](s, "done")
+			ahead := make(chan struct{}) // closed when the first step is known to have two batches
+			s.Do(func(t *Task) error {
+				<-ahead
+				last := (row.Get(t)%perStep == perStep-1 || row.Get(t) == items-1) && (level == Batch || t.Index.Sub == perBatch-1)
+				if last || t.Index == early {
+					done.Put(t, 0)
+				}
+				return nil
+			})
+			known := g.Stage("known", At(Step))
+			Collect(known, "rows", rows, Capacity(items))
+			known.Do(func(t *Task) error {
+				if t.Index.Step == 0 {
+					close(ahead)
+				}
+				return nil
+			})
+			steps := 0
+			Sink(g, "sync", done.Port, func(*Task, int) error { steps++; return nil })
+			p, err := g.Build(Devices(fakeDevice("cpu")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := (items + perStep - 1) / perStep
+			wrong := early.Level == level && (level == Sub || early.Batch == 0)
+			err = p.Run(t.Context())
+			if text := fmt.Sprintf(`graph "final": stage "backward", item %v: output "done": only a step's last task puts a Final output`, early); wrong && (err == nil || !strings.HasPrefix(err.Error(), text)) {
+				t.Errorf("put by %v: %v, want %s", early, err, text)
+			}
+			if !wrong && (err != nil || steps != want) {
+				t.Errorf("stage of each %v: %v after %d steps, want %d", level, err, steps, want)
+			}
+			predicted := 0
+			for _, x := range p.Predict(Workload{
+				Items: items, Batches: func(int) int { return perStep }, Subs: func(Index) int { return perBatch },
+				Time:  func(string, Index) time.Duration { return 2 },
+				Final: func(string, string, Index) time.Duration { return 1 },
+			}) {
+				if x.Stage == "sync" {
+					predicted++
+				}
+			}
+			if predicted != want {
+				t.Errorf("stage of each %v: %d steps are predicted to be synchronized, want %d", level, predicted, want)
+			}
 		}
 	}
 }

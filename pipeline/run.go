@@ -302,6 +302,10 @@ func (r *running) handle(e event) {
 		return
 	}
 	if e.port != nil {
+		if e.port.final && r.err == nil && !r.core.lastOfStep(e.id) {
+			e.err = fmt.Errorf("output %q: only a step's last task puts a Final output, and after this one come more", e.port.name)
+			r.fail(r.failed(e))
+		}
 		idx, rep := r.core.put(e.id, e.port, e.last)
 		r.values[item{e.port, idx}] = e.v
 		r.act(rep)

@@ -207,6 +207,20 @@ func (c *core) put(t taskID, o *port, last bool) (Index, reply) {
 	return idx, c.take()
 }
 
+// lastOfStep tells whether a batch or sub-batch is the last of its step that its stage works on, as far as the step's batches are known.
+func (c *core) lastOfStep(t taskID) bool {
+	if t.index.Level == Sub {
+		last := c.counts[t.stage.origin][t.index.at(Batch)] - 1
+		if t.stage.descending {
+			last = 0
+		}
+		if t.index.Sub != last {
+			return false
+		}
+	}
+	return t.index.Batch == c.steps[t.index.Step].batches-1
+}
+
 // emitted declares the tasks that come before a new batch is split.
 func (c *core) emitted(idx Index, last bool) {
 	s := c.steps[idx.Step]
