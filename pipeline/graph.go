@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 )
@@ -413,6 +414,9 @@ func (t *Task) EndRun(because error) { t.run.events <- event{id: t.id, endRun: t
 // fails, or that EndRun ends with a step before, ends as that says.
 func (t *Task) EndBefore(err error) {
 	t.broke = true
+	if err == nil {
+		err = errors.New("EndBefore(nil): no reason is given")
+	}
 	t.run.events <- event{id: t.id, endBefore: true, err: err}
 }
 

@@ -147,3 +147,54 @@ func TestFinal(t *testing.T) {
 		}
 	}
 }
+
+// A stage that reads two streams has an item of each: what one has more than the other is not left out in silence, whether it fits an edge or not.
+func TestUnequalStreams(t *testing.T) {
+	for _, more := range []int{0, 1, 4, 5, 20} {
+		g := New("join")
+		join := g.Stage("join")
+		a, b := In(join, "a", Source(g, "short", count(3))), In(join, "b", Source(g, "long", count(3+more)))
+		joined := 0
+		join.Do(func(task *Task) error {
+			if joined++; a.Get(task) != b.Get(task) {
+				t.Errorf("%d is joined with %d", a.Get(task), b.Get(task))
+			}
+			return nil
+		})
+		p, err := g.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Run(t.Context())
+		want := `an input of stage "join" has ended after 3 items, and "long" of stage "long" has more`
+		if joined != 3 || more == 0 && err != nil || more > 0 && (err == nil || !strings.HasPrefix(err.Error(), `graph "join": nothing can run: `) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("3 and %d items: %v after %d", 3+more, err, joined)
+		}
+	}
+}
+
+// What can't end a run is told so: an item of a stream has no step to be the last, and what ends before something has a reason.
+func TestEndsWrongly(t *testing.T) {
+	for want, end := range map[string]func(*Task){
+		`graph "ends": stage "look", item #1: EndRun makes a task's step the last one, and a stream's items are in no step`: func(t *Task) { t.EndRun(nil) },
+		`graph "ends": stage "look", item #1: EndBefore(nil): no reason is given`:                                           func(t *Task) { t.EndBefore(nil) },
+	} {
+		g := New("ends")
+		rows := Map(g, "look", Source(g, "rows", count(3)), func(t *Task, v int) (int, error) {
+			if v == 1 {
+				end(t)
+			}
+			return v, nil
+		})
+		step := g.Stage("step", At(Step))
+		Collect(step, "rows", summingBatches(g, rows, 1))
+		step.Do(func(*Task) error { return nil })
+		p, err := g.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

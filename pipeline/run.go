@@ -287,6 +287,11 @@ func (r *running) stopped() {
 }
 
 func (r *running) handle(e event) {
+	if e.endRun && e.id.stage.level == Stream {
+		e.err = errors.New("EndRun makes a task's step the last one, and a stream's items are in no step: EndBefore is for them")
+		r.fail(r.failed(e))
+		return
+	}
 	if e.endRun {
 		r.core.endWith(e.id.index.Step)
 		if e.err != nil && r.because == nil {

@@ -673,7 +673,7 @@ func (c *core) complete() bool {
 	rest := func(t taskID) bool { return c.cut == nil || !c.beyond(t) }
 	for i := range c.st {
 		s := c.plan.stages[i]
-		if slices.ContainsFunc(c.st[i].queue, func(at Index) bool { return rest(taskID{stage: s, index: at}) }) || s.level == Stream && !c.st[i].ended && c.cut == nil {
+		if slices.ContainsFunc(c.st[i].queue, func(at Index) bool { return rest(taskID{stage: s, index: at}) }) || s.level == Stream && c.cut == nil && (!c.st[i].ended || c.unpaired(s) != nil) {
 			return false
 		}
 	}
@@ -683,6 +683,16 @@ func (c *core) complete() bool {
 		}
 	}
 	return len(c.pending) == 0 || c.cut != nil
+}
+
+// unpaired is an input of a stream stage that has more items than another one, which has ended.
+func (c *core) unpaired(s *Stage) *edge {
+	for _, e := range s.in {
+		if st := c.state(s); st.ended && c.state(e.from.stage).put > st.nextItem {
+			return e
+		}
+	}
+	return nil
 }
 
 // stuck says who waits for what when nothing runs and something is left: a stage that put nothing, as a rule.
@@ -714,6 +724,9 @@ func (c *core) waits() (waits []string) {
 	for _, s := range c.plan.stages {
 		if t, ok := c.next(s); ok {
 			describe(t)
+		}
+		if e := c.unpaired(s); e != nil {
+			waits = append(waits, fmt.Sprintf("an input of stage %q has ended after %d items, and %q of stage %q has more", s.name, c.state(s).nextItem, e.from.name, e.from.stage.name))
 		}
 	}
 	return waits
