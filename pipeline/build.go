@@ -432,10 +432,21 @@ func deviceNames(ds []Device) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
+// deviceName is how traces, summaries and errors call a device, one that has another's name by its number as well: what they do is told apart by it.
+func (p *Plan) deviceName(i int) string {
+	name := p.devices[i].Name()
+	for k, d := range p.devices {
+		if k != i && d.Name() == name {
+			return fmt.Sprintf("%s (device %d)", name, i)
+		}
+	}
+	return name
+}
+
 // laneName is how traces, transcripts and errors call a lane.
 func (p *Plan) laneName(pl Placement) string {
 	if pl.Host {
 		return "host"
 	}
-	return p.devices[pl.Device].Name() + " " + pl.Lane.String()
+	return p.deviceName(pl.Device) + " " + pl.Lane.String()
 }

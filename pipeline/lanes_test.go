@@ -60,6 +60,30 @@ func TestTwoDevices(t *testing.T) {
 	}
 }
 
+// Devices of one name are told apart: what one computes hides nothing that the other communicates.
+func TestDevicesOfOneName(t *testing.T) {
+	g := New("two")
+	rows := Source(g, "rows", count(4))
+	Sink(g, "send", rows, func(*Task, int) error { time.Sleep(time.Millisecond); return nil }, On(0, Comm))
+	Sink(g, "work", rows, func(*Task, int) error { time.Sleep(time.Millisecond); return nil }, On(1, Compute))
+	p, err := g.Build(Devices(fakeDevice("cpu"), fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for how, spans := range map[string][]Span{
+		"traced":    Spans(traced(t, p)),
+		"predicted": p.Predict(Workload{Items: 4, Time: func(string, Index) time.Duration { return 1 }}),
+	} {
+		device := map[string]string{}
+		for _, s := range spans {
+			device[s.Stage] = s.Device
+		}
+		if c := Communicated(spans); c.Total == 0 || c.Hidden > 0 || device["send"] != "cpu (device 0)" || device["work"] != "cpu (device 1)" {
+			t.Errorf("%s on %v: %v", how, device, c)
+		}
+	}
+}
+
 // Whatever the timing, a lane runs its tasks in one order.
 func TestLaneOrderIgnoresTiming(t *testing.T) {
 	order := func(ticks map[string]int) string {

@@ -57,7 +57,7 @@ func (s *simulation) act(r reply) {
 		d := s.w.Time(id.stage.name, id.index)
 		where := Span{Stage: id.stage.name, Item: id.index.String(), Device: "host", Lane: "host", Start: s.now, End: s.now + d}
 		if pl := id.stage.place; !pl.Host {
-			where.Device, where.Lane = s.p.devices[pl.Device].Name(), pl.Lane.String()
+			where.Device, where.Lane = s.p.deviceName(pl.Device), pl.Lane.String()
 		}
 		s.spans, s.ids = append(s.spans, where), append(s.ids, id)
 		for _, o := range id.stage.out {
