@@ -87,7 +87,17 @@ func TestAbsent(t *testing.T) {
 		}
 		w.AllGather(s, whole, mine, rows, gpustage.F32)
 		w.ReduceScatter(s, mine, whole, rows, gpustage.BF16)
-		w.AllGather(s, gpustage.Tensor{}, gpustage.Tensor{}, []int{0, 0, 0}, gpustage.F32)
+		// Where no rank has any, those that are there without rows and those that are absent mean the same.
+		empty := gpustage.Tensor{}
+		if w.Rank() == 1 {
+			empty = gpustage.Tensor{Mem: whole.Mem, Cols: 3, Stride: 3, DType: gpustage.F64}
+		}
+		for _, wire := range []gpustage.DType{gpustage.F32, gpustage.F64, gpustage.BF16} {
+			w.AllGather(s, empty, empty, []int{0, 0, 0}, wire)
+			w.ReduceScatter(s, empty, empty, []int{0, 0, 0}, wire)
+			w.AllReduce(s, empty, wire)
+		}
+		w.Broadcast(s, empty, 1)
 		if err := s.Sync(); err != nil {
 			return err
 		}
