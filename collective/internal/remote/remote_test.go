@@ -204,6 +204,38 @@ func TestDeath(t *testing.T) {
 	}
 }
 
+// A rank that goes on for longer than rank 0 waits to leave with it is told so, and not that rank 0 has died; how long an exchange was waited for is what was
+// said of this one.
+func TestGoesOnAlone(t *testing.T) {
+	checkGoroutines(t)
+	const patience = 200 * time.Millisecond
+	cs := star(t, 2, patience)
+	cs[0].Leave()
+	select {
+	case <-cs[1].fate.Done():
+	case <-time.After(10 * time.Second):
+	}
+	var re *collective.RankError
+	if err := cs[1].fate.Err(); !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, "it has not left the job within 200ms") {
+		t.Error(err)
+	}
+	for _, c := range cs {
+		c.Close()
+	}
+	cs = star(t, 2, time.Minute)
+	for _, c := range cs {
+		if err := c.Register("both", []int{0, 1}); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := cs[0].exchange(t.Context(), "both", 1, nil, patience); !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, "within 200ms") {
+		t.Error(err)
+	}
+	for _, c := range cs {
+		c.Close()
+	}
+}
+
 // Once all have said good-bye, nobody's end is a failure.
 func TestFarewell(t *testing.T) {
 	cs := star(t, 3, time.Minute)

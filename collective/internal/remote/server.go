@@ -401,6 +401,17 @@ func (s *server) leave(rank int) {
 	}
 }
 
+// desert ends the job for the ranks that go on when rank 0, which all of them need, has waited long enough to leave with them: its process seems to
+// have died to them otherwise.
+func (s *server) desert(waited time.Duration) {
+	s.mu.Lock()
+	late := slices.IndexFunc(s.peers, func(p *peer) bool { return p != nil && !p.left })
+	s.mu.Unlock()
+	if late >= 0 {
+		s.fail(late, fmt.Sprintf("it has not left the job within %v of rank 0, without which there is none", waited))
+	}
+}
+
 // fail tells everybody how the job ended, rank 0 last: when it knows, its process may end, and with it this server.
 func (s *server) fail(culprit int, reason string) {
 	s.mu.Lock()
