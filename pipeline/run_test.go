@@ -573,6 +573,32 @@ func TestLent(t *testing.T) {
 	}
 }
 
+// What nobody reads comes back at once.
+func TestLentToNobody(t *testing.T) {
+	g := New("lends")
+	lend := g.Stage("lend", At(Stream))
+	In(lend, "row", Source(g, "source", count(3)))
+	out := Lent[int](lend, "value")
+	free := make(chan struct{}, 1)
+	free <- struct{}{}
+	lend.Do(func(t *Task) error {
+		select {
+		case <-free:
+		case <-time.After(10 * time.Second):
+			return errors.New("it is kept")
+		}
+		out.Put(t, 0, func() { free <- struct{}{} })
+		return nil
+	})
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // What is lent comes back once, too, from a run that fails before all who were to read it have begun, and where a stage puts twice what it may
 // put once.
 func TestLentAndNotRead(t *testing.T) {

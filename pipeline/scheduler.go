@@ -59,7 +59,6 @@ type stageState struct {
 	put      int     // streams: items put so far
 	inflight int
 	ended    bool          // will start no more
-	flushed  bool          // batching stage: its last call was started
 	units    map[Index]int // tasks finished within a batch or batches finished within a step
 }
 
@@ -524,7 +523,7 @@ func (c *core) next(s *Stage) (taskID, bool) {
 	t := taskID{stage: s, index: streamIndex(st.nextItem)}
 	if c.inputEnded(s) {
 		t.ended = true
-		return t, s.batches != nil && !st.flushed && st.inflight == 0
+		return t, s.batches != nil
 	}
 	return t, true
 }
@@ -533,7 +532,6 @@ func (c *core) pop(t taskID) {
 	st := c.state(t.stage)
 	switch {
 	case t.ended:
-		st.flushed = true
 	case t.stage.level == Stream:
 		st.nextItem++
 	default:
