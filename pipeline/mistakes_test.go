@@ -198,3 +198,79 @@ func TestEndsWrongly(t *testing.T) {
 		}
 	}
 }
+
+// A run that is stopped with a cause is stopped, and its stage has not failed, also where the stage that returns the cause is heard first.
+func TestStoppedByStage(t *testing.T) {
+	why := errors.New("no more")
+	for range 20 { // both are there when the run looks, and it takes either
+		ctx, cancel := context.WithCancelCause(t.Context())
+		worked := make(chan struct{})
+		g := New("stops")
+		s := g.Stage("rows", At(Stream))
+		rows := Out[int](s, "rows")
+		s.Do(func(t *Task) error {
+			rows.Put(t, 0)
+			<-worked
+			cancel(why)
+			return context.Cause(t.Context())
+		})
+		Sink(g, "work", rows.Port, func(*Task, int) error { return nil })
+		p, err := g.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Run(ctx, WithDepths(func(d Depth) { // by who hears of the stage
+			if d.Units == 0 {
+				close(worked)
+				<-ctx.Done()
+				time.Sleep(time.Millisecond)
+			}
+		}))
+		if !errors.Is(err, why) || err.Error() != `graph "stops": stopped: no more (context canceled)` {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What has run for longest comes first in the report of a run that is stalled.
+func TestStalledLongest(t *testing.T) {
+	g := New("stalls")
+	rows := Source(g, "rows", count(1))
+	names := []string{"b", "d", "a", "e", "c"}
+	began := []chan struct{}{make(chan struct{})}
+	close(began[0])
+	release := make(chan struct{})
+	for i, name := range names {
+		began = append(began, make(chan struct{}))
+		rows = Map(g, name, rows, func(_ *Task, v int) (int, error) { return v, nil })
+		s := g.Stage("wait " + name)
+		In(s, "row", rows)
+		s.Do(func(*Task) error {
+			<-began[i]
+			close(began[i+1])
+			<-release
+			return nil
+		})
+	}
+	p, err := g.Build(Workers(2 * len(names)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said string
+	if err := p.Run(t.Context(), WhenStalled(20*time.Millisecond, func(report string) {
+		if said == "" {
+			said = report
+			close(release)
+		}
+	})); err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	for _, name := range names {
+		next := strings.Index(said, "wait "+name+"(#0) runs")
+		if next < at {
+			t.Errorf("stage %q is not behind those that began before: %s", name, said)
+		}
+		at = next
+	}
+}
