@@ -49,6 +49,11 @@ func TestRefusals(t *testing.T) {
 			x.Rows = 9
 			w.AllReduce(s, x, f32)
 		}},
+		{"all-reduce: x is f32[4 4] at element 12 of 96 bytes", func(w collective.World, s gpustage.Stream) {
+			x := big.Span(3, 6)
+			x.Rows = 4
+			w.AllReduce(s, x, f32)
+		}},
 		{"all-reduce: a wire of f64; want the tensors' f32, or bf16", func(w collective.World, s gpustage.Stream) { w.AllReduce(s, big, gpustage.F64) }},
 		{"all-reduce: i32 tensors; want f32 or f64", func(w collective.World, s gpustage.Stream) { w.AllReduce(s, tensor(gpustage.I32, 1, 4), gpustage.I32) }},
 		{"all-reduce: bf16 tensors; want f32 or f64", func(w collective.World, s gpustage.Stream) { w.AllReduce(s, tensor(bf16, 1, 4), bf16) }},
@@ -269,4 +274,71 @@ func (s *watchedStream) Add(dst, a, b gpustage.Tensor) {
 func (s *watchedStream) Sync() error {
 	defer s.d.note("sync")
 	return s.Stream.Sync()
+}
+
+// Tensors of one allocation, as in an arena, are told apart by where they lie: before, behind, or as the rank's own part.
+func TestOneArena(t *testing.T) {
+	const n = 5
+	err := local.Run(2, func(w collective.World) error {
+		d, r := ref.New(), w.Rank()
+		s, _ := d.OpenStream()
+		arena, err := gpustage.NewTensor(d, gpustage.F32, 4*n, 1)
+		if err != nil {
+			return err
+		}
+		all, rows := arena.Span(n, 3*n), []int{n, n}
+		for _, own := range []gpustage.Tensor{arena.Span(0, n), arena.Span(3*n, 4*n), all.Span(r*n, (r+1)*n)} {
+			s.Fill(arena, -1)
+			s.Fill(own, float64(r+1))
+			w.AllGather(s, all, own, rows, gpustage.F32)
+			for k := range rows {
+				if got := gpustage.Slice[float32](all.Span(k*n, (k+1)*n)); got[0] != float32(k+1) || got[n-1] != float32(k+1) {
+					t.Errorf("rank %d, own at %d: of rank %d it has %v", r, own.Off, k, got)
+				}
+			}
+			s.Fill(arena, -1)
+			s.Fill(all, float64(10*(r+1)))
+			w.ReduceScatter(s, own, all, rows, gpustage.F32)
+			if got := gpustage.Slice[float32](own); got[0] != 30 || got[n-1] != 30 {
+				t.Errorf("rank %d, own at %d: the sum is %v, want 30", r, own.Off, got)
+			}
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// No kind of scratch takes more than a chunk, however many ranks share it.
+func TestChunkBounds(t *testing.T) {
+	const chunk = 32 << 10
+	err := local.Run(5, func(w collective.World) error {
+		d := &largest{Device: ref.New()}
+		s := ref.NewStream(d)
+		x, err := gpustage.NewTensor(d.Device, gpustage.F32, 1, 100_000)
+		if err != nil {
+			return err
+		}
+		w.(interface{ SetChunk(bytes int) }).SetChunk(chunk)
+		w.AllReduce(s, x, gpustage.BF16)
+		if d.bytes == 0 || d.bytes > chunk {
+			t.Errorf("rank %d takes %d bytes at once, want %d at most", w.Rank(), d.bytes, chunk)
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// largest is a device that knows its largest allocation.
+type largest struct {
+	gpustage.Device
+	bytes int
+}
+
+func (d *largest) Alloc(bytes int) (gpustage.Memory, error) {
+	d.bytes = max(d.bytes, bytes)
+	return d.Device.Alloc(bytes)
 }
