@@ -402,7 +402,8 @@ func (t *Task) Lane() Lane { return t.lane }
 // EndRun makes the step that the task belongs to the run's last one. All of that step is still done; of later steps, which are not
 // begun, only what comes before their batches are split (up to the edges' capacities, as ever). The task must be one that the
 // stages behind the split wait for in the next step, by a Loop, and call this before it puts what they wait for: then ranks that
-// run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's. A run that
+// run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's. So a source that
+// has been asked for more is waited for, too: one whose rows may never come has to know an end of its own. A run that
 // nothing else has failed ends with because, which may be nil.
 func (t *Task) EndRun(because error) { t.run.events <- event{id: t.id, endRun: true, err: because} }
 

@@ -32,6 +32,9 @@ func TestRefusals(t *testing.T) {
 		{"all-gather: rows [1 2] of a group of 1 ranks", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big, []int{1, 2}, f32) }},
 		{"all-gather: rank 0 has -1 rows", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big, []int{-1}, f32) }},
 		{"all-gather: src is f32[3 4]; rows [6] want f32[6 4] on rank 0", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big.Span(0, 3), []int{6}, f32) }},
+		{"all-gather: dst is f32[6 4]; rows [3] want f32[3 4] on rank 0", func(w collective.World, s gpustage.Stream) {
+			w.AllGather(s, big, tensor(f32, 3, 4), []int{3}, f32)
+		}},
 		{"all-gather: src is f64[6 4]; rows [6] want f32[6 4]", func(w collective.World, s gpustage.Stream) {
 			w.AllGather(s, big, tensor(gpustage.F64, 6, 4), []int{6}, f32)
 		}},
