@@ -524,73 +524,6 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-// half is a connection that takes a part of the first write.
-type half struct {
-	net.Conn
-	taken []byte
-}
-
-func (c *half) SetWriteDeadline(time.Time) error { return nil }
-
-func (c *half) Write(b []byte) (int, error) {
-	c.taken = append(c.taken, b[:len(b)/2]...)
-	return len(b) / 2, io.ErrShortWrite
-}
-
-// Nothing follows a part of a frame: it would be taken for the rest.
-func TestHalfWritten(t *testing.T) {
-	c := &half{}
-	w := &wire{conn: c}
-	for range 2 {
-		if err := w.write(newFrame(exchange).string("some words")); !errors.Is(err, io.ErrShortWrite) || len(c.taken) != 8 {
-			t.Errorf("%v, and %d bytes have left", err, len(c.taken))
-		}
-	}
-}
-
-// slowly is a connection that takes and gives little at a time, and each time within the silence limit.
-type slowly struct {
-	net.Conn
-	held        []byte
-	read, write time.Time // deadlines that have been used
-	rd, wd      time.Time
-}
-
-var errLate = errors.New("the deadline is an old one")
-
-func (c *slowly) SetWriteDeadline(t time.Time) error { c.wd = t; return nil }
-func (c *slowly) SetReadDeadline(t time.Time) error  { c.rd = t; return nil }
-
-func (c *slowly) Write(b []byte) (int, error) {
-	if len(b) > piece || !c.wd.After(c.write) {
-		return 0, errLate
-	}
-	c.held, c.write = append(c.held, b...), c.wd
-	return len(b), nil
-}
-
-func (c *slowly) Read(b []byte) (int, error) {
-	if !c.rd.After(c.read) && len(b) > 4 {
-		return 0, errLate
-	}
-	n := copy(b[:min(len(b), 1<<18)], c.held)
-	c.held, c.read = c.held[n:], c.rd
-	return n, nil
-}
-
-// A long frame may take longer than a peer may be silent, as long as it goes on.
-func TestLongFrame(t *testing.T) {
-	w := &wire{conn: &slowly{}, limit: uint32(maxFrame)}
-	text := strings.Repeat("a long message ", 3*piece/15)
-	if err := w.write(newFrame(result).string(text)); err != nil {
-		t.Fatal(err)
-	}
-	f, err := w.read()
-	if err != nil || f.kind != result || f.getString() != text || f.err != nil {
-		t.Errorf("%v", err)
-	}
-}
-
 // What one's own data say of another's failure is worth less than the news of it, which take a moment longer.
 func TestNewsFirst(t *testing.T) {
 	cs := star(t, 2, time.Minute)
@@ -635,25 +568,6 @@ func TestAcceptsAgain(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-}
-
-func FuzzFrame(f *testing.F) {
-	f.Add(newFrame(exchange).string("all ranks").int(3).string("an exchange").string("hello").data[5:])
-	f.Add(newFrame(register).string("g").ints([]int{0, 2, 5}).data[5:])
-	f.Fuzz(func(t *testing.T, data []byte) {
-		s := &server{groups: map[string]*gathering{}, peers: []*peer{{left: true, heard: make(chan struct{})}}}
-		for k := hello; k <= allGone; k++ {
-			if k != abort && k != exchange && k != issued && k != late && k != bye {
-				_ = s.handle(0, &frame{kind: k, data: data})
-			}
-		}
-		g := &frame{data: data}
-		for g.err == nil && len(g.data) > 0 {
-			g.getInt()
-			g.getInts()
-			g.getString()
-		}
-	})
 }
 
 func BenchmarkExchange(b *testing.B) {
