@@ -466,11 +466,11 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// A rank that does not come at all is named once the deadline has passed, and a world that is not made leaves nothing open.
+// Ranks that do not come at all are named once the deadline has passed, and a world that is not made leaves nothing open.
 func TestMissing(t *testing.T) {
 	checkGoroutines(t)
-	cs := star(t, 3, 300*time.Millisecond)
-	errs := make([]error, 3)
+	cs := star(t, 4, 300*time.Millisecond)
+	errs := make([]error, 2)
 	var wait sync.WaitGroup
 	for r := range 2 {
 		wait.Go(func() { _, errs[r] = NewWorld(context.Background(), cs[r], openSlow, nil) })
@@ -478,7 +478,7 @@ func TestMissing(t *testing.T) {
 	wait.Wait()
 	for r := range 2 {
 		var re *collective.RankError
-		if !errors.As(errs[r], &re) || re.Rank != 2 || !strings.Contains(re.Reason, "did not come to an exchange in meeting as ranks [0 1 2]") {
+		if !errors.As(errs[r], &re) || re.Rank != 2 || !strings.Contains(re.Reason, "did not come to an exchange in meeting as ranks [0 1 2 3]") || !strings.HasSuffix(re.Reason, "(missing: ranks 2, 3)") {
 			t.Errorf("rank %d: %v", r, errs[r])
 		}
 	}
@@ -486,6 +486,7 @@ func TestMissing(t *testing.T) {
 		t.Error("rank 0 still listens")
 	}
 	cs[2].Close()
+	cs[3].Close()
 }
 
 // What is longer than a frame may be is the sender's error, or that of all, and at once: nobody is said to have died, and nobody waits.
