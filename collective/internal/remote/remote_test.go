@@ -443,6 +443,35 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
+// Who connects and says nothing does not keep rank 0 at the job's end, and who comes while it ends is not taken in.
+func TestSilentStranger(t *testing.T) {
+	checkGoroutines(t)
+	cs := star(t, 1, time.Minute)
+	conn, err := net.Dial("tcp", cs[0].Addresses[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	began := time.Now()
+	cs[0].Leave()
+	if err := cs[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > silence/2 {
+		t.Errorf("the end took %v", took)
+	}
+	s := &server{token: "test", quit: make(chan struct{}), peers: make([]*peer, 1)}
+	close(s.quit)
+	at := &slowly{}
+	w := &wire{conn: at, limit: maxHello}
+	if err := w.write(newFrame(hello).string("test").int(0).int(1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.admit(w); err == nil || err.Error() != "the job has ended" || s.peers[0] != nil {
+		t.Errorf("%v", err)
+	}
+}
+
 // Who comes to a port where something else answers, or nothing, is told what it tried.
 func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
