@@ -501,6 +501,29 @@ func TestOneRankAsks(t *testing.T) {
 	}
 }
 
+// A checkpoint that fails, late as it may be, leaves nothing behind: a disk that was full has the room again.
+func TestFailedCheckpointLeavesNothing(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	dir, full := t.TempDir(), errors.New("no note")
+	written := 0
+	_, err = wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+		states := stages.Snapshot(g, steps, enc, func(r stages.StepResult) (any, bool) { return nil, r.Step == 0 })
+		stages.Checkpoint(g, states, enc, stages.Checkpoints{Store: checkpoint.Open(dir, checkpoint.Disk{}), State: func(*checkpoint.State) error {
+			files, err := os.ReadDir(dir)
+			written = len(files)
+			return errors.Join(full, err)
+		}})
+	})
+	files, e := os.ReadDir(dir)
+	if !errors.Is(err, full) || written == 0 || e != nil || len(files) > 0 {
+		t.Errorf("%v; of %d files and folders there are %v left, %v", err, written, files, e)
+	}
+}
+
 // What Run is told besides counts before what it knows itself: a plan put behind some steps without a checkpoint.
 func TestRunOptions(t *testing.T) {
 	p, err := openParts(t.Context())
