@@ -20,7 +20,7 @@ func TestEndBeforeFirst(t *testing.T) {
 			split = s
 		}
 	}
-	for _, order := range [][]Index{{batchIndex(2, 0), batchIndex(1, 1), batchIndex(3, 0)}, {batchIndex(1, 1), batchIndex(1, 2)}, {batchIndex(2, 0), batchIndex(1, 2), batchIndex(1, 1)}} {
+	for _, order := range [][]Index{{batchIndex(2, 0), batchIndex(1, 1), batchIndex(3, 0)}, {batchIndex(1, 1), batchIndex(1, 1)}, {batchIndex(1, 1), batchIndex(1, 2)}, {batchIndex(2, 0), batchIndex(1, 2), batchIndex(1, 1)}} {
 		c := newCore(p, 0)
 		for _, idx := range order {
 			earlier := c.cut == nil || compareIndex(idx, *c.cut) < 0

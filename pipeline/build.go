@@ -11,7 +11,7 @@ import (
 type Device interface {
 	Name() string
 	// OpenLane is called on the locked thread that will run the lane's tasks. A nil Lane without an error ends the run, as an error or a
-	// panic does.
+	// panic does, here as in all that a lane does.
 	OpenLane(kind LaneKind) (Lane, error)
 }
 
@@ -119,6 +119,9 @@ func (b *builder) resolve() {
 			b.fail(s, "Parallel(%d): want at least 1", s.parallel)
 		}
 		for _, e := range s.in {
+			if e.capped && e.cap < 1 {
+				b.fail(s, "input %q: Capacity(%d): want at least 1", e.input, e.cap)
+			}
 			switch {
 			case e.from == nil:
 				b.fail(s, "input %q: not connected, want %v", e.input, e.typ)
@@ -346,7 +349,7 @@ func (b *builder) roles() {
 		if e.kind == loop {
 			e.unit = Step
 		}
-		if e.cap <= 0 {
+		if !e.capped {
 			e.cap = defaultCapacity(e.unit)
 		}
 	}
@@ -429,10 +432,21 @@ func deviceNames(ds []Device) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
+// deviceName is how traces, summaries and errors call a device, one that has another's name by its number as well: what they do is told apart by it.
+func (p *Plan) deviceName(i int) string {
+	name := p.devices[i].Name()
+	for k, d := range p.devices {
+		if k != i && d.Name() == name {
+			return fmt.Sprintf("%s (device %d)", name, i)
+		}
+	}
+	return name
+}
+
 // laneName is how traces, transcripts and errors call a lane.
 func (p *Plan) laneName(pl Placement) string {
 	if pl.Host {
 		return "host"
 	}
-	return p.devices[pl.Device].Name() + " " + pl.Lane.String()
+	return p.deviceName(pl.Device) + " " + pl.Lane.String()
 }

@@ -153,6 +153,60 @@ func TestBuildErrors(t *testing.T) {
 		{"no task at a time", func(g *Graph) {
 			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, Parallel(-1))
 		}, []string{`stage "embed": Parallel(-1): want at least 1`}},
+		{"no room", func(g *Graph) {
+			s := g.Stage("sink")
+			rows := source(g)
+			In(s, "rows", rows, Capacity(0))
+			In(s, "again", rows, Capacity(-1))
+			s.Do(do)
+		}, []string{`graph "g": stage "sink": input "rows": Capacity(0): want at least 1`, `stage "sink": input "again": Capacity(-1): want at least 1`}},
+		{"no device before the first", func(g *Graph) {
+			Map(g, "embed", source(g), func(_ *Task, v int) (int, error) { return v, nil }, On(-1, Compute))
+		}, []string{`stage "embed": placed on device -1, but there are 1 devices (gpu)`}},
+		{"sub-batches of nothing", func(g *Graph) {
+			Sink(g, "embed", batches(g), func(*Task, string) error { return nil }, At(Sub))
+		}, []string{`stage "embed": is at sub level but no input says which sub-batches there are`}},
+		{"split by a step's value", func(g *Graph) {
+			b := batches(g)
+			s := g.Stage("count", At(Step))
+			Collect(s, "batches", b)
+			s.Do(do)
+			split := g.Stage("split")
+			In(split, "batch", b)
+			In(split, "count", Out[int](s, "count").Port)
+			Fan[int](split, "subs")
+			split.Do(do)
+		}, []string{`stage "split": input "count": the split "split" can't depend on a value at step level`}},
+		{"steps without batches", func(g *Graph) {
+			g.Stage("update", At(Step)).Do(do)
+		}, []string{`stage "update": is at step level, but no stage emits batches`}},
+		{"batches from nowhere", func(g *Graph) {
+			batches(g)
+			Out[int](g.Stage("mine", At(Batch)), "batches")
+			g.stages[len(g.stages)-1].Do(do)
+		}, []string{`stage "mine": is at batch level but has no input: emit batches with Batches`}},
+		{"batches into a stream", func(g *Graph) {
+			Sink(g, "count", batches(g), func(*Task, string) error { return nil }, At(Stream))
+		}, []string{`stage "count": input "count": port "batches" is at batch level, the stage at stream level`}},
+		{"batches of two streams", func(g *Graph) {
+			s, rows := g.Stage("batch"), source(g)
+			In(s, "rows", rows)
+			In(s, "more rows", rows)
+			Batches[int](s, "batches")
+			s.Do(do)
+		}, []string{`stage "batch": a stage that emits batches has one output and at most one input`}},
+		{"batches and something else", func(g *Graph) {
+			s := g.Stage("batch")
+			Batches[int](s, "batches")
+			Out[int](s, "counts")
+			s.Do(do)
+		}, []string{`stage "batch": a stage that emits batches has one output and at most one input`}},
+		{"parallel source", func(g *Graph) {
+			Source(g, "rows", func(context.Context) (int, error) { return 0, io.EOF }, Parallel(2))
+		}, []string{`stage "rows": a source or a batching stage runs one task at a time: drop Parallel`}},
+		{"for nothing", func(g *Graph) {
+			g.Stage("idle", At(Stream)).Do(do)
+		}, []string{`stage "idle": has neither inputs nor outputs`}},
 		{"when on a batch", func(g *Graph) {
 			s := g.Stage("eval", When(func(int) bool { return true }))
 			In(s, "batch", batches(g))

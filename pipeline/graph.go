@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 )
@@ -63,8 +64,10 @@ type edge struct {
 	from    *port
 	to      *Stage
 	input   string
+	slot    int // among the stage's inputs
 	kind    inputKind
-	cap     int // units in flight; 0: the default of its level
+	cap     int  // units in flight
+	capped  bool // cap was said; else it is the default of its level
 	typ     reflect.Type
 	initial any   // loop: what the first step reads
 	unit    Level // what cap counts and what is released together
@@ -219,7 +222,7 @@ type BatchOutput[T any] struct{ Output[T] }
 
 // Batches makes a stage the one that turns a stream into batches and steps; a graph has at most one. The stage has at
 // most one input, a stream: its function is called for every item and once more at the stream's end ([Task.Ended]), and
-// puts as many batches as it finds. Without an input it is a source: it is called until it returns io.EOF.
+// puts as many batches as it finds. Without an input it is a source: it is called until it returns io.EOF, as that of [Source].
 func Batches[T any](s *Stage, name string) BatchOutput[T] {
 	o := newOutput[T](s, name)
 	if s.batches != nil {
@@ -230,31 +233,39 @@ func Batches[T any](s *Stage, name string) BatchOutput[T] {
 	return BatchOutput[T]{o}
 }
 
-// Put passes v on. It may be called before the stage's function ends; consumers can then start at once.
-func (o Output[T]) Put(t *Task, v T) { t.put(o.slot, value{v: v}, false) }
+// Put passes v on. It may be called before the stage's function ends; consumers can then start at once. A task that puts another stage's output, or
+// gets another's input, panics, and ends the run so.
+func (o Output[T]) Put(t *Task, v T) { o.put(t, value{v: v}, false) }
+
+func (o Output[T]) put(t *Task, v value, last bool) {
+	if p := o.Port.p; p.stage != t.stage {
+		panic(fmt.Sprintf("output %q is stage %q's", p.name, p.stage.name))
+	}
+	t.put(o.slot, v, last)
+}
 
 // Put lends v to the stages that read it. back, which may be nil and must not wait, is called once, when all of them have returned, or the run has
 // ended. A stage that reads v must not put it out again: who reads it there could have it when it has been given back.
-func (o LentOutput[T]) Put(t *Task, v T, back func()) { t.put(o.slot, value{v: v, back: back}, false) }
+func (o LentOutput[T]) Put(t *Task, v T, back func()) { o.put(t, value{v: v, back: back}, false) }
 
 // Put passes on a batch. last tells that it is its step's last one.
-func (o BatchOutput[T]) Put(t *Task, v T, last bool) { t.put(o.slot, value{v: v}, last) }
+func (o BatchOutput[T]) Put(t *Task, v T, last bool) { o.put(t, value{v: v}, last) }
 
 // Input is a stage's reading end.
-type Input[T any] struct{ slot int }
+type Input[T any] struct{ e *edge }
 
 // Get returns the value for the task's index.
 func (i Input[T]) Get(t *Task) T {
-	v, _ := t.args[i.slot].(T) // an interface-typed T may hold nil
+	v, _ := t.arg(i.e).(T) // an interface-typed T may hold nil
 	return v
 }
 
 // Group is the reading end of a collected port.
-type Group[T any] struct{ slot int }
+type Group[T any] struct{ e *edge }
 
 // All returns the group's values in index order.
 func (i Group[T]) All(t *Task) []T {
-	items := t.args[i.slot].([]any)
+	items := t.arg(i.e).([]any)
 	vs := make([]T, len(items))
 	for k, it := range items {
 		vs[k], _ = it.(T)
@@ -262,8 +273,16 @@ func (i Group[T]) All(t *Task) []T {
 	return vs
 }
 
+// arg is what the task has on an edge.
+func (t *Task) arg(e *edge) any {
+	if e.to != t.stage {
+		panic(fmt.Sprintf("input %q is stage %q's", e.input, e.to.name))
+	}
+	return t.args[e.slot]
+}
+
 func connect[T any](s *Stage, name string, p Port[T], kind inputKind, opts []EdgeOption) *edge {
-	e := &edge{from: p.p, to: s, input: name, kind: kind, typ: reflect.TypeFor[T]()}
+	e := &edge{from: p.p, to: s, input: name, slot: len(s.in), kind: kind, typ: reflect.TypeFor[T]()}
 	for _, o := range opts {
 		o(e)
 	}
@@ -274,26 +293,25 @@ func connect[T any](s *Stage, name string, p Port[T], kind inputKind, opts []Edg
 // EdgeOption configures an edge.
 type EdgeOption func(*edge)
 
-// Capacity bounds how far the producer may be ahead: in batches, in steps for step-level edges, in items for streams.
-func Capacity(n int) EdgeOption { return func(e *edge) { e.cap = n } }
+// Capacity bounds how far the producer may be ahead, by at least 1: in batches, in steps for step-level edges, in items for streams.
+func Capacity(n int) EdgeOption { return func(e *edge) { e.cap, e.capped = n, true } }
 
 // In connects an input to a port of the same level or of a coarser one.
 func In[T any](s *Stage, name string, p Port[T], opts ...EdgeOption) Input[T] {
-	connect(s, name, p, plain, opts)
-	return Input[T]{slot: len(s.in) - 1}
+	return Input[T]{connect(s, name, p, plain, opts)}
 }
 
 // Collect connects an input to a port of a finer level: a task gets all values of its group.
 func Collect[T any](s *Stage, name string, p Port[T], opts ...EdgeOption) Group[T] {
-	connect(s, name, p, collect, opts)
-	return Group[T]{slot: len(s.in) - 1}
+	return Group[T]{connect(s, name, p, collect, opts)}
 }
 
 // Loop connects an input to what the previous step wrote: p must be at step level, and the stage not at stream level. The first step of a
 // run reads initial.
 func Loop[T any](s *Stage, name string, p Port[T], initial T) Input[T] {
-	connect(s, name, p, loop, nil).initial = initial
-	return Input[T]{slot: len(s.in) - 1}
+	e := connect(s, name, p, loop, nil)
+	e.initial = initial
+	return Input[T]{e}
 }
 
 // Later declares a port before the stage that will write it, as a loop-carried edge needs. Bind completes it; missing says, where nobody has called
@@ -317,7 +335,7 @@ func Bind[T any](later Port[T], o Output[T]) {
 	}
 }
 
-// Source adds a stage that produces a stream: next is called until it returns io.EOF.
+// Source adds a stage that produces a stream: next is called until it returns io.EOF, itself: an error that wraps it ends the run as any other does.
 func Source[T any](g *Graph, name string, next func(context.Context) (T, error), opts ...Option) Port[T] {
 	s := g.Stage(name, append([]Option{At(Stream)}, opts...)...)
 	out := Out[T](s, name)
@@ -384,7 +402,8 @@ func (t *Task) Lane() Lane { return t.lane }
 // EndRun makes the step that the task belongs to the run's last one. All of that step is still done; of later steps, which are not
 // begun, only what comes before their batches are split (up to the edges' capacities, as ever). The task must be one that the
 // stages behind the split wait for in the next step, by a Loop, and call this before it puts what they wait for: then ranks that
-// run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's. A run that
+// run the same graph and end with the same step have done the same tasks, and no collective of one waits for another's. So a source that
+// has been asked for more is waited for, too: one whose rows may never come has to know an end of its own. A run that
 // nothing else has failed ends with because, which may be nil.
 func (t *Task) EndRun(because error) { t.run.events <- event{id: t.id, endRun: true, err: because} }
 
@@ -396,6 +415,9 @@ func (t *Task) EndRun(because error) { t.run.events <- event{id: t.id, endRun: t
 // fails, or that EndRun ends with a step before, ends as that says.
 func (t *Task) EndBefore(err error) {
 	t.broke = true
+	if err == nil {
+		err = errors.New("EndBefore(nil): no reason is given")
+	}
 	t.run.events <- event{id: t.id, endBefore: true, err: err}
 }
 

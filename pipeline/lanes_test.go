@@ -60,6 +60,30 @@ func TestTwoDevices(t *testing.T) {
 	}
 }
 
+// Devices of one name are told apart: what one computes hides nothing that the other communicates.
+func TestDevicesOfOneName(t *testing.T) {
+	g := New("two")
+	rows := Source(g, "rows", count(4))
+	Sink(g, "send", rows, func(*Task, int) error { time.Sleep(time.Millisecond); return nil }, On(0, Comm))
+	Sink(g, "work", rows, func(*Task, int) error { time.Sleep(time.Millisecond); return nil }, On(1, Compute))
+	p, err := g.Build(Devices(fakeDevice("cpu"), fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for how, spans := range map[string][]Span{
+		"traced":    Spans(traced(t, p)),
+		"predicted": p.Predict(Workload{Items: 4, Time: func(string, Index) time.Duration { return 1 }}),
+	} {
+		device := map[string]string{}
+		for _, s := range spans {
+			device[s.Stage] = s.Device
+		}
+		if c := Communicated(spans); c.Total == 0 || c.Hidden > 0 || device["send"] != "cpu (device 0)" || device["work"] != "cpu (device 1)" {
+			t.Errorf("%s on %v: %v", how, device, c)
+		}
+	}
+}
+
 // Whatever the timing, a lane runs its tasks in one order.
 func TestLaneOrderIgnoresTiming(t *testing.T) {
 	order := func(ticks map[string]int) string {
@@ -126,6 +150,47 @@ func TestLaneThatIsNone(t *testing.T) {
 		}
 	}
 }
+
+// What a lane or a mark panics with ends the run, too, with where it was.
+func TestLaneThatPanics(t *testing.T) {
+	checkGoroutines(t)
+	for where, want := range map[string]string{
+		"Await": `graph "g": stage "embed", item #0: panic: Await, at `,
+		"Sync":  `graph "g": stage "write", item #0: panic: Sync, at `,
+		"Err":   `graph "g": stage "copy", item #0: panic: Err, at `,
+		"Mark":  `graph "g": stage "copy", item #0: panic: Mark, at `,
+		"Close": `graph "g": closing lane gpu co`,
+	} {
+		g := New("g")
+		pass := func(_ *Task, v int) (int, error) { return v, nil }
+		copied := Map(g, "copy", Source(g, "rows", count(1)), pass, On(0, Copy))
+		Sink(g, "write", Map(g, "embed", copied, pass, On(0, Compute)), func(*Task, int) error { return nil })
+		p, err := g.Build(Devices(opener{"gpu", func() (Lane, error) { return panicking(where), nil }}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Run(t.Context())
+		var bug *PanicError
+		if !errors.As(err, &bug) || bug.Value != where || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", where, err, want)
+		}
+	}
+}
+
+// panicking is a lane, and its mark, of which one method panics.
+type panicking string
+
+func (p panicking) call(method string) error {
+	if string(p) == method {
+		panic(method)
+	}
+	return nil
+}
+func (p panicking) Mark() Mark       { p.call("Mark"); return p }
+func (p panicking) Await(Mark) error { return p.call("Await") }
+func (p panicking) Err() error       { return p.call("Err") }
+func (p panicking) Close() error     { return p.call("Close") }
+func (p panicking) Sync() error      { return p.call("Sync") }
 
 type opener struct {
 	fakeDevice

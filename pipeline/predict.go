@@ -57,7 +57,7 @@ func (s *simulation) act(r reply) {
 		d := s.w.Time(id.stage.name, id.index)
 		where := Span{Stage: id.stage.name, Item: id.index.String(), Device: "host", Lane: "host", Start: s.now, End: s.now + d}
 		if pl := id.stage.place; !pl.Host {
-			where.Device, where.Lane = s.p.devices[pl.Device].Name(), pl.Lane.String()
+			where.Device, where.Lane = s.p.deviceName(pl.Device), pl.Lane.String()
 		}
 		s.spans, s.ids = append(s.spans, where), append(s.ids, id)
 		for _, o := range id.stage.out {
@@ -84,8 +84,11 @@ func (s *simulation) next() bool {
 	s.running = s.running[1:]
 	s.now = h.at
 	if h.final != nil {
-		_, r := s.c.put(h.id, h.final, false)
-		s.act(r)
+		known := s.c.steps[h.id.index.Step].closed || s.emitted == s.w.Items // that no more batches come in its step
+		if known && s.c.lastOfStep(h.id) {
+			_, r := s.c.put(h.id, h.final, false)
+			s.act(r)
+		}
 		return true
 	}
 	st, end := h.id.stage, false
@@ -123,17 +126,4 @@ func (s *simulation) put(id taskID) {
 			s.act(r)
 		}
 	}
-}
-
-// lastOfStep tells whether a sub-batch is the last of its step that a stage works on.
-func (c *core) lastOfStep(t taskID) bool {
-	if t.index.Level != Sub {
-		return false
-	}
-	last := c.counts[t.stage.origin][t.index.at(Batch)] - 1
-	if t.stage.descending {
-		last = 0
-	}
-	s := c.steps[t.index.Step]
-	return t.index.Sub == last && s.closed && t.index.Batch == s.batches-1
 }

@@ -77,15 +77,18 @@ func (g *Graph) DOT() string {
 	return b.String()
 }
 
+// quoted is a text between quotes as Mermaid has it.
+func quoted(s string) string { return `"` + strings.ReplaceAll(s, `"`, "#quot;") + `"` }
+
 // Mermaid draws the graph for Markdown.
 func (g *Graph) Mermaid() string {
 	var b strings.Builder
 	b.WriteString("flowchart LR\n")
 	for i, pl := range g.placements() {
-		fmt.Fprintf(&b, "  subgraph p%d[\"%s\"]\n", i, pl)
+		fmt.Fprintf(&b, "  subgraph p%d[%s]\n", i, quoted(pl.String()))
 		for _, s := range g.stages {
 			if s.place == pl {
-				fmt.Fprintf(&b, "    s%d[\"%s\"]\n", s.id, s.name)
+				fmt.Fprintf(&b, "    s%d[%s]\n", s.id, quoted(s.name))
 			}
 		}
 		b.WriteString("  end\n")
@@ -95,7 +98,7 @@ func (g *Graph) Mermaid() string {
 		if e.loop {
 			arrow = "-.->"
 		}
-		fmt.Fprintf(&b, "  s%d %s|\"%s\"| s%d\n", e.from.id, arrow, e.label, e.to.id)
+		fmt.Fprintf(&b, "  s%d %s|%s| s%d\n", e.from.id, arrow, quoted(e.label), e.to.id)
 	}
 	return b.String()
 }

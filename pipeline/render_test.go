@@ -50,6 +50,22 @@ func TestMermaid(t *testing.T) {
 	}
 }
 
+// A name and a type with quotes end no text early, and what comes one by one says so.
+func TestMermaidQuotes(t *testing.T) {
+	g := New("quoted")
+	s := g.Stage(`read "a"`)
+	rows := Batches[struct {
+		A int `json:"a"`
+	}](s, "rows")
+	Sink(g, "print", rows.Port, nil)
+	text := g.Mermaid()
+	for _, want := range []string{`s0["read #quot;a#quot;"]`, `s0 -->|"each struct { A int #quot;json:\#quot;a\#quot;#quot; }"| s1`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s is not in\n%s", want, text)
+		}
+	}
+}
+
 // SVG: every box lies in the band of its place, right of the boxes that it reads from, and no two touch.
 func TestSVG(t *testing.T) {
 	svg := drawnGraph().SVG()

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// PanicError is what a run returns when a stage's function panicked, or a device that was to open a lane: a mistake in the stage or the
+// PanicError is what a run returns when a stage's function panicked, or a device, its lane or a mark: a mistake in the stage or the
 // device, not in its input.
 type PanicError struct {
 	Value any
@@ -287,6 +287,11 @@ func (r *running) stopped() {
 }
 
 func (r *running) handle(e event) {
+	if e.endRun && e.id.stage.level == Stream {
+		e.err = errors.New("EndRun makes a task's step the last one, and a stream's items are in no step: EndBefore is for them")
+		r.fail(r.failed(e))
+		return
+	}
 	if e.endRun {
 		r.core.endWith(e.id.index.Step)
 		if e.err != nil && r.because == nil {
@@ -302,6 +307,10 @@ func (r *running) handle(e event) {
 		return
 	}
 	if e.port != nil {
+		if e.port.final && r.err == nil && !r.core.lastOfStep(e.id) {
+			e.err = fmt.Errorf("output %q: only a step's last task puts a Final output, and after this one come more", e.port.name)
+			r.fail(r.failed(e))
+		}
 		idx, rep := r.core.put(e.id, e.port, e.last)
 		r.values[item{e.port, idx}] = e.v
 		r.act(rep)
@@ -411,18 +420,14 @@ func (r *running) runLane(pl Placement, calls <-chan call, opened chan<- error) 
 		return
 	}
 	defer func() {
-		if err := lane.Close(); err != nil {
+		if err := closeLane(lane); err != nil {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.closed = errors.Join(r.closed, fmt.Errorf("closing lane %s: %w", name, err))
 		}
 	}()
 	for c := range calls {
-		var err error
-		for _, m := range c.await {
-			err = errors.Join(err, lane.Await(m))
-		}
-		r.execute(c, lane, name, err)
+		r.execute(c, lane, name, lane.Await)
 	}
 }
 
@@ -439,20 +444,26 @@ func openLane(d Device, kind LaneKind) (l Lane, err error) {
 	return l, err
 }
 
+// closeLane closes a lane, whatever it does.
+func closeLane(l Lane) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Value: p, Stack: debug.Stack()}
+		}
+	}()
+	return l.Close()
+}
+
 func (r *running) runWorker(n int) {
 	defer r.wg.Done()
 	name := fmt.Sprintf("host %d", n)
 	for c := range r.host {
-		var err error
-		for _, m := range c.await {
-			err = errors.Join(err, m.Sync())
-		}
-		r.execute(c, nil, name, err)
+		r.execute(c, nil, name, Mark.Sync)
 	}
 }
 
-// execute runs one task and reports its end, whatever the stage's function does.
-func (r *running) execute(c call, lane Lane, where string, err error) {
+// execute runs one task behind what it awaits and reports its end, whatever the stage's function and its device do.
+func (r *running) execute(c call, lane Lane, where string, await func(Mark) error) {
 	id := c.id
 	t := &Task{Index: id.index, run: r, stage: id.stage, lane: lane, args: c.args, puts: make([]int, len(id.stage.out)), ended: id.ended, ctx: r.ctx, id: id, where: where}
 	e := event{id: id, err: errors.New("the stage's function ended its goroutine")}
@@ -462,6 +473,10 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 		}
 		r.events <- e
 	}()
+	var err error
+	for _, m := range c.await {
+		err = errors.Join(err, await(m))
+	}
 	skip := id.stage.when != nil && !id.stage.when(id.index.Step)
 	start := time.Now()
 	switch {
@@ -476,7 +491,7 @@ func (r *running) execute(c call, lane Lane, where string, err error) {
 	if !skip && !t.parts {
 		r.ran(t, "", start)
 	}
-	if id.stage.level == Stream && len(id.stage.in) == 0 && errors.Is(err, io.EOF) {
+	if id.stage.level == Stream && len(id.stage.in) == 0 && err == io.EOF { // itself, as of a reader: what wraps it is a file that ends too early
 		e.end, err = true, nil
 	} else if err == nil {
 		err = t.check()

@@ -261,6 +261,22 @@ func TestPutTooLittle(t *testing.T) {
 	}
 }
 
+func TestSplitIntoNothing(t *testing.T) {
+	g := New("g")
+	split := g.Stage("split")
+	In(split, "batch", summingBatches(g, Source(g, "source", count(1)), 1))
+	subs := Fan[int](split, "subs")
+	split.Do(func(*Task) error { return nil })
+	Sink(g, "sink", subs.Port, func(*Task, int) error { return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context()); err == nil || err.Error() != `graph "g": stage "split", item 0.0: output "subs": no sub-batch was put` {
+		t.Error(err)
+	}
+}
+
 // A slow tokenizer keeps every queue within its bound, and a fast source does not run ahead.
 func TestBounded(t *testing.T) {
 	g := New("bounded")
@@ -318,16 +334,26 @@ func TestWhen(t *testing.T) {
 	var evaluated []int
 	eval := g.Stage("eval", At(Step), When(func(s int) bool { return s%3 == 2 }))
 	all := Collect(eval, "batches", batches.Port)
-	eval.Do(func(t *Task) error { evaluated = append(evaluated, all.All(t)...); return nil })
+	out := Out[string](eval, "score")
+	eval.Do(func(t *Task) error {
+		evaluated = append(evaluated, all.All(t)...)
+		out.Put(t, "good")
+		return nil
+	})
+	var scores []string
+	Sink(g, "record", out.Port, func(_ *Task, score string) error { scores = append(scores, score); return nil })
 	p, err := g.Build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Run(context.Background()); err != nil {
-		t.Fatal(err)
+	ran := 0
+	for _, s := range Spans(traced(t, p)) {
+		if s.Stage == "eval" {
+			ran++
+		}
 	}
-	if fmt.Sprint(evaluated) != "[2 5]" {
-		t.Error(evaluated)
+	if got := fmt.Sprintf("%v %q %d", evaluated, scores, ran); got != `[2 5] ["" "" "good" "" "" "good"] 2` {
+		t.Error(got)
 	}
 }
 
@@ -570,6 +596,32 @@ func TestLent(t *testing.T) {
 		if err := p.Run(t.Context()); (err != nil) != (fails >= 0) || lent.Load() != 0 {
 			t.Errorf("of a run that ended with %v, %d did not come back", err, lent.Load())
 		}
+	}
+}
+
+// What nobody reads comes back at once.
+func TestLentToNobody(t *testing.T) {
+	g := New("lends")
+	lend := g.Stage("lend", At(Stream))
+	In(lend, "row", Source(g, "source", count(3)))
+	out := Lent[int](lend, "value")
+	free := make(chan struct{}, 1)
+	free <- struct{}{}
+	lend.Do(func(t *Task) error {
+		select {
+		case <-free:
+		case <-time.After(10 * time.Second):
+			return errors.New("it is kept")
+		}
+		out.Put(t, 0, func() { free <- struct{}{} })
+		return nil
+	})
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -59,7 +59,6 @@ type stageState struct {
 	put      int     // streams: items put so far
 	inflight int
 	ended    bool          // will start no more
-	flushed  bool          // batching stage: its last call was started
 	units    map[Index]int // tasks finished within a batch or batches finished within a step
 }
 
@@ -205,6 +204,20 @@ func (c *core) put(t taskID, o *port, last bool) (Index, reply) {
 	}
 	c.schedule()
 	return idx, c.take()
+}
+
+// lastOfStep tells whether a batch or sub-batch is the last of its step that its stage works on, as far as the step's batches are known.
+func (c *core) lastOfStep(t taskID) bool {
+	if t.index.Level == Sub {
+		last := c.counts[t.stage.origin][t.index.at(Batch)] - 1
+		if t.stage.descending {
+			last = 0
+		}
+		if t.index.Sub != last {
+			return false
+		}
+	}
+	return t.index.Batch == c.steps[t.index.Step].batches-1
 }
 
 // emitted declares the tasks that come before a new batch is split.
@@ -510,7 +523,7 @@ func (c *core) next(s *Stage) (taskID, bool) {
 	t := taskID{stage: s, index: streamIndex(st.nextItem)}
 	if c.inputEnded(s) {
 		t.ended = true
-		return t, s.batches != nil && !st.flushed && st.inflight == 0
+		return t, s.batches != nil
 	}
 	return t, true
 }
@@ -519,7 +532,6 @@ func (c *core) pop(t taskID) {
 	st := c.state(t.stage)
 	switch {
 	case t.ended:
-		st.flushed = true
 	case t.stage.level == Stream:
 		st.nextItem++
 	default:
@@ -659,7 +671,7 @@ func (c *core) complete() bool {
 	rest := func(t taskID) bool { return c.cut == nil || !c.beyond(t) }
 	for i := range c.st {
 		s := c.plan.stages[i]
-		if slices.ContainsFunc(c.st[i].queue, func(at Index) bool { return rest(taskID{stage: s, index: at}) }) || s.level == Stream && !c.st[i].ended && c.cut == nil {
+		if slices.ContainsFunc(c.st[i].queue, func(at Index) bool { return rest(taskID{stage: s, index: at}) }) || s.level == Stream && c.cut == nil && (!c.st[i].ended || c.unpaired(s) != nil) {
 			return false
 		}
 	}
@@ -669,6 +681,16 @@ func (c *core) complete() bool {
 		}
 	}
 	return len(c.pending) == 0 || c.cut != nil
+}
+
+// unpaired is an input of a stream stage that has more items than another one, which has ended.
+func (c *core) unpaired(s *Stage) *edge {
+	for _, e := range s.in {
+		if st := c.state(s); st.ended && c.state(e.from.stage).put > st.nextItem {
+			return e
+		}
+	}
+	return nil
 }
 
 // stuck says who waits for what when nothing runs and something is left: a stage that put nothing, as a rule.
@@ -700,6 +722,9 @@ func (c *core) waits() (waits []string) {
 	for _, s := range c.plan.stages {
 		if t, ok := c.next(s); ok {
 			describe(t)
+		}
+		if e := c.unpaired(s); e != nil {
+			waits = append(waits, fmt.Sprintf("an input of stage %q has ended after %d items, and %q of stage %q has more", s.name, c.state(s).nextItem, e.from.name, e.from.stage.name))
 		}
 	}
 	return waits

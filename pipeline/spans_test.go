@@ -429,3 +429,49 @@ func TestStepStages(t *testing.T) {
 		}
 	}
 }
+
+// A part has the notes that were made in it, and no others: what was sent is counted once.
+func TestNotesOfParts(t *testing.T) {
+	g := New("parts")
+	Sink(g, "fetch", Source(g, "source", count(1)), func(task *Task, _ int) error {
+		for i, name := range []string{"words", "layer 0", "layer 1"} {
+			end := task.Part(name)
+			task.Note(BytesSent, float64(int(1)<<i))
+			end()
+		}
+		return nil
+	}, On(0, Fetch))
+	p, err := g.Build(Devices(fakeDevice("gpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spans := Spans(traced(t, p))
+	if c := Communicated(spans); c.Bytes != 7 {
+		t.Errorf("%v bytes are sent, want 7, in %+v", c.Bytes, spans)
+	}
+}
+
+// Several devices end a step together, and a lap has what was communicated alone; of many laps it keeps the last ones.
+func TestTotalsOfDevices(t *testing.T) {
+	totals := Totals{By: StepStages{"backward", "update"}}
+	const steps = 50
+	for i := range steps {
+		at := time.Duration(10*i) * time.Millisecond
+		for d := range 2 {
+			device := fmt.Sprint("gpu:", d)
+			for from, stage := range []string{"backward", "update"} {
+				totals.Span(Span{Stage: stage, Step: i, Device: device, Lane: "compute", Start: at + time.Duration(5*from)*time.Millisecond, End: at + time.Duration(5*from+4+d)*time.Millisecond,
+					Notes: map[string]float64{BytesSent: 3}}) // of a task that computes: it is no communication
+			}
+		}
+		if c := totals.Lap(i); c.Bytes != 0 {
+			t.Errorf("step %d: %v bytes", i, c.Bytes)
+		}
+	}
+	if s := totals.Summary(); s.Steps != steps || s.StepTime != 10*time.Millisecond || s.Tail != 5*time.Millisecond {
+		t.Errorf("%d steps of %v, tail %v", s.Steps, s.StepTime, s.Tail)
+	}
+	if n := len(totals.laps); n > 32 {
+		t.Errorf("%d laps are kept", n)
+	}
+}

@@ -173,3 +173,35 @@ func TestBuckets(t *testing.T) {
 		}
 	}
 }
+
+// at is one rank of a group on paper.
+type at struct {
+	paper
+	rank int
+}
+
+func (a at) Rank() int { return a.rank }
+
+// The shares of a shard axis tile what they are of, in the order of ranks, all ranks know of the same parts, and no row of word embeddings lies on two.
+func TestSharesTile(t *testing.T) {
+	const from = 7
+	for shards := 2; shards <= 7; shards++ {
+		for _, rows := range []int{0, 1, 5, 30, 101} {
+			for _, unit := range []int{1, 3, 20} {
+				to, end := from+rows*unit, from
+				var parts []int
+				for rank := range shards {
+					r := &Replicas{Comm: &collective.Comm{Mesh: collective.Mesh{Replicate: 1, Shard: shards}, Shard: at{paper(shards), rank}}}
+					x := r.share("table", from, to, unit)
+					if x.lo != end || x.hi-x.lo != x.parts[rank] || x.len()%unit != 0 || parts != nil && !slices.Equal(parts, x.parts) {
+						t.Errorf("%d rows of %d on rank %d of %d: from %d to %d of %v, want it to begin at %d with whole rows", rows, unit, rank, shards, x.lo, x.hi, x.parts, end)
+					}
+					end, parts = x.hi, x.parts
+				}
+				if end != to {
+					t.Errorf("%d rows of %d on %d ranks end at %d, want %d", rows, unit, shards, end, to)
+				}
+			}
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"contraflow/collective"
+	"contraflow/collective/local"
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
 	"contraflow/pipeline"
@@ -103,6 +104,27 @@ func TestReplicasWeight(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Most is the largest number of any rank, on each of them.
+func TestMost(t *testing.T) {
+	err := local.Run(3, func(w collective.World) error {
+		comm, err := collective.Connect(t.Context(), w, collective.Mesh{Replicate: 3, Shard: 1})
+		if err != nil {
+			return err
+		}
+		ranks, err := stages.Join(t.Context(), comm, stages.Exchanging{})
+		if err != nil {
+			return err
+		}
+		if n, err := ranks.Most(t.Context(), []int{-4, 7, 2}[w.Rank()]); err != nil || n != 7 {
+			t.Errorf("rank %d: %d, %v", w.Rank(), n, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -470,6 +470,60 @@ func TestRunEndsOtherRanks(t *testing.T) {
 	}
 }
 
+// What one rank wants all ranks do, whichever it is: they end with the same step, of which all know that, and why.
+func TestOneRankAsks(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	data := []*dataset.Dataset{animals(t)}
+	for asks, want := range []stages.Asked{{Finish: true}, {Stop: true, Save: true}} { // the rank that does
+		err := two(t.Context(), func(ranks *stages.Replicas) error {
+			steps, err := trained(t.Context(), p, data, ranks, loss.InfoNCE{}, unchanged, func(_ *pipeline.Graph, _ stages.Chain, enc *stages.Encoder) error {
+				n := 0
+				enc.Ask = func() (a stages.Asked) {
+					if n++; n == 2 && ranks.Rank() == asks {
+						a = want
+					}
+					return a
+				}
+				return nil
+			})
+			if err == nil && (len(steps) != 2 || steps[0].Asked != (stages.Asked{}) || steps[1].Asked != want) {
+				t.Errorf("rank %d asks for %+v: rank %d has ended after %d steps, the last one %+v", asks, want, ranks.Rank(), len(steps), steps[len(steps)-1].Asked)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A checkpoint that fails, late as it may be, leaves nothing behind: a disk that was full has the room again.
+func TestFailedCheckpointLeavesNothing(t *testing.T) {
+	p, err := openParts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	dir, full := t.TempDir(), errors.New("no note")
+	written := 0
+	_, err = wire(t.Context(), p, nil, wiring{}, p.text, plain, loss.InfoNCE{}, func(g *pipeline.Graph, steps pipeline.Port[stages.StepResult], enc *stages.Encoder) {
+		states := stages.Snapshot(g, steps, enc, func(r stages.StepResult) (any, bool) { return nil, r.Step == 0 })
+		stages.Checkpoint(g, states, enc, stages.Checkpoints{Store: checkpoint.Open(dir, checkpoint.Disk{}), State: func(*checkpoint.State) error {
+			files, err := os.ReadDir(dir)
+			written = len(files)
+			return errors.Join(full, err)
+		}})
+	})
+	files, e := os.ReadDir(dir)
+	if !errors.Is(err, full) || written == 0 || e != nil || len(files) > 0 {
+		t.Errorf("%v; of %d files and folders there are %v left, %v", err, written, files, e)
+	}
+}
+
 // What Run is told besides counts before what it knows itself: a plan put behind some steps without a checkpoint.
 func TestRunOptions(t *testing.T) {
 	p, err := openParts(t.Context())

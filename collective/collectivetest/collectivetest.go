@@ -57,6 +57,7 @@ func Cases() []Case {
 		{Name: "AbortExchange", Ends: true, Min: 2, run: testAbortExchange},
 		{Name: "MismatchRows", Ends: true, Min: 2, run: testMismatchRows},
 		{Name: "MismatchOp", Ends: true, Min: 2, run: testMismatchOp},
+		{Name: "MismatchSplit", Ends: true, Min: 2, run: testMismatchSplit},
 		{Name: "Refused", Ends: true, Min: 2, run: testRefused},
 		{Name: "FailedStream", Ends: true, Min: 2, run: testFailedStream},
 		{Name: "Left", Ends: true, Min: 2, run: testLeft},

@@ -181,6 +181,21 @@ func testMismatchOp(r *rank) {
 	}, " calls all-reduce of f32[64]", " calls broadcast of f32[64] from rank 0")
 }
 
+// testMismatchSplit: what a rank exchanges while others split the world is not taken for their split, however long it is.
+func testMismatchSplit(r *rank) {
+	r.meet()
+	if r.guilty() {
+		_, _ = r.Exchange(context.Background(), make([]byte, 8))
+		r.ended(r.wait(Patience+Slack), r.culprit(), "split")
+		return
+	}
+	start := time.Now()
+	_, err := r.Split(context.Background(), 0)
+	r.ended(err, r.culprit(), "exchanges a message of 8 bytes where others split")
+	r.within(start, Slack/2)
+	r.after(r.culprit(), "split")
+}
+
 // testRefused: a call that is wrong on one rank ends the job everywhere.
 func testRefused(r *rank) {
 	r.meet()

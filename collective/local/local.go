@@ -10,7 +10,6 @@ package local
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -163,17 +162,15 @@ type world struct {
 
 // Split gives the group of the ranks that pass the same color.
 func (w *world) Split(ctx context.Context, color int) (collective.Group, error) {
-	all, err := w.Exchange(ctx, binary.LittleEndian.AppendUint64(nil, uint64(color)))
+	all, err := w.Exchange(ctx, engine.SplitMessage(color))
 	if err != nil {
 		return nil, err
 	}
-	w.splits++
-	var ranks []int
-	for r, m := range all {
-		if int(binary.LittleEndian.Uint64(m)) == color {
-			ranks = append(ranks, r)
-		}
+	ranks, culprit, err := engine.Members(all, color)
+	if err != nil {
+		return nil, w.hub.job.fate.Fail(culprit, err)
 	}
+	w.splits++
 	name := fmt.Sprintf("ranks %v (split %d)", ranks, w.splits)
 	g := newGroup(w.hub.job.hub(name, ranks), slices.Index(ranks, w.rank))
 	w.made = append(w.made, g)

@@ -105,6 +105,27 @@ func TestConnect(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "needs 6 ranks, the job has 4") {
 		t.Errorf("%v", err)
 	}
+	if _, err = collective.Connect(context.Background(), w[0], collective.Mesh{Replicate: -2, Shard: -2}); err == nil || !strings.HasPrefix(err.Error(), "a mesh of -2 x -2 ") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Of several ranks that don't come the first is named, and the others beside it.
+func TestMissing(t *testing.T) {
+	w := local.New(4, local.Deadline(20*time.Millisecond))
+	errs := make(chan error)
+	for _, r := range []int{0, 2} {
+		go func() {
+			_, err := w[r].Exchange(context.Background(), nil)
+			errs <- err
+		}()
+	}
+	for range 2 {
+		var re *collective.RankError
+		if err := <-errs; !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, "within 20ms") || !strings.HasSuffix(re.Reason, "(missing: [1 3])") {
+			t.Error(err)
+		}
+	}
 }
 
 // Ranks free their memory as soon as they have heard that the job is over: others must have stopped reading it.

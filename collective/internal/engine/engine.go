@@ -167,6 +167,9 @@ func (g *Group) room(c *Call, kind int, t gpustage.DType, n int) (tensor, error)
 func (g *Group) do(s stream, call collective.Call, host bool, check error, run func(c *Call) error) {
 	g.seq++
 	g.moved = 0
+	if check == nil && call.Sum() == 0 { // nothing travels, and what is absent does not say of which columns and type
+		call.Cols, call.DType, call.Wire = 0, gpustage.F32, gpustage.F32
+	}
 	c := &Call{Call: call, Seq: g.seq, Host: host, Stream: s, For: g.purpose}
 	if check == nil && len(call.Rows) != g.Size() {
 		check = fmt.Errorf("rows %v of a group of %d ranks", call.Rows, g.Size())

@@ -32,6 +32,9 @@ func TestRefusals(t *testing.T) {
 		{"all-gather: rows [1 2] of a group of 1 ranks", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big, []int{1, 2}, f32) }},
 		{"all-gather: rank 0 has -1 rows", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big, []int{-1}, f32) }},
 		{"all-gather: src is f32[3 4]; rows [6] want f32[6 4] on rank 0", func(w collective.World, s gpustage.Stream) { w.AllGather(s, big, big.Span(0, 3), []int{6}, f32) }},
+		{"all-gather: dst is f32[6 4]; rows [3] want f32[3 4] on rank 0", func(w collective.World, s gpustage.Stream) {
+			w.AllGather(s, big, tensor(f32, 3, 4), []int{3}, f32)
+		}},
 		{"all-gather: src is f64[6 4]; rows [6] want f32[6 4]", func(w collective.World, s gpustage.Stream) {
 			w.AllGather(s, big, tensor(gpustage.F64, 6, 4), []int{6}, f32)
 		}},
@@ -47,6 +50,11 @@ func TestRefusals(t *testing.T) {
 		{"all-reduce: x is f32[9 4] at element 0 of 96 bytes", func(w collective.World, s gpustage.Stream) {
 			x := big
 			x.Rows = 9
+			w.AllReduce(s, x, f32)
+		}},
+		{"all-reduce: x is f32[4 4] at element 12 of 96 bytes", func(w collective.World, s gpustage.Stream) {
+			x := big.Span(3, 6)
+			x.Rows = 4
 			w.AllReduce(s, x, f32)
 		}},
 		{"all-reduce: a wire of f64; want the tensors' f32, or bf16", func(w collective.World, s gpustage.Stream) { w.AllReduce(s, big, gpustage.F64) }},
@@ -87,7 +95,17 @@ func TestAbsent(t *testing.T) {
 		}
 		w.AllGather(s, whole, mine, rows, gpustage.F32)
 		w.ReduceScatter(s, mine, whole, rows, gpustage.BF16)
-		w.AllGather(s, gpustage.Tensor{}, gpustage.Tensor{}, []int{0, 0, 0}, gpustage.F32)
+		// Where no rank has any, those that are there without rows and those that are absent mean the same.
+		empty := gpustage.Tensor{}
+		if w.Rank() == 1 {
+			empty = gpustage.Tensor{Mem: whole.Mem, Cols: 3, Stride: 3, DType: gpustage.F64}
+		}
+		for _, wire := range []gpustage.DType{gpustage.F32, gpustage.F64, gpustage.BF16} {
+			w.AllGather(s, empty, empty, []int{0, 0, 0}, wire)
+			w.ReduceScatter(s, empty, empty, []int{0, 0, 0}, wire)
+			w.AllReduce(s, empty, wire)
+		}
+		w.Broadcast(s, empty, 1)
 		if err := s.Sync(); err != nil {
 			return err
 		}
@@ -259,4 +277,71 @@ func (s *watchedStream) Add(dst, a, b gpustage.Tensor) {
 func (s *watchedStream) Sync() error {
 	defer s.d.note("sync")
 	return s.Stream.Sync()
+}
+
+// Tensors of one allocation, as in an arena, are told apart by where they lie: before, behind, or as the rank's own part.
+func TestOneArena(t *testing.T) {
+	const n = 5
+	err := local.Run(2, func(w collective.World) error {
+		d, r := ref.New(), w.Rank()
+		s, _ := d.OpenStream()
+		arena, err := gpustage.NewTensor(d, gpustage.F32, 4*n, 1)
+		if err != nil {
+			return err
+		}
+		all, rows := arena.Span(n, 3*n), []int{n, n}
+		for _, own := range []gpustage.Tensor{arena.Span(0, n), arena.Span(3*n, 4*n), all.Span(r*n, (r+1)*n)} {
+			s.Fill(arena, -1)
+			s.Fill(own, float64(r+1))
+			w.AllGather(s, all, own, rows, gpustage.F32)
+			for k := range rows {
+				if got := gpustage.Slice[float32](all.Span(k*n, (k+1)*n)); got[0] != float32(k+1) || got[n-1] != float32(k+1) {
+					t.Errorf("rank %d, own at %d: of rank %d it has %v", r, own.Off, k, got)
+				}
+			}
+			s.Fill(arena, -1)
+			s.Fill(all, float64(10*(r+1)))
+			w.ReduceScatter(s, own, all, rows, gpustage.F32)
+			if got := gpustage.Slice[float32](own); got[0] != 30 || got[n-1] != 30 {
+				t.Errorf("rank %d, own at %d: the sum is %v, want 30", r, own.Off, got)
+			}
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// No kind of scratch takes more than a chunk, however many ranks share it.
+func TestChunkBounds(t *testing.T) {
+	const chunk = 32 << 10
+	err := local.Run(5, func(w collective.World) error {
+		d := &largest{Device: ref.New()}
+		s := ref.NewStream(d)
+		x, err := gpustage.NewTensor(d.Device, gpustage.F32, 1, 100_000)
+		if err != nil {
+			return err
+		}
+		w.(interface{ SetChunk(bytes int) }).SetChunk(chunk)
+		w.AllReduce(s, x, gpustage.BF16)
+		if d.bytes == 0 || d.bytes > chunk {
+			t.Errorf("rank %d takes %d bytes at once, want %d at most", w.Rank(), d.bytes, chunk)
+		}
+		return s.Sync()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// largest is a device that knows its largest allocation.
+type largest struct {
+	gpustage.Device
+	bytes int
+}
+
+func (d *largest) Alloc(bytes int) (gpustage.Memory, error) {
+	d.bytes = max(d.bytes, bytes)
+	return d.Device.Alloc(bytes)
 }

@@ -306,7 +306,7 @@ func (c *Client) exchange(ctx context.Context, group string, n int, message []by
 	case <-c.fate.Done():
 		return nil, c.fate.Err()
 	case <-timer.C:
-		return nil, c.late(group, n, 0, what, fmt.Sprintf("within %v", c.Deadline))
+		return nil, c.late(group, n, 0, what, fmt.Sprintf("within %v", deadline))
 	case <-ctx.Done():
 		reason := collective.Stopped(ctx)
 		if errors.Is(reason, context.Canceled) {
@@ -348,6 +348,9 @@ func (c *Client) Leave() {
 	case <-c.gone:
 	case <-c.fate.Done():
 	case <-time.After(c.Deadline):
+		if c.server != nil {
+			c.server.desert(c.Deadline)
+		}
 	}
 }
 

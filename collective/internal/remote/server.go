@@ -101,7 +101,16 @@ func (s *server) all() []*peer {
 // peer serves one connection until it ends.
 func (s *server) peer(w *wire) {
 	defer w.conn.Close()
+	greeted := make(chan struct{})
+	s.tasks.Go(func() { // whoever does not say who it is keeps nobody at the end
+		select {
+		case <-greeted:
+		case <-s.quit:
+			w.conn.Close()
+		}
+	})
 	rank, p, err := s.admit(w)
+	close(greeted)
 	if err != nil {
 		_ = w.write(newFrame(welcome).string(err.Error())) // whoever it was
 		return
@@ -158,6 +167,8 @@ func (s *server) admit(w *wire) (int, *peer, error) {
 		return 0, nil, fmt.Errorf("rank 0 has been started as one of %d ranks, rank %d as one of %d", len(s.peers), rank, size)
 	case rank < 0 || rank >= size:
 		return 0, nil, fmt.Errorf("rank %d of %d", rank, size)
+	case s.over():
+		return 0, nil, errors.New("the job has ended")
 	case s.failed != "": // before it came: nobody would answer it
 		return 0, nil, fmt.Errorf("the job has ended: %s", s.failed)
 	case s.peers[rank] != nil:
@@ -401,6 +412,17 @@ func (s *server) leave(rank int) {
 	}
 }
 
+// desert ends the job for the ranks that go on when rank 0, which all of them need, has waited long enough to leave with them: its process seems to
+// have died to them otherwise.
+func (s *server) desert(waited time.Duration) {
+	s.mu.Lock()
+	late := slices.IndexFunc(s.peers, func(p *peer) bool { return p != nil && !p.left })
+	s.mu.Unlock()
+	if late >= 0 {
+		s.fail(late, fmt.Sprintf("it has not left the job within %v of rank 0, without which there is none", waited))
+	}
+}
+
 // fail tells everybody how the job ended, rank 0 last: when it knows, its process may end, and with it this server.
 func (s *server) fail(culprit int, reason string) {
 	s.mu.Lock()
@@ -434,6 +456,16 @@ func (s *server) fail(culprit int, reason string) {
 			_ = first.write(newFrame(abort).int(culprit).string(reason))
 		}
 	})
+}
+
+// over tells that the server closes its connections: none may be added to those that it knows.
+func (s *server) over() bool {
+	select {
+	case <-s.quit:
+		return true
+	default:
+		return false
+	}
 }
 
 func (s *server) close() {

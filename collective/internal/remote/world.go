@@ -2,7 +2,6 @@ package remote
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -166,17 +165,15 @@ func (w *World) newGroup(ctx context.Context, c *Client, name string, ranks []in
 
 // Split gives the group of the ranks that pass the same color.
 func (w *World) Split(ctx context.Context, color int) (collective.Group, error) {
-	all, err := w.Exchange(ctx, binary.LittleEndian.AppendUint64(nil, uint64(color)))
+	all, err := w.Exchange(ctx, engine.SplitMessage(color))
 	if err != nil {
 		return nil, err
 	}
-	w.splits++
-	var ranks []int
-	for r, m := range all {
-		if len(m) == 8 && int(binary.LittleEndian.Uint64(m)) == color {
-			ranks = append(ranks, r)
-		}
+	ranks, culprit, err := engine.Members(all, color)
+	if err != nil {
+		return nil, w.client.Abort(collective.NewRankError(culprit, err))
 	}
+	w.splits++
 	g, err := w.newGroup(ctx, w.client, fmt.Sprintf("ranks %v (split %d)", ranks, w.splits), ranks, slices.Index(ranks, w.client.Rank), w.client.Deadline)
 	if err != nil {
 		return nil, err
