@@ -49,12 +49,13 @@ const (
 	yes   tri = 1
 )
 
-// A script may double a variable with each line, eval itself, and be nested deeper than its parser can go.
+// A script may double a variable with each line or words with each brace, eval itself, and be nested deeper than its parser can go.
 const (
 	mostExpanded = 4 << 20
 	deepestEval  = 8
 	longest      = 1 << 20
 	deepest      = 1000
+	mostWords    = 1000
 )
 
 func newShell() *shell {
@@ -424,12 +425,36 @@ func (x *expansion) value(s string, quoted bool) {
 func (sh *shell) words(all []*syntax.Word) ([]string, error) {
 	var x expansion
 	for _, w := range all {
-		if err := sh.expand(&x, w.Parts, false); err != nil {
-			return nil, err
+		each, split := []*syntax.Word{w}, syntax.Word{Parts: slices.Clone(w.Parts)}
+		if syntax.SplitBraces(&split) && alternatives(&split) <= mostWords { // a/{b,c}
+			each = expand.Braces(&split)
 		}
-		x.end()
+		for _, w := range each {
+			if err := sh.expand(&x, w.Parts, false); err != nil {
+				return nil, err
+			}
+			x.end()
+		}
 	}
 	return x.words, nil
+}
+
+// alternatives is how many words braces make of one, or more than mostWords.
+func alternatives(w *syntax.Word) int {
+	n := 1
+	for _, p := range w.Parts {
+		if b, ok := p.(*syntax.BraceExp); ok {
+			sum := 0
+			for _, e := range b.Elems {
+				sum = min(sum+alternatives(e), mostWords+1)
+			}
+			if b.Sequence {
+				sum = mostWords + 1
+			}
+			n = min(n*sum, mostWords+1)
+		}
+	}
+	return n
 }
 
 // whole expands a word that stays one, or nothing.

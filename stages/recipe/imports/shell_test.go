@@ -29,6 +29,7 @@ func TestBash(t *testing.T) {
 		"cat <<-EOF > /dev/null\n don't\n\tEOF\n" + program + "--lr 3",
 		"L=1\n(L=2; M=3)\n" + program + `--lr $L ${M:+--m 1}`,
 		"(cd / && " + program + "--output_dir out)",
+		"D=d\n" + program + `--train_data $D/{a,b{,1}}.jsonl '{x,y}' {1} E={p,q}`,
 		"(cd /; f() { " + program + "--lr 3; }; (f)) > /dev/stdout",
 		"((1 << 3))\n" + program + "--lr 3",
 		"(true) && L=1\n(false) && L=2\n" + program + "--lr ${L:-2}",
@@ -69,6 +70,10 @@ func TestUntold(t *testing.T) {
 		if s, _, err := imports.ReadCommand(script); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\ngives %v, %v, want %q", script, s, err, want)
 		}
+	}
+	braces := strings.Repeat("{a,b}", 40) // which bash would not live to see the end of
+	if s, _, err := imports.ReadCommand(program + "--lr " + braces); err != nil || s["lr"] != braces {
+		t.Errorf("%v, %v", s, err)
 	}
 }
 
@@ -111,7 +116,7 @@ func randomScript(r *rand.Rand) string {
 	var word func(deep int) string
 	word = func(deep int) string {
 		if deep == 0 {
-			return one("x", "y1", "./z", `\ q`, `'s t'`, `"d \" e"`, `$'t\tu'`, `""`, "z#h", "--lr")
+			return one("x", "y1", "./z", `\ q`, `'s t'`, `"d \" e"`, `$'t\tu'`, `""`, "z#h", "--lr", "d{p,q}")
 		}
 		v := name()
 		return one(word(0), word(deep-1)+word(deep-1), "$"+v, `"$`+v+`"`, "${"+v+"}", `"${`+v+":-"+word(0)+`}"`, "${"+v+":-"+word(deep-1)+" "+word(0)+"}", "${"+v+"+"+word(deep-1)+"}",
@@ -131,7 +136,7 @@ func randomScript(r *rand.Rand) string {
 	command = func(deep int) string {
 		a := array()
 		simple := one(name()+"="+word(2), name()+"+="+word(1), a+"=("+word(1)+" "+word(2)+" # c\n "+word(0)+")", a+"=()", a+"+=("+word(1)+`)`, a+`=("${`+a+`[@]}" `+word(1)+")",
-			"export "+name()+"="+word(1), "unset "+name(), "unset "+a, "eval "+name()+"="+one("1", "'2 '", `"\"3 4\""`), ": "+word(2), "true", "false", "[ -n \""+word(1)+"\" ] && "+name()+"=1",
+			"export "+name()+"="+one("x", "$A", `"$B"`, `"${C:-y z}"`), "unset "+name(), "unset "+a, "eval "+name()+"="+one("1", "'2 '", `"\"3 4\""`), ": "+word(2), "true", "false", "[ -n \""+word(1)+"\" ] && "+name()+"=1",
 			"cat <<E > /dev/null\n"+word(0)+" don't ( $A\nE\n", "# "+word(1)+"\n", "test x = "+one("x", "y")+" || "+name()+"=2", "! [[ -z $"+name()+" ]] || "+name()+"=3")
 		if deep == 0 {
 			return simple
