@@ -89,7 +89,7 @@ func TestDescribeRows(t *testing.T) {
 	if err != nil || strings.Contains(fmt.Sprint(o.notes), "has no head") {
 		t.Errorf("%v: %q", err, o.notes)
 	}
-	for dir, want := range map[string]string{"reranker": "has checkpoints of an earlier run, up to step 2", "nowhere": ""} {
+	for dir, want := range map[string]string{"reranker": "has checkpoints of an earlier run, up to step 2", "again/model": "has a model's files (config.json)", "nowhere": ""} {
 		r := Default()
 		r.Save.Dir = filepath.Join(j.dir, dir)
 		if err := r.CheckSaving(false); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
