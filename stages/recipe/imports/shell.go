@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -489,6 +490,10 @@ func (sh *shell) expand(x *expansion, parts []syntax.WordPart, quoted bool) (err
 			err = sh.expand(x, p.Parts, true)
 		case *syntax.ParamExp:
 			err = sh.parameter(x, p, quoted)
+		case *syntax.ArithmExp:
+			value, ok := sh.number(p)
+			x.foreign = x.foreign || !ok
+			x.add(value)
 		case *syntax.CmdSubst:
 			x.foreign = true
 			x.add(sh.source(p))
@@ -501,6 +506,29 @@ func (sh *shell) expand(x *expansion, parts []syntax.WordPart, quoted bool) (err
 	}
 	return nil
 }
+
+// number computes $((8 * NAME)), or gives it as it stands where it can't be told.
+func (sh *shell) number(p *syntax.ArithmExp) (value string, ok bool) {
+	source := sh.source(p)
+	for _, name := range anyName.FindAllString(source, -1) {
+		if !integer.MatchString(sh.vars[name]) {
+			return source, false
+		}
+	}
+	if assigned.MatchString(source) {
+		return source, false
+	}
+	n, err := expand.Arithm(&expand.Config{Env: expand.FuncEnviron(func(name string) string { return sh.vars[name] })}, p.X)
+	if err != nil {
+		return source, false
+	}
+	return strconv.Itoa(n), true
+}
+
+var (
+	integer  = regexp.MustCompile(`^-?[1-9]\d{0,8}$|^0$`)
+	assigned = regexp.MustCompile(`[^=!<>]=[^=]|\+\+|--|[<>]{2}=`)
+)
 
 func ofArray(p syntax.WordPart) bool {
 	of, ok := p.(*syntax.ParamExp)
