@@ -37,6 +37,9 @@ func (r *recipe) frozen() {
 		r.without("frozen", "%s", counterparts["frozen"])
 		return
 	}
+	if len(layers) == 0 && !below { // what no embedding reads
+		return
+	}
 	r.keys["model.freeze"] = fmt.Sprintf("{layers: %d, embeddings: %t}", len(layers), below)
 }
 

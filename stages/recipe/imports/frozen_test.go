@@ -27,6 +27,7 @@ func TestFrozen(t *testing.T) {
 		{"SentenceTransformerTrainingArguments", bert, []int{2, 3}, &recipe.Freeze{Layers: 1, Embeddings: false}},
 		{"SentenceTransformerTrainingArguments", bert, []int{0, 1, 2, 3}, &recipe.Freeze{Layers: 1, Embeddings: true}},
 		{"SentenceTransformerTrainingArguments", bert, []int{2, 3, 4, 5}, &recipe.Freeze{Layers: 2, Embeddings: false}}, // no embedding reads the pooler
+		{"SentenceTransformerTrainingArguments", bert, []int{5}, &recipe.Freeze{}},
 		{"CrossEncoderTrainingArguments", bert, []int{2, 3, 4, 5}, nil},
 		{"SentenceTransformerTrainingArguments", bert, []int{0}, nil},
 		{"SentenceTransformerTrainingArguments", bert, []int{2}, nil},
@@ -61,7 +62,7 @@ func TestFrozen(t *testing.T) {
 			if want == nil || training == nil { // others may train
 				want, without = new(recipe.Freeze), 1
 			}
-			if r, res := convert(t, imports.SentenceTransformers, s, 1); r.Model.Freeze != *want || len(res.Without) != without || len(res.Unknown) > 0 {
+			if r, res := convert(t, imports.SentenceTransformers, s, 1); r.Model.Freeze != *want || strings.Contains(res.Recipe, "\n  freeze:") != (*want != recipe.Freeze{}) || len(res.Without) != without || len(res.Unknown) > 0 {
 				t.Errorf("%v of %v: %+v, want %+v, %q", c.frozen, c.names, r.Model.Freeze, *want, res.Without)
 			}
 		}

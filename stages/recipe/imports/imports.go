@@ -111,7 +111,7 @@ func (r *recipe) has(name string) (any, bool) {
 func (r *recipe) wrong(name, want string, v any) {
 	hint := ""
 	if r.from == FlagEmbedding && variable(show(v)) != "" {
-		hint = ": what the shell puts there can't be read here, and belongs in its place"
+		hint = ": what the shell puts there can't be read here: write it in its place"
 	}
 	r.fail("%s: want %s, got %s%s", name, want, show(v), hint)
 }

@@ -475,7 +475,7 @@ func TestWrongSettings(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if _, err := imports.Convert(imports.FlagEmbedding, imports.Settings{"learning_rate": "$lr"}, 1); err == nil || !strings.HasSuffix(err.Error(), `got "$lr": what the shell puts there can't be read here, and belongs in its place`) {
+	if _, err := imports.Convert(imports.FlagEmbedding, imports.Settings{"learning_rate": "$lr"}, 1); err == nil || !strings.HasSuffix(err.Error(), `got "$lr": what the shell puts there can't be read here: write it in its place`) {
 		t.Errorf("a variable: %v", err)
 	}
 	if _, err := imports.Convert(imports.SentenceTransformers, imports.Settings{"columns": []any{"a", nil}}, 1); err == nil || !strings.Contains(err.Error(), `got ["a",null]`) {

@@ -213,7 +213,7 @@ func ReadCommand(text string) (Settings, int, error) {
 	for _, w := range words[start:] {
 		switch { // of any options
 		case w == "$@" || w == "$*":
-			return nil, 0, fmt.Errorf("%q stands among the options: what the script is called with belongs in its place, or nothing if that is nothing", w)
+			return nil, 0, fmt.Errorf("%q stands among the options: write what the script is called with in its place, or nothing if that is nothing", w)
 		case elements.MatchString(w):
 			return nil, 0, fmt.Errorf("%q stands among the options, and %s", w, sh.whyNot(variable(w)))
 		}

@@ -257,7 +257,7 @@ torchrun --nproc_per_node 2 -m FlagEmbedding.finetune.embedder.encoder_only.base
 		"declare -a NONE=()->read NONE":   `"${NONE[*]}" stands among the options, and $NONE can't be expanded (it is read when the script runs)`,
 		"declare -a NONE=()->NONE=text":   `"${NONE[*]}" stands among the options`,
 		"declare -a NONE=()->unset MORE":  "$MORE can't be expanded (nothing in the script sets it)",
-		"--bf16->\"$@\"":                  `"$@" stands among the options: what the script is called with belongs in its place`,
+		"--bf16->\"$@\"":                  `"$@" stands among the options: write what the script is called with in its place`,
 		"--bf16->$*":                      `"$*" stands among the options`,
 		"WHERE=a/b->WHERE=a; unset WHERE": "",
 		"NONE=()->NONE=(\"${NONE[@]}\")":  "$NONE can't be expanded (it is an array",

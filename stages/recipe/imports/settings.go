@@ -807,7 +807,7 @@ func (r *recipe) variables() {
 		}
 		for _, text := range texts {
 			if v := leftWhole.FindString(text); v != "" {
-				r.assume("%s has %s in it, as it stands: nothing sets it that can be read here, and its value belongs in its place", name, v)
+				r.assume("%s has %s in it, as it stands: nothing sets it that can be read here: write its value in its place", name, v)
 			}
 		}
 	}
