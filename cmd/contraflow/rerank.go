@@ -1,8 +1,13 @@
 package main
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -22,6 +27,8 @@ type rerankFlags struct {
 	template, instruction  string
 	in                     tableFlags
 	query, document        string
+	ask                    string   // a query,
+	texts                  []string // and texts to rank for it
 	outputColumn           string
 	sigmoid, asJSON        bool
 	queries, corpus, qrels string
@@ -44,7 +51,7 @@ func addTemplate(cmd *cobra.Command, to *string, of string) {
 func newRerank() *cobra.Command {
 	var f rerankFlags
 	cmd := &cobra.Command{
-		Use:   "rerank --model DIR (--input FILES --output FILE | --queries FILE --corpus FILE --qrels FILE | --nanobeir[=TASKS] | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
+		Use:   "rerank --model DIR (--input FILES --output FILE | --query-text TEXT --text TEXT | --queries FILE --corpus FILE --qrels FILE | --nanobeir[=TASKS] | --sts FILE | --pair-classification FILE | --triplets FILE | --candidates FILE)",
 		Short: "Score pairs of texts with a reranker, or measure it",
 		Long: `rerank writes a parquet file with the input's columns and a score column beside them: the model's score of each row's query and
 document.
@@ -52,6 +59,8 @@ document.
 Models are cross-encoders, as transformers and sentence-transformers save them, and decoders that answer yes or no.
 
 ` + streamHelp("the score") + `
+
+With --query-text it prints the texts that are given with --text and their scores, the best one first, an object of JSON a line.
 
 Empty texts are scored as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error
 skip leaves the row out, and likewise a pair that the model can't read, which ends rerank when it comes to it: of which the tokenizer makes nothing, or whose
@@ -66,6 +75,7 @@ sentence-transformers' CrossEncoderNanoBEIREvaluator does; --metric names the me
 
 With --sts, --pair-classification, --triplets and --candidates it measures the model's scores as eval does an embedding model's similarities.`,
 		Example: `  contraflow rerank --model r/model --input pairs.parquet --output scores.parquet
+  contraflow rerank --model r/model --query-text "reads a file" --text "func Sort(x []int)" --text "func ReadAll(r io.Reader)"
   jq -c '{query: .q, document: .a}' pairs.json | contraflow rerank --model r/model --input - --output -
   contraflow rerank --model r/model --first q/model --queries q/queries.parquet --corpus q/corpus.parquet --qrels q/qrels.parquet
   contraflow rerank --model r/model --nanobeir=msmarco,nfcorpus,nq
@@ -92,6 +102,8 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 				return f.nano.rerank(cmd, r, &f)
 			case f.queries != "":
 				return f.measure(cmd, r)
+			case f.texts != nil:
+				return f.rank(cmd, r)
 			}
 			return f.table(cmd, r)
 		},
@@ -100,6 +112,8 @@ With --sts, --pair-classification, --triplets and --candidates it measures the m
 	fl.StringArrayVar(&f.in.files, "input", nil, filesFlag)
 	fl.StringVar(&f.query, "query-column", "query", fmt.Sprintf(columnFlag, "queries")+"; --query as well")
 	fl.StringVar(&f.document, "document-column", "document", fmt.Sprintf(columnFlag, "documents")+"; --document as well")
+	fl.StringVar(&f.ask, "query-text", "", "a query, a `TEXT`, for which those of --text are ranked")
+	fl.StringArrayVar(&f.texts, "text", nil, "a `TEXT` to rank for --query-text (may be repeated)")
 	fl.StringVar(&f.in.output, "output", "", "the parquet `FILE` to write; or -")
 	fl.StringVar(&f.outputColumn, "output-column", "score", "the `NAME` of the column with the scores")
 	addQuiet(cmd, "results, notes and errors")
@@ -134,9 +148,12 @@ func (f *rerankFlags) check(cmd *cobra.Command) (kind *scoring.Kind, file scorin
 	if err := f.nano.check(cmd, true, append(kindFlags(), "--input", "--output", "--queries", "--corpus", "--qrels", "--first")...); err != nil {
 		return nil, file, err
 	}
+	if asks := cmd.Flags().Changed("query-text"); asks || f.texts != nil {
+		return nil, file, f.checkTexts(cmd, asks)
+	}
 	scores, measures := len(f.in.files) > 0 || f.in.output != "", f.queries != "" || f.nano.tasks != nil || kind != nil
 	if scores == measures || scores && (len(f.in.files) == 0 || f.in.output == "") {
-		return nil, file, missing(errors.New("give --input and --output, --queries, --corpus and --qrels, --nanobeir, " + either(kindFlags())))
+		return nil, file, missing(errors.New("give --input and --output, --query-text and --text, --queries, --corpus and --qrels, --nanobeir, " + either(kindFlags())))
 	}
 	of, goes := []string{"first", "top", "corpus", "qrels", "json"}, "goes with --queries, which measures a reranker; --input is scored"
 	if measures {
@@ -154,6 +171,25 @@ func (f *rerankFlags) check(cmd *cobra.Command) (kind *scoring.Kind, file scorin
 		return kind, file, err
 	}
 	return nil, file, f.in.check(cmd, "the scores", "output-column")
+}
+
+// checkTexts is check where a query and texts are given on the command line.
+func (f *rerankFlags) checkTexts(cmd *cobra.Command, asks bool) error {
+	if !asks || f.texts == nil {
+		return missing(errors.New("--query-text and --text go together: a query, and the texts that are ranked for it"))
+	}
+	goes := append(kindFlags(), "--input", "--output", "--queries", "--corpus", "--qrels", "--nanobeir", "--first", "--top", "--json", "--query-column", "--document-column", "--output-column", "--on-error")
+	for _, flag := range goes {
+		if cmd.Flags().Changed(strings.TrimPrefix(flag, "--")) {
+			return usageError{fmt.Errorf("%s does not go with --query-text, whose texts are those of --text", flag)}
+		}
+	}
+	for _, text := range append(f.texts, f.ask) {
+		if !utf8.ValidString(text) {
+			return usageError{fmt.Errorf("%q is not valid UTF-8", text)}
+		}
+	}
+	return atLeastOne(cmd, "cutoff-layer")
 }
 
 func (f *rerankFlags) load(cmd *cobra.Command) (*reranker.Reranker, error) {
@@ -184,23 +220,63 @@ func widened(scores []float32) []float64 {
 	return wide
 }
 
+// scores are those of pairs; an error of one is an ofRow.
+func (f *rerankFlags) scores(cmd *cobra.Command, r *reranker.Reranker, queries, documents []string) ([]float32, int, error) {
+	scores, cut, err := r.ScorePairs(cmd.Context(), queries, documents)
+	if err != nil {
+		return nil, 0, err
+	}
+	if f.sigmoid {
+		reranker.Sigmoid(scores)
+	}
+	for i, s := range scores {
+		if !finite(s) {
+			return nil, 0, &ofRow{i, fmt.Errorf("the score is %v: the model's weights, or what it computes of them in --precision %s, are not finite", s, f.model.precision)}
+		}
+	}
+	return scores, cut, nil
+}
+
+// rank prints the texts of --text, the best one first.
+func (f *rerankFlags) rank(cmd *cobra.Command, r *reranker.Reranker) error {
+	for _, text := range f.texts {
+		if err := r.CheckPair(f.ask, text); err != nil {
+			return fmt.Errorf("--query-text %.60q, --text %.60q: %w", f.ask, text, err)
+		}
+	}
+	scores, cut, err := f.scores(cmd, r, slices.Repeat([]string{f.ask}, len(f.texts)), f.texts)
+	var one *ofRow
+	if errors.As(err, &one) {
+		return fmt.Errorf("--text %.60q: %w", f.texts[one.row], one.error)
+	} else if err != nil {
+		return err
+	}
+	sayCut(progressOf(cmd), cut, r)
+	type ranked struct {
+		Text  string  `json:"text"`
+		Score float32 `json:"score"`
+	}
+	all := make([]ranked, len(scores))
+	for i, s := range scores {
+		all[i] = ranked{f.texts[i], s}
+	}
+	slices.SortStableFunc(all, func(a, b ranked) int { return cmp.Compare(b.Score, a.Score) })
+	out := json.NewEncoder(cmd.OutOrStdout())
+	out.SetEscapeHTML(false)
+	for _, a := range all {
+		if err := out.Encode(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // table scores the rows of a table.
 func (f *rerankFlags) table(cmd *cobra.Command, r *reranker.Reranker) error {
 	columns := []dataset.OutColumn{{Name: f.outputColumn, Type: dataset.FloatOut}}
 	n, err := f.in.run(cmd, []string{f.query, f.document}, made{columns, 0, embedRows, func(texts [][]string) ([]any, int, error) {
-		scores, cut, err := r.ScorePairs(cmd.Context(), texts[0], texts[1])
-		if err != nil {
-			return nil, 0, err
-		}
-		if f.sigmoid {
-			reranker.Sigmoid(scores)
-		}
-		for i, s := range scores {
-			if !finite(s) {
-				return nil, 0, &ofRow{i, fmt.Errorf("the score is %v: the model's weights, or what it computes of them in --precision %s, are not finite", s, f.model.precision)}
-			}
-		}
-		return []any{scores}, cut, nil
+		scores, cut, err := f.scores(cmd, r, texts[0], texts[1])
+		return []any{scores}, cut, err
 	}, r.CheckPair})
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/io/dataset"
@@ -87,6 +88,59 @@ func TestRerankCutAndSqueezed(t *testing.T) {
 	for i, s := range scores("--sigmoid") {
 		if want := 1 / (1 + math.Exp(-float64(plain[i]))); !(math.Abs(float64(s)-want) <= 1e-6) {
 			t.Fatalf("pair %d: %v, want %v, the sigmoid of %v", i, s, want, plain[i])
+		}
+	}
+}
+
+// Texts of the command line stand in the order of their scores, which are those of pairs.
+func TestRerankTexts(t *testing.T) {
+	cross := goldens.Path(t, "rerank/cross")
+	r, err := reranker.Load(cross)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	const query = "the river"
+	texts := []string{"a cat", "the river <b> stone", "", "a cat"}
+	want, _, err := r.ScorePairs(t.Context(), slices.Repeat([]string{query}, len(texts)), texts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"rerank", "--model", cross, "--query-text", query}
+	for _, text := range texts {
+		args = append(args, "--text", text)
+	}
+	above := float32(math.Inf(1))
+	for _, line := range strings.Split(strings.TrimSpace(succeed(t, args...).stdout), "\n") {
+		var got struct {
+			Text  string
+			Score float32
+		}
+		if err := json.Unmarshal([]byte(line), &got); err != nil || got.Score > above || !strings.Contains(line, got.Text) {
+			t.Fatalf("%v: %s", err, line)
+		}
+		above = got.Score
+		i := slices.Index(texts, got.Text)
+		if i < 0 || got.Score != want[i] {
+			t.Fatalf("%s, want %v", line, want)
+		}
+		texts, want = slices.Delete(texts, i, i+1), slices.Delete(want, i, i+1)
+	}
+	if len(texts) > 0 {
+		t.Errorf("left out: %q", texts)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--query-text", "a"}, "--query-text and --text go together"},
+		{[]string{"--text", "a"}, "--query-text and --text go together"},
+		{[]string{"--query-text", "a", "--text", "b", "--output", "o.parquet"}, "--output does not go with --query-text"},
+		{[]string{"--query-text", "a", "--text", "b", "--nanobeir"}, "--nanobeir does not go with --query-text"},
+		{[]string{"--query-text", "a", "--text", "\xff"}, "is not valid UTF-8"},
+	} {
+		if r := contraflow(t, "", append([]string{"rerank", "--model", cross}, c.args...)...); r.code != 2 || !strings.Contains(r.stderr, c.want) {
+			t.Errorf("%q: exit code %d\n%s", c.args, r.code, r.stderr)
 		}
 	}
 }
