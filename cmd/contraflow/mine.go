@@ -69,6 +69,11 @@ left out and counted, but for those that have --min-negatives.
 				}
 				defer func() { err = errors.Join(err, r.Close()) }()
 				m.options.Rescore = func(ctx context.Context, queries, documents []string) ([]float32, error) {
+					for i, query := range queries {
+						if err := r.CheckPair(query, documents[i]); err != nil {
+							return nil, fmt.Errorf("--cross-encoder: query %.60q: %w", query, err)
+						}
+					}
 					scores, _, err := r.ScorePairs(ctx, queries, documents)
 					if m.sigmoid {
 						reranker.Sigmoid(scores)

@@ -140,6 +140,10 @@ func TestRerankNoRoom(t *testing.T) {
 			t.Errorf("distill %v: exit code %d\n%s", more, r.code, r.stderr)
 		}
 	}
+	mine := []string{"mine", "--model", goldens.Path(t, "bert/minilm-tiny"), "--cross-encoder", dir, "--input", in, "--query", "query", "--positive", "document", "--num-negatives", "1", "--max-score", "100", "--output", filepath.Join(dir, "mined.parquet")}
+	if r := contraflow(t, "", mine...); r.code != 1 || !strings.Contains(r.stderr, `--cross-encoder: query "bird bird `) || !strings.Contains(r.stderr, "max length too short") {
+		t.Errorf("mine: exit code %d\n%s", r.code, r.stderr)
+	}
 }
 
 // What can't be read ends the command without a line, and what does not go together is a mistake in the command line.
