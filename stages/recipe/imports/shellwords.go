@@ -1,0 +1,292 @@
+package imports
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"mvdan.cc/sh/v3/expand"
+	"mvdan.cc/sh/v3/syntax"
+)
+
+// expansion is what a word becomes: several words, where a variable in it that is not quoted has several, or none.
+type expansion struct {
+	words   []string
+	word    strings.Builder
+	in      bool // within a word
+	whole   bool // there is one word, as in an assignment
+	within  int  // of ${name:-default}s, whose words are words, too
+	foreign bool // what a command prints is part of it
+}
+
+func (x *expansion) add(s string) {
+	x.word.WriteString(s)
+	x.in = true
+}
+
+func (x *expansion) end() {
+	if x.in {
+		x.words = append(x.words, x.word.String())
+	}
+	x.word.Reset()
+	x.in = false
+}
+
+// value adds what a variable has.
+func (x *expansion) value(s string, quoted bool) {
+	if quoted || x.whole {
+		x.add(s)
+		return
+	}
+	for _, c := range s {
+		if unicode.IsSpace(c) {
+			x.end()
+			continue
+		}
+		x.word.WriteRune(c)
+		x.in = true
+	}
+}
+
+// words expands words.
+func (sh *shell) words(all []*syntax.Word) ([]string, error) {
+	var x expansion
+	for _, w := range all {
+		each, split := []*syntax.Word{w}, syntax.Word{Parts: slices.Clone(w.Parts)}
+		if syntax.SplitBraces(&split) && alternatives(&split) <= mostWords { // a/{b,c}
+			each = expand.Braces(&split)
+		}
+		for _, w := range each {
+			if err := sh.expand(&x, w.Parts, false); err != nil {
+				return nil, err
+			}
+			x.end()
+		}
+	}
+	return x.words, nil
+}
+
+// alternatives is how many words braces make of one, or more than mostWords.
+func alternatives(w *syntax.Word) int {
+	n := 1
+	for _, p := range w.Parts {
+		if b, ok := p.(*syntax.BraceExp); ok {
+			sum := 0
+			for _, e := range b.Elems {
+				sum = min(sum+alternatives(e), mostWords+1)
+			}
+			if b.Sequence {
+				sum = mostWords + 1
+			}
+			n = min(n*sum, mostWords+1)
+		}
+	}
+	return n
+}
+
+// whole expands a word that stays one, or nothing.
+func (sh *shell) whole(w *syntax.Word) (value string, foreign bool, err error) {
+	if w == nil {
+		return "", false, nil
+	}
+	x := expansion{whole: true}
+	err = sh.expand(&x, w.Parts, false)
+	x.end()
+	return strings.Join(x.words, " "), x.foreign, err
+}
+
+// expand adds parts of a word. What can't be told is itself.
+func (sh *shell) expand(x *expansion, parts []syntax.WordPart, quoted bool) (err error) {
+	for _, p := range parts {
+		switch p := p.(type) {
+		case *syntax.Lit:
+			x.literal(p.Value, quoted)
+		case *syntax.SglQuoted:
+			value := p.Value
+			if quoted { // as in "${a:-'b'}"
+				value = sh.source(p)
+			} else if p.Dollar {
+				value, err = expand.Literal(nil, &syntax.Word{Parts: []syntax.WordPart{p}})
+			}
+			x.add(value)
+		case *syntax.DblQuoted:
+			if len(p.Parts) != 1 || !ofArray(p.Parts[0]) { // which may have no words
+				x.in = true
+			}
+			err = sh.expand(x, p.Parts, true)
+		case *syntax.ParamExp:
+			err = sh.parameter(x, p, quoted)
+		case *syntax.ArithmExp:
+			value, ok := sh.number(p)
+			x.foreign = x.foreign || !ok
+			x.add(value)
+		case *syntax.CmdSubst:
+			x.foreign = true
+			x.add(sh.source(p))
+		default:
+			x.add(sh.source(p))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// number computes $((8 * NAME)), or gives it as it stands where it can't be told.
+func (sh *shell) number(p *syntax.ArithmExp) (value string, ok bool) {
+	source := sh.source(p)
+	for _, name := range anyName.FindAllString(source, -1) {
+		if !integer.MatchString(sh.vars[name]) {
+			return source, false
+		}
+	}
+	if assigned.MatchString(source) {
+		return source, false
+	}
+	n, err := expand.Arithm(&expand.Config{Env: expand.FuncEnviron(func(name string) string { return sh.vars[name] })}, p.X)
+	if err != nil {
+		return source, false
+	}
+	return strconv.Itoa(n), true
+}
+
+var (
+	integer  = regexp.MustCompile(`^-?[1-9]\d{0,8}$|^0$`)
+	assigned = regexp.MustCompile(`[^=!<>]=[^=]|\+\+|--|[<>]{2}=`)
+)
+
+func ofArray(p syntax.WordPart) bool {
+	of, ok := p.(*syntax.ParamExp)
+	return ok && of.Index != nil
+}
+
+// literal adds text in which backslashes quote what follows them.
+func (x *expansion) literal(s string, quoted bool) {
+	splits := x.within > 0 && !quoted && !x.whole
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == '\\' && i+1 < len(s) && (!quoted || strings.ContainsRune("\"\\$`\n", rune(s[i+1]))):
+			if i++; s[i] == '\n' {
+				continue
+			}
+		case splits && strings.ContainsRune(" \t\n", rune(s[i])):
+			x.end()
+			continue
+		}
+		x.word.WriteByte(s[i])
+		x.in = true
+	}
+}
+
+// parameter adds what ${ } or $name stands for.
+func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error {
+	name := ""
+	if p.Param != nil && !p.Excl && !p.Length && p.Slice == nil && p.Repl == nil && p.Names == 0 {
+		name = p.Param.Value
+	}
+	switch {
+	case !identifier.MatchString(name):
+		x.add(sh.source(p))
+		return nil
+	case p.Index != nil:
+		return sh.elements(x, p, quoted)
+	}
+	v, set := sh.vars[name]
+	if p.Exp == nil || sh.why[name] != "" {
+		if !set && !sh.gone[name] {
+			x.add(sh.source(p))
+			return nil
+		}
+		x.value(v, quoted)
+		return sh.count(v)
+	}
+	assigns := false
+	switch p.Exp.Op {
+	case syntax.AlternateUnsetOrNull, syntax.DefaultUnsetOrNull, syntax.ErrorUnsetOrNull, syntax.AssignUnsetOrNull:
+		set = set && v != ""
+	}
+	switch p.Exp.Op {
+	case syntax.AlternateUnset, syntax.AlternateUnsetOrNull:
+		if !set {
+			return nil
+		}
+	case syntax.ErrorUnset, syntax.ErrorUnsetOrNull:
+		if !set { // the script ends there
+			x.add(sh.source(p))
+			return nil
+		}
+		x.value(v, quoted)
+		return sh.count(v)
+	case syntax.AssignUnset, syntax.AssignUnsetOrNull, syntax.DefaultUnset, syntax.DefaultUnsetOrNull:
+		if set {
+			x.value(v, quoted)
+			return sh.count(v)
+		}
+		assigns = p.Exp.Op == syntax.AssignUnset || p.Exp.Op == syntax.AssignUnsetOrNull
+	default: // a part of it
+		x.add(sh.source(p))
+		return nil
+	}
+	if p.Exp.Word == nil {
+		return nil
+	}
+	if assigns {
+		value, foreign, err := sh.whole(p.Exp.Word)
+		if err != nil {
+			return err
+		}
+		sh.set(name, value, foreign)
+		x.foreign = x.foreign || foreign
+		x.value(value, quoted)
+		return sh.count(value)
+	}
+	x.within++
+	err := sh.expand(x, p.Exp.Word.Parts, quoted)
+	x.within--
+	return err
+}
+
+// elements adds the words of an array: "${NAME[@]}", or ${NAME[@]+"${NAME[@]}"}, which is nothing where there is no array.
+func (sh *shell) elements(x *expansion, p *syntax.ParamExp, quoted bool) error {
+	name, index := p.Param.Value, strings.Trim(sh.source(p.Index), `"`)
+	words, ok := sh.arrays[name]
+	all := index == "@" || index == "*"
+	if all && p.Exp != nil && p.Exp.Op == syntax.AlternateUnset && (ok || sh.why[name] == "") {
+		if !ok || p.Exp.Word == nil {
+			return nil
+		}
+		return sh.expand(x, p.Exp.Word.Parts, quoted)
+	}
+	if !all || !ok || p.Exp != nil {
+		x.add(sh.source(p))
+		return nil
+	}
+	if quoted && (index == "*" || x.whole) {
+		words = []string{strings.Join(words, " ")}
+	}
+	for i, w := range words {
+		if i > 0 {
+			x.end()
+		}
+		x.value(w, quoted)
+	}
+	return sh.count(strings.Join(words, " "))
+}
+
+func (sh *shell) count(v string) error {
+	if sh.expanded += len(v); sh.expanded > mostExpanded {
+		return fmt.Errorf("the script's variables have more than %d MB of text", mostExpanded>>20)
+	}
+	return nil
+}
+
+var (
+	identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
+	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
+	leftWhole  = regexp.MustCompile(`\$\{[^}]*\}|` + left.String())
+	elements   = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]`)
+)
