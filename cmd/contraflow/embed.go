@@ -102,12 +102,7 @@ func (f *embedFlags) check(cmd *cobra.Command) error {
 			return usageError{fmt.Errorf("--%s goes with --input; --text prints embeddings of texts", flag)}
 		}
 	}
-	for _, text := range f.texts {
-		if !utf8.ValidString(text) {
-			return usageError{fmt.Errorf("--text %q is not valid UTF-8", text)}
-		}
-	}
-	return nil
+	return validTexts("text", f.texts...)
 }
 
 // load loads the model, and finds the name of the prompt that it puts before texts.
@@ -267,9 +262,19 @@ func (f *embedFlags) allParts(ctx context.Context, e *embedder.Embedder, prompt 
 	}, nil}
 }
 
+// validTexts refuses what a flag gives and is no text.
+func validTexts(flag string, texts ...string) error {
+	for _, text := range texts {
+		if !utf8.ValidString(text) {
+			return usageError{fmt.Errorf("--%s %q is not valid UTF-8", flag, text)}
+		}
+	}
+	return nil
+}
+
 // ofTexts is an error of texts that flags give.
 func ofTexts(texts []string, err error) error {
-	if text, what, ok := embedder.OfText(err); ok {
+	if text, what, ok := ofOne(err); ok {
 		return fmt.Errorf("--text %.60q: %w", texts[text], what)
 	}
 	return err

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -184,10 +183,8 @@ func (f *rerankFlags) checkTexts(cmd *cobra.Command, asks bool) error {
 			return usageError{fmt.Errorf("%s does not go with --query-text, whose texts are those of --text", flag)}
 		}
 	}
-	for _, text := range append(f.texts, f.ask) {
-		if !utf8.ValidString(text) {
-			return usageError{fmt.Errorf("%q is not valid UTF-8", text)}
-		}
+	if err := errors.Join(validTexts("query-text", f.ask), validTexts("text", f.texts...)); err != nil {
+		return err
 	}
 	return atLeastOne(cmd, "cutoff-layer")
 }
@@ -245,11 +242,8 @@ func (f *rerankFlags) rank(cmd *cobra.Command, r *reranker.Reranker) error {
 		}
 	}
 	scores, cut, err := f.scores(cmd, r, slices.Repeat([]string{f.ask}, len(f.texts)), f.texts)
-	var one *ofRow
-	if errors.As(err, &one) {
-		return fmt.Errorf("--text %.60q: %w", f.texts[one.row], one.error)
-	} else if err != nil {
-		return err
+	if err != nil {
+		return ofTexts(f.texts, err)
 	}
 	sayCut(progressOf(cmd), cut, r)
 	type ranked struct {

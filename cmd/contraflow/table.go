@@ -159,14 +159,19 @@ func (in *tableFlags) within(done, total int) {
 	}
 }
 
-// inRows is an error of rows with these ids.
-func inRows(t *dataset.Table, ids []int64, err error) error {
-	if text, what, ok := embedder.OfText(err); ok {
-		return fmt.Errorf("%v: %w", t.Locate(ids[text]), what)
-	}
+// ofOne tells which of the rows or texts of a call an error is of, and what is wrong with it.
+func ofOne(err error) (row int, what error, ok bool) {
 	var one *ofRow
 	if errors.As(err, &one) {
-		return fmt.Errorf("%v: %w", t.Locate(ids[one.row]), one.error)
+		return one.row, one.error, true
+	}
+	return embedder.OfText(err)
+}
+
+// inRows is an error of rows with these ids.
+func inRows(t *dataset.Table, ids []int64, err error) error {
+	if row, what, ok := ofOne(err); ok {
+		return fmt.Errorf("%v: %w", t.Locate(ids[row]), what)
 	}
 	return fmt.Errorf("rows %d to %d: %w", ids[0], ids[len(ids)-1], err)
 }

@@ -382,10 +382,8 @@ func (f *Folder) readConfig() error {
 	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		// A run's folder has the model beside its metrics. Static models have no config.json, adapters their own.
-		for _, name := range []string{"config.json", "modules.json", adapterConfigFile} {
-			if _, err := os.Stat(filepath.Join(f.TransformerDir, "model", name)); err == nil {
-				return fmt.Errorf("%s has no config.json: the model is in %s, give that", f.TransformerDir, filepath.Join(f.TransformerDir, "model"))
-			}
+		if model := filepath.Join(f.TransformerDir, "model"); IsModel(model) {
+			return fmt.Errorf("%s has no config.json: the model is in %s, give that", f.TransformerDir, model)
 		}
 		return fmt.Errorf("%s is %w: it has no config.json", f.TransformerDir, ErrNoModel)
 	}

@@ -194,13 +194,16 @@ func Replaceable(dir string) error {
 }
 
 // IsModel tells whether a folder holds a model: Save would replace it.
-func IsModel(dir string) bool {
-	for _, name := range []string{"modules.json", "config.json", adapterConfigFile} {
+func IsModel(dir string) bool { return ModelFile(dir) != "" }
+
+// ModelFile is the name of a file by which a folder holds a model; "" if it holds none.
+func ModelFile(dir string) string {
+	for _, name := range []string{"config.json", "modules.json", adapterConfigFile} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return true
+			return name
 		}
 	}
-	return false
+	return ""
 }
 
 func hasTokenizer(dir string) bool {

@@ -196,15 +196,20 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 		return sh.elements(x, p, quoted)
 	}
 	v, set := sh.vars[name]
-	if p.Exp == nil || sh.why[name] != "" {
-		if !set && !sh.gone[name] {
-			x.add(sh.source(p))
-			return nil
-		}
+	itself := func() error {
+		x.add(sh.source(p))
+		return nil
+	}
+	value := func() error {
 		x.value(v, quoted)
 		return sh.count(v)
 	}
-	assigns := false
+	if p.Exp == nil || sh.why[name] != "" {
+		if !set && !sh.gone[name] {
+			return itself()
+		}
+		return value()
+	}
 	switch p.Exp.Op {
 	case syntax.AlternateUnsetOrNull, syntax.DefaultUnsetOrNull, syntax.ErrorUnsetOrNull, syntax.AssignUnsetOrNull:
 		set = set && v != ""
@@ -214,35 +219,31 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 		if !set {
 			return nil
 		}
-	case syntax.ErrorUnset, syntax.ErrorUnsetOrNull:
-		if !set { // the script ends there
-			x.add(sh.source(p))
-			return nil
-		}
-		x.value(v, quoted)
-		return sh.count(v)
-	case syntax.AssignUnset, syntax.AssignUnsetOrNull, syntax.DefaultUnset, syntax.DefaultUnsetOrNull:
+	case syntax.DefaultUnset, syntax.DefaultUnsetOrNull:
 		if set {
-			x.value(v, quoted)
-			return sh.count(v)
+			return value()
 		}
-		assigns = p.Exp.Op == syntax.AssignUnset || p.Exp.Op == syntax.AssignUnsetOrNull
+	case syntax.AssignUnset, syntax.AssignUnsetOrNull:
+		if !set {
+			var foreign bool
+			var err error
+			if v, foreign, err = sh.whole(p.Exp.Word); err != nil {
+				return err
+			}
+			sh.set(name, v, foreign)
+			x.foreign = x.foreign || foreign
+		}
+		return value()
+	case syntax.ErrorUnset, syntax.ErrorUnsetOrNull:
+		if set {
+			return value()
+		}
+		return itself() // the script ends there
 	default: // a part of it
-		x.add(sh.source(p))
-		return nil
+		return itself()
 	}
 	if p.Exp.Word == nil {
 		return nil
-	}
-	if assigns {
-		value, foreign, err := sh.whole(p.Exp.Word)
-		if err != nil {
-			return err
-		}
-		sh.set(name, value, foreign)
-		x.foreign = x.foreign || foreign
-		x.value(value, quoted)
-		return sh.count(value)
 	}
 	x.within++
 	err := sh.expand(x, p.Exp.Word.Parts, quoted)
