@@ -303,7 +303,7 @@ func (sh *shell) assign(a *syntax.Assign) error {
 	case a.Array != nil:
 		return sh.assignArray(name, a)
 	}
-	value, foreign, err := sh.whole(a.Value)
+	value, foreign, err := sh.whole(a.Value, false)
 	if err != nil {
 		return err
 	}
@@ -384,7 +384,7 @@ func (sh *shell) source(n syntax.Node) string {
 func (sh *shell) truth(x syntax.TestExpr) (tri, error) {
 	switch x := x.(type) {
 	case *syntax.Word:
-		w, _, err := sh.whole(x)
+		w, _, err := sh.whole(x, false)
 		return sh.test([]string{w}), err
 	case *syntax.ParenTest:
 		return sh.truth(x.X)
@@ -394,15 +394,15 @@ func (sh *shell) truth(x syntax.TestExpr) (tri, error) {
 			return -holds, err
 		}
 		if of, ok := x.X.(*syntax.Word); ok {
-			w, _, err := sh.whole(of)
+			w, _, err := sh.whole(of, false)
 			return sh.test([]string{x.Op.String(), w}), err
 		}
 	case *syntax.BinaryTest:
 		a, ok := x.X.(*syntax.Word)
 		b, also := x.Y.(*syntax.Word)
 		if ok && also {
-			left, _, err := sh.whole(a)
-			right, _, another := sh.whole(b)
+			left, _, err := sh.whole(a, false)
+			right, _, another := sh.whole(b, false)
 			if strings.ContainsAny(right, "*?[") { // a pattern, unless it is quoted
 				return maybe, errors.Join(err, another)
 			}

@@ -24,6 +24,7 @@ func TestBash(t *testing.T) {
 		"a=(--train_data 'x).jsonl' --lr \"a)\\\"\" \\)x)\n" + program + `"${a[@]}"`,
 		"a=(--train_data x)\n" + program + `${a[@]+"${a[@]}"} ${b[@]+"${b[@]}"} --lr 3`,
 		program + `--train_data ${D:-"x y"} --a ${E:-p q} --b "${F:-r s}"`,
+		program + `--a "${A:='s t'}" --b ${B:='u v'} --c "$A"`,
 		program + `--a $'one\n\'two\'\t"\\' --b $"three" --c "$'4'" --d $'\x41\u00e9'`,
 		"cat <<EOF > /dev/null\n\tEOF\n don't\nEOF\n" + program + "--lr 3",
 		"cat <<-EOF > /dev/null\n don't\n\tEOF\n" + program + "--lr 3",

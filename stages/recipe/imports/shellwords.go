@@ -87,13 +87,13 @@ func alternatives(w *syntax.Word) int {
 	return n
 }
 
-// whole expands a word that stays one, or nothing.
-func (sh *shell) whole(w *syntax.Word) (value string, foreign bool, err error) {
+// whole expands a word that stays one, or nothing, where quoted within double quotes.
+func (sh *shell) whole(w *syntax.Word, quoted bool) (value string, foreign bool, err error) {
 	if w == nil {
 		return "", false, nil
 	}
 	x := expansion{whole: true}
-	err = sh.expand(&x, w.Parts, false)
+	err = sh.expand(&x, w.Parts, quoted)
 	x.end()
 	return strings.Join(x.words, " "), x.foreign, err
 }
@@ -227,7 +227,7 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 		if !set {
 			var foreign bool
 			var err error
-			if v, foreign, err = sh.whole(p.Exp.Word); err != nil {
+			if v, foreign, err = sh.whole(p.Exp.Word, quoted); err != nil {
 				return err
 			}
 			sh.set(name, v, foreign)
