@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 )
 
 // Graph is a pipeline under construction. It is not safe for concurrent use.
@@ -395,6 +396,9 @@ func (t *Task) Context() context.Context { return t.ctx }
 
 // Stage is the name of the task's stage.
 func (t *Task) Stage() string { return t.stage.name }
+
+// Alive says that the task gets on, however long it takes: of what [WhenStalled] reports, that is not nothing.
+func (t *Task) Alive() { t.run.alive.Store(int64(time.Since(t.run.began))) }
 
 // Lane is the lane that the task runs on, as the device opened it; nil in the host pool.
 func (t *Task) Lane() Lane { return t.lane }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -73,7 +74,7 @@ func WithTrace(t *Tracer) RunOption { return func(r *running) { r.tracer = t } }
 func FirstStep(n int) RunOption { return func(r *running) { r.first = n } }
 
 // WhenStalled makes a run that has heard of nothing for so long say what runs and who waits for what; again after twice as long,
-// and so on.
+// and so on. A task that takes longer is heard of by [Task.Alive].
 func WhenStalled(after time.Duration, say func(report string)) RunOption {
 	return func(r *running) { r.patience, r.stalled = after, say }
 }
@@ -113,6 +114,7 @@ type running struct {
 
 	patience time.Duration // 0: for ever
 	stalled  func(string)
+	alive    atomic.Int64 // when a task last said so: nanoseconds since the run began
 	grace    time.Duration
 	end      func(error)          // nil: nothing is done
 	overdue  *time.Timer          // of a run that has failed
@@ -245,6 +247,11 @@ func (r *running) coordinate() {
 			done = nil
 			r.stopped()
 		case <-late:
+			if since := time.Since(r.began) - time.Duration(r.alive.Load()); since < quiet {
+				quiet = r.patience
+				alarm.Reset(quiet - since)
+				continue
+			}
 			r.stalled(r.report(quiet))
 			quiet *= 2
 			alarm.Reset(quiet)

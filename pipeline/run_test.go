@@ -710,6 +710,42 @@ func TestWhenStalled(t *testing.T) {
 	}
 }
 
+// A task that says that it gets on is not reported, however long it takes, until it has said nothing for so long.
+func TestAlive(t *testing.T) {
+	checkGoroutines(t)
+	const patience = 200 * time.Millisecond
+	g := New("sums")
+	reported := make(chan struct{})
+	var last atomic.Int64
+	began := time.Now()
+	summing(g, 1, 1, func(t *Task, v int) error {
+		for v == 0 && time.Since(began) < 2*patience {
+			last.Store(int64(time.Since(began)))
+			t.Alive()
+			time.Sleep(time.Millisecond)
+		}
+		<-reported
+		return nil
+	})
+	p, err := g.Build(Devices(fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := false
+	err = p.Run(context.Background(), WhenStalled(patience, func(report string) {
+		if quiet := time.Since(began) - time.Duration(last.Load()); !said && quiet < patience-time.Millisecond {
+			t.Errorf("%v after the task has said that it gets on: %s", quiet, report)
+		}
+		if !said {
+			close(reported)
+		}
+		said = true
+	}))
+	if err != nil || !said {
+		t.Fatal(said, err)
+	}
+}
+
 // A run that has failed ends what its tasks wait for outside it, if they don't end by themselves.
 func TestWhenFailed(t *testing.T) {
 	checkGoroutines(t)

@@ -62,7 +62,7 @@ func evaluateStage[T any](g *pipeline.Graph, steps pipeline.Port[StepResult], e 
 	}
 	return pipeline.Map(g, stage, steps, func(t *pipeline.Task, s StepResult) (T, error) {
 		defer e.For(t)()
-		engine.Stream = Stream(t)
+		engine.Stream, engine.Told = Stream(t), func(int, int) { t.Alive() }
 		return measure(t.Context(), engine)
 	}, e.on(), pipeline.When(due))
 }

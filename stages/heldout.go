@@ -105,6 +105,14 @@ func (h *HeldOut) Rows() (n int) {
 	return n
 }
 
+// Texts is how many of their texts Loss has the engine embed.
+func (h *HeldOut) Texts() (n int) {
+	for _, b := range h.batches {
+		n += b.N() - b.first()
+	}
+	return n
+}
+
 // Digest is a hash of the tokenized rows and of how they lie in batches.
 func (h *HeldOut) Digest() string {
 	x := xxh3.New()

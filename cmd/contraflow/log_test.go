@@ -226,6 +226,42 @@ func TestBarStatus(t *testing.T) {
 	}
 }
 
+// How far an evaluation is is told where it takes long, or behind the bar, and the time that one before the first step takes is none of the steps'.
+func TestLogOfEvaluating(t *testing.T) {
+	for format, want := range map[string]string{"human": "evaluating: 20 of 100  1.0/s  1m20s left\n", "json": `"msg":"evaluating","done":20,"of":100}`} {
+		var b strings.Builder
+		u := newUI(&b, false).withLog(format)
+		for range 2 { // evaluations
+			o := u.observer()
+			o.Measured(10, 100)
+			if b.Len() > 0 {
+				t.Errorf("%s: said at once: %q", format, b.String())
+			}
+			u.said, u.since = u.said.Add(-time.Minute), u.since.Add(-10*time.Second)
+			o.Measured(20, 100)
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("%s: %q, want %q", format, b.String(), want)
+			}
+			if s := u.status(); s != " evaluating: 20 of 100  1.0/s  1m20s left" {
+				t.Errorf("behind the bar: %q", s)
+			}
+			b.Reset()
+			u.said = u.said.Add(-time.Minute)
+			o.Measured(100, 100)
+			if s := u.status() + b.String(); s != "" {
+				t.Errorf("%s: in the end: %q", format, s)
+			}
+		}
+		u.began = u.began.Add(-time.Hour)
+		u.steps = 2
+		u.observer().Eval(recipe.Evaluation{Metric: "map"})
+		u.took(recipe.Metrics{Step: 1})
+		if s := u.left(); s != 0 {
+			t.Errorf("%v left", s)
+		}
+	}
+}
+
 // Files that a user asks for are put in the place of what was there: another name of that keeps what it has.
 func TestWholeFiles(t *testing.T) {
 	dir := workspace(t)

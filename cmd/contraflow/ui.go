@@ -39,10 +39,12 @@ type ui struct {
 	before int64  // done when that began
 
 	mu    sync.Mutex // the bar draws on a thread of its own
+	eval  string     // how far an evaluation is
 	last  recipe.Metrics
 	made  int // steps since began: a resumed run begins in the middle
 	began time.Time
 	at    time.Time // of the last step
+	since time.Time // of an evaluation
 }
 
 func newUI(w io.Writer, quiet bool) *ui {
@@ -190,7 +192,11 @@ func (u *ui) observer() recipe.Observer {
 		Repeats:  u.rows("looking for rows that repeat"),
 		Lengths:  u.rows("looking for texts that are cut"),
 		Step:     u.step,
+		Measured: u.measured,
 		Eval: func(e recipe.Evaluation) {
+			if e.Step == 0 { // is not part of what steps take
+				u.restart()
+			}
 			if u.log != nil {
 				fields := []zap.Field{zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value)}
 				if e.Base != nil {
@@ -322,6 +328,30 @@ func (u *ui) embedded(of string) func(what string, done, total int) {
 	}
 }
 
+// measured says how far an evaluation is: behind the bar, or if it takes longer than what is due. Its end its figures tell.
+func (u *ui) measured(done, total int64) {
+	if u.what != evaluates {
+		u.what, u.before, u.since, u.said = evaluates, done, time.Now(), time.Now()
+	}
+	text := fmt.Sprintf("evaluating: %d of %d%s", done, total, pace(done-u.before, total-done, time.Since(u.since)))
+	if done == total {
+		text, u.what = "", ""
+	}
+	u.mu.Lock()
+	u.eval = text
+	u.mu.Unlock()
+	switch {
+	case u.bar != nil || text == "":
+	case u.log == nil:
+		u.passing(false, text)
+	case u.due(false):
+		u.log.Info("evaluating", zap.Int64("done", done), zap.Int64("of", total))
+	}
+}
+
+// evaluates is what progress is of.
+const evaluates = "evaluation"
+
 // draws is the width of a terminal that can move its cursor, and on which a bar can be drawn; 0: there is none.
 func (u *ui) draws() int {
 	f, ok := u.w.(*os.File)
@@ -333,6 +363,13 @@ func (u *ui) draws() int {
 		return 0
 	}
 	return width
+}
+
+// restart begins the time that steps take.
+func (u *ui) restart() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.began = time.Now()
 }
 
 // begin starts the bar.
@@ -353,6 +390,9 @@ func (u *ui) begin(steps int) {
 func (u *ui) status() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if u.eval != "" {
+		return " " + u.eval
+	}
 	if u.made == 0 {
 		return ""
 	}

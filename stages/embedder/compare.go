@@ -71,19 +71,55 @@ func (e *Embedder) RelevanceCut(ctx context.Context, cuts []int, queryPrompt, do
 // sentence-transformers' MultiVectorDistillationEvaluator has it of pairs with scores; its other evaluators of pairs, which read both texts alike,
 // compare no such vectors.
 func (t Text) Similarity(ctx context.Context, e *Engine, a, b []string, cuts ...int) ([][]float64, error) {
-	roles := [2]Role{Query, Query}
-	switch {
-	case t.Weighed:
-		roles = [2]Role{Document, Document}
-	case vectorsOnly(e.Model):
-		roles = [2]Role{Query, Document}
-	}
-	return t.compare(ctx, e, roles, a, b, cuts)
+	return t.compare(ctx, e, t.roles(e.Model, false), a, b, cuts)
 }
 
 // Relevance is likewise of each query and document, read as such.
 func (t Text) Relevance(ctx context.Context, e *Engine, queries, documents []string, cuts ...int) ([][]float64, error) {
-	return t.compare(ctx, e, [2]Role{Query, Document}, queries, documents, cuts)
+	return t.compare(ctx, e, t.roles(e.Model, true), queries, documents, cuts)
+}
+
+// PairTexts is how many texts Similarity of pairs embeds, each once, or if asked Relevance.
+func (t Text) PairTexts(e *Engine, asked bool, a, b []string) int {
+	_, fresh := t.once(e.Model, t.roles(e.Model, asked), a, b)
+	return len(fresh[0]) + len(fresh[1])
+}
+
+// roles are what the texts of pairs are read as: if they are asked, a query and a document.
+func (t Text) roles(m *transformer.Model, asked bool) [2]Role {
+	switch {
+	case asked || vectorsOnly(m):
+		return [2]Role{Query, Document}
+	case t.Weighed:
+		return [2]Role{Document, Document}
+	}
+	return [2]Role{Query, Query}
+}
+
+// once gives each text of pairs a place, and has those that are new on each side.
+func (t Text) once(m *transformer.Model, roles [2]Role, a, b []string) (pairs [][2]int, fresh [2][]string) {
+	type asked struct {
+		text string
+		read
+		role Role // where texts are read by it, however alike their prompts and lengths are
+	}
+	places := map[asked]int{}
+	pairs = make([][2]int, len(a))
+	for side, texts := range [2][]string{a, b} {
+		for i, text := range texts {
+			key := asked{text: text, read: t.as(roles[side])}
+			if vectorsOnly(m) {
+				key.role = roles[side]
+			}
+			k, ok := places[key]
+			if !ok {
+				k = len(places)
+				places[key], fresh[side] = k, append(fresh[side], text)
+			}
+			pairs[i][side] = k
+		}
+	}
+	return pairs, fresh
 }
 
 // comparison is pairs of texts, each text once.
@@ -117,28 +153,10 @@ func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []stri
 			return nil, err
 		}
 	}
-	type asked struct {
-		text string
-		read
-		role Role // where texts are read by it, however alike their prompts and lengths are
-	}
-	places := map[asked]int{}
-	x := comparison{pairs: make([][2]int, len(a)), roles: roles}
-	for side, texts := range [2][]string{a, b} {
-		var fresh []string
-		for i, text := range texts {
-			key := asked{text: text, read: t.as(roles[side])}
-			if vectorsOnly(e.Model) {
-				key.role = roles[side]
-			}
-			k, ok := places[key]
-			if !ok {
-				k = len(places)
-				places[key], fresh = k, append(fresh, text)
-			}
-			x.pairs[i][side] = k
-		}
-		ids, err := t.tokens(ctx, roles[side], fresh)
+	pairs, fresh := t.once(e.Model, roles, a, b)
+	x := comparison{pairs: pairs, roles: roles}
+	for side, texts := range fresh {
+		ids, err := t.tokens(ctx, roles[side], texts)
 		if err != nil {
 			return nil, err
 		}

@@ -158,6 +158,60 @@ func (x *Run) evaluate(ctx context.Context, engine *embedder.Engine) (*Evaluatio
 	return ev, nil
 }
 
+// tell has the observer see how far the engine's next evaluation is, and alive, if not nil, called as often.
+func (x *Run) tell(engine *embedder.Engine, alive func()) {
+	if !x.Main() {
+		return
+	}
+	total, before := int64(-1), int64(0) // what the evaluation's earlier calls have embedded
+	engine.Told = func(done, of int) {
+		if alive != nil {
+			alive()
+		}
+		if x.obs.Measured == nil {
+			return
+		}
+		if total < 0 {
+			total = x.measuredTexts(engine)
+		}
+		x.obs.Measured(before+int64(done), total)
+		if done == of {
+			before += int64(of)
+		}
+	}
+}
+
+// measuredTexts is how many texts, or a reranker's pairs, pass through the model in an evaluation.
+func (x *Run) measuredTexts(engine *embedder.Engine) (n int64) {
+	for i := range x.tasks {
+		t := &x.tasks[i]
+		if !slices.ContainsFunc(x.tasks[:i], func(o task) bool { return o.alike(t) }) {
+			n += int64(x.textsOf(engine, t))
+		}
+	}
+	for _, h := range x.heldOut {
+		n += int64(h.rows.Texts())
+	}
+	return n
+}
+
+func (x *Run) textsOf(engine *embedder.Engine, t *task) (n int) {
+	switch {
+	case t.scored != nil && x.reranker != nil:
+		return len(t.scored.A)
+	case t.scored != nil:
+		return x.evalText(t).PairTexts(engine, t.scored.Asked, t.scored.A, t.scored.B)
+	case t.mined:
+		return t.retrieval.Queries()
+	case t.first != nil:
+		for _, hits := range t.first {
+			n += len(hits)
+		}
+		return n
+	}
+	return t.retrieval.Queries() + t.retrieval.Docs()
+}
+
 // meanBase is the mean of what tasks had before, where all have that.
 func meanBase(tasks []TaskValue) *float64 {
 	mean := 0.0

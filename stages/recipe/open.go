@@ -36,7 +36,8 @@ type Observer struct {
 	Lengths  func(done, total int64) // rows, of its pass for texts that are cut
 	Step     func(Metrics)
 	Eval     func(Evaluation)
-	Note     func(message string) // what a user should know
+	Measured func(done, total int64) // texts, or a reranker's pairs, that an evaluation has passed through the model
+	Note     func(message string)    // what a user should know
 }
 
 func (o Observer) note(format string, args ...any) {

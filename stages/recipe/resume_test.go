@@ -108,7 +108,14 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 	o := outcome{losses: map[int]float64{}, rows: map[int]map[int][]int64{}, epochs: map[int]int{}, said: map[int]error{}}
 	var mu sync.Mutex
 	control := new(Control)
+	var passed, of int64 // of an evaluation
 	obs := Observer{
+		Measured: func(done, total int64) {
+			if done > total || done <= passed && passed < of {
+				t.Errorf("%d of %d texts are through after %d of %d", done, total, passed, of)
+			}
+			passed, of = done, total
+		},
 		Note: func(m string) {
 			o.notes = append(o.notes, m)
 			if j.stopOn != "" && strings.Contains(m, j.stopOn) && !control.Stop() {
@@ -147,6 +154,9 @@ func (j *job) run(t testing.TB, out string, fs checkpoint.FS, stopAt int, resume
 		}
 		return err
 	})
+	if err == nil && passed != of {
+		t.Errorf("the last evaluation ends with %d of %d texts", passed, of)
+	}
 	return o, err
 }
 

@@ -206,6 +206,7 @@ func (x *Run) evaluateStage(g *pipeline.Graph, enc *stages.Encoder, engine *embe
 			return nil
 		}
 		defer enc.For(t)()
+		x.tell(engine, t.Alive)
 		ev, err := x.evaluateAfter(t.Context(), engine, stages.Stream(t), in.Get(t).Step+1)
 		if err != nil {
 			return err
@@ -262,6 +263,7 @@ func (x *Run) evaluateUnmeasured(ctx context.Context, engine *embedder.Engine, l
 	if !x.evaluates() {
 		return nil
 	}
+	x.tell(engine, nil)
 	ev, err := x.evaluateAfter(ctx, engine, x.stream, x.saves.first)
 	if err != nil {
 		return err
@@ -273,6 +275,7 @@ func (x *Run) evaluateUnmeasured(ctx context.Context, engine *embedder.Engine, l
 // evaluateFirst measures the model as it is before the first step.
 func (x *Run) evaluateFirst(ctx context.Context, engine *embedder.Engine, log *journal) error {
 	engine.Stream = x.stream
+	x.tell(engine, nil)
 	began := time.Now()
 	ev, err := x.evaluate(ctx, engine)
 	if err != nil {
