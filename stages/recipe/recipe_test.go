@@ -620,7 +620,7 @@ func TestErrors(t *testing.T) {
 		"train.max_steps=":    "no value; train.max_steps=null takes back",
 		"train.max_steps=x":   `--set train.max_steps=x: train.max_steps: want a whole number, got "x"`,
 		"data.train.7.path=x": `"7" is not an element of a list of 1`,
-		"model.path.x=y":      `is a value, it has no key "x"`,
+		"model.path.x=y":      `model.path is m (r.yaml:2), a value, which has no key "x"; --set 'model.path={x: ...}' makes it a mapping`,
 	} {
 		_, err := Parse("r.yaml", []byte(minimal), []string{set})
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -161,10 +161,15 @@ func (n *node) set(arg string) error {
 		return err
 	}
 	path = indices.ReplaceAllStringFunc(path, func(i string) string { return "." + i[1:len(i)-1] })
+	whole := path
 	for {
 		key, rest, more := strings.Cut(path, ".")
 		if _, err := strconv.Atoi(key); err != nil && n.kind == list && len(n.list) == 1 {
 			n = n.list[0]
+		}
+		if n.kind == scalar {
+			above := strings.TrimSuffix(whole, "."+path)
+			return fmt.Errorf("%s: %s is %s (%s), a value, which has no key %q; --set '%s={%s: ...}' makes it a mapping, of all that it is to say", at, above, n.text, n.at, key, above, key)
 		}
 		slot, err := n.slot(key, at)
 		if err != nil {
@@ -217,5 +222,5 @@ func (n *node) slot(key, at string) (**node, error) {
 		}
 		return nil, fmt.Errorf("%s: %q is not an element of a list of %d: they are counted from 0", at, key, len(n.list))
 	}
-	return nil, fmt.Errorf("%s: %s is %v, it has no key %q", at, n.at, n.kind, key)
+	return nil, fmt.Errorf("%s: %s is %v, it has no key %q", at, n.at, n.kind, key) // a null in a list
 }
