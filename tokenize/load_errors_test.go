@@ -213,6 +213,40 @@ func TestConfigContradicts(t *testing.T) {
 	}
 }
 
+// TestPrefixContradicts: classes of transformers 5 that build their pre-tokenizer anew (RobertaTokenizer, XLMRobertaTokenizer and so on) put a space in
+// front of texts, or not, by add_prefix_space, and give other ids than the file where that says otherwise.
+func TestPrefixContradicts(t *testing.T) {
+	const bytes, spaces = `{"type": "ByteLevel", "add_prefix_space": %s}`, `{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "%s"}`
+	const bpe = `"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}`
+	for _, c := range []struct{ part, has, config, want string }{
+		{bytes, "false", `{"tokenizer_class": "RobertaTokenizer"}`, ""},
+		{bytes, "true", `{"tokenizer_class": "RobertaTokenizerFast"}`, "add_prefix_space is false (or is so by default), the pre_tokenizer of tokenizer.json has add_prefix_space true"},
+		{bytes, "true", `{"tokenizer_class": "RobertaTokenizer", "add_prefix_space": true}`, ""},
+		{bytes, "false", `{"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": true}`, "add_prefix_space is true"},
+		{bytes, "false", `{"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": null}`, ""},
+		{bytes, "false", `{"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true}`, "add_prefix_space is true"},
+		{bytes, "true", `{"tokenizer_class": "DebertaTokenizer"}`, "add_prefix_space is false"},
+		{bytes, "true", `{"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": false}`, ""}, // which does not read it
+		{bytes, "true", `{"add_prefix_space": false}`, ""},
+		{spaces, "always", `{"tokenizer_class": "XLMRobertaTokenizer"}`, ""},
+		{spaces, "first", `{"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": true}`, ""},
+		{spaces, "always", `{"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": false}`, "add_prefix_space is false (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme always"},
+		{spaces, "first", `{"tokenizer_class": "CamembertTokenizer", "add_prefix_space": false}`, "add_prefix_space is false (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme first"},
+		{spaces, "never", `{"tokenizer_class": "AlbertTokenizer"}`, "add_prefix_space is true (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme never"},
+		{spaces, "never", `{"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": false}`, ""},
+	} {
+		part := fmt.Sprintf(c.part, c.has)
+		for _, part := range []string{part, `{"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, ` + part + `]}`} {
+			_, err := fromFiles(map[string][]byte{fileTokenizer: []byte(`{"pre_tokenizer": ` + part + `, ` + bpe + `}`), fileConfig: []byte(c.config)})
+			if c.want == "" && err != nil {
+				t.Errorf("%s, %s: %v", part, c.config, err)
+			} else if c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want)) {
+				t.Errorf("%s, %s: %v\nwant %s", part, c.config, err, c.want)
+			}
+		}
+	}
+}
+
 // Files beside a vocab.txt or tokenizer.json that can't be read: the message names the file and the key.
 func TestConfigErrors(t *testing.T) {
 	for _, c := range []struct{ file, content, want string }{
