@@ -149,6 +149,8 @@ func TestComponentErrors(t *testing.T) {
 		{template(`{"Sequence": {"id": "AB"}}`, ``), `single uses sequence "AB"`, false},
 		{template(`{"Sequence": {"id": ""}}`, ``), `single uses sequence ""`, false},
 		{template(``, `{"Sequence": {"id": "C"}}`), `pair uses sequence "C"`, false},
+		{template(`{"Sequence": {"id": "A"}}, {"Sequence": {"id": "A"}}`, ``), `TemplateProcessing with a second "A" is not supported yet`, true},
+		{template(``, `{"Sequence": {"id": "B"}}, {"Sequence": {"id": "A"}}, {"Sequence": {"id": "B"}}`), `TemplateProcessing with a second "B"`, true},
 		{template(`{"SpecialToken": {"id": "x"}}`, ``), `special token "x": id -7 is not in 0 to`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1]}, ` + bpe + `}`, `RobertaProcessing needs sep and cls`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
