@@ -58,6 +58,7 @@ func TestComponentErrors(t *testing.T) {
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"a b"`, 1), ``, false},
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"#version: 0.2", "a b"`, 1), ``, false},
 		{model(`{"vocab": {"a": 0}, "merges": []}`), ``, false}, // as RoBERTa's older files
+		{model(`{"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": -1, "vocab": {"u": 0}}`), `max_input_chars_per_word is -1`, false},
 		{model(`{"unk_id": 0, "vocab": [["a", 0]]}`), ``, false},
 
 		{model(`{"type": "BPE", "vocab": {"a": 0}}`), `model: BPE needs vocab`, false},
@@ -101,6 +102,8 @@ func TestComponentErrors(t *testing.T) {
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": ""}}`), `Replace pattern ""`, true},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"Regex": "\\s+"}}`), `Replace regular expression "\\s+" is not supported yet (" {2,}" and "\\s{2,}|[\\n\\r\\t]" are)`, true},
 		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 30) + `{"type": "NFC"}]}`), `its parts could make 1.27e+19 bytes of one`, false},
+		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 9) + `{"type": "Lowercase"}]}`), `its parts could make 3.93e+05 bytes of one`, false},
+		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 8) + `{"type": "StripAccents"}]}`), ``, false},
 		{normalizer(nested("NFC", "normalizers")), `normalizer: more than 8 sequences in one another`, false},
 
 		{normalizer(`{"type": "Precompiled"}`), `Precompiled needs precompiled_charsmap`, false},
@@ -138,6 +141,9 @@ func TestComponentErrors(t *testing.T) {
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), ``, false},
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}, {"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), `Metaspace prepend_scheme "first"`, true},
 
+		// Hugging Face prepends nothing to a text that begins with what stands for two characters.
+		{`{"normalizer": {"type": "Replace", "content": "x", "pattern": {"String": "ab"}}, ` + metaspaceFirst + unigram + `}`, `Metaspace prepend_scheme "first"`, true},
+		{`{"normalizer": {"type": "Replace", "content": "xy", "pattern": {"String": "a"}}, ` + metaspaceFirst + unigram + `}`, ``, false},
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [` + first + `, {"type": "BertPreTokenizer"}, ` + first + `]}`), `Metaspace prepend_scheme "first"`, true},
 		{normalizer(`{"type": "Sequence"}`), `Sequence needs normalizers`, false},
 		{preTokenizer(`{"type": "Sequence"}`), `Sequence needs pretokenizers`, false},
