@@ -73,3 +73,52 @@ func TestFootersThatLie(t *testing.T) {
 		}
 	}
 }
+
+// TestPagesThatLie: so is what a page's header says, and what its levels do.
+func TestPagesThatLie(t *testing.T) {
+	flat := &chunk{end: 1000, rows: 10, values: 10, size: 500}
+	lists := &chunk{column: column{list: true}, end: 1000, rows: 10, values: 20, size: 500}
+	for _, c := range []struct {
+		of     *chunk
+		header pageHeader
+		before int64 // slots
+		want   string
+	}{
+		{flat, pageHeader{kind: pageData, values: 6, size: 100, compressed: 900}, 4, ""},
+		{flat, pageHeader{kind: pageData, values: 6, size: 100, compressed: 901}, 4, "the page reaches beyond its column"},
+		{flat, pageHeader{kind: pageData, values: 6, size: 100, compressed: -1}, 4, "the page reaches beyond its column"},
+		{flat, pageHeader{kind: pageData, values: 6, size: 17 << 20, compressed: 9}, 4, "an uncompressed size of 17825792 bytes"},
+		{flat, pageHeader{kind: pageData, values: -1, size: 100, compressed: 9}, 4, "-1 values in one page"},
+		{flat, pageHeader{kind: pageData, values: 7, size: 100, compressed: 9}, 4, "more values than the column has (10)"},
+		{flat, pageHeader{kind: pageDataV2, values: 6, rows: 6, size: 100, compressed: 9}, 4, ""},
+		{flat, pageHeader{kind: pageDataV2, values: 6, rows: 5, size: 100, compressed: 9}, 4, "5 rows in 6 values"},
+		{lists, pageHeader{kind: pageDataV2, values: 6, rows: 5, size: 100, compressed: 9}, 4, ""},
+		{lists, pageHeader{kind: pageDataV2, values: 6, rows: 7, size: 100, compressed: 9}, 4, "7 rows in 6 values"},
+		{lists, pageHeader{kind: pageDataV2, values: 6, rows: 6, size: 100, compressed: 9, repBytes: 5, defBytes: 5}, 4, "levels larger than their page"},
+	} {
+		err := c.of.checkHeader(&pageInfo{pageHeader: c.header, at: 100}, c.before)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || err.Error() != c.want) {
+			t.Errorf("%+v: %v\nwant %s", c.header, err, c.want)
+		}
+	}
+	for _, c := range []struct {
+		page   int
+		starts int64
+		mid    bool
+		want   string
+	}{
+		{0, 6, false, ""}, {1, 4, true, ""}, {1, 5, false, "more rows than the row group has (10)"}, {0, 6, true, "it begins in the middle of a row"},
+	} {
+		of := &chunk{column: column{list: true}, rows: 10, pages: make([]pageInfo, 2)}
+		if c.page == 1 {
+			of.setRows(0, 6, false)
+		}
+		_, err := of.settle(c.page, c.starts, c.mid)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || err.Error() != c.want) {
+			t.Errorf("page %d, %d rows, in the middle %v: %v\nwant %s", c.page, c.starts, c.mid, err, c.want)
+		}
+		if _, err := of.settle(c.page, c.starts+1, c.mid); err == nil || !strings.Contains(err.Error(), "rows start here, its header or the index says") {
+			t.Errorf("page %d, one row more than before: %v", c.page, err)
+		}
+	}
+}
