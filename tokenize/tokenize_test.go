@@ -517,6 +517,19 @@ func TestWordPieceWithoutType(t *testing.T) {
 	}
 }
 
+// An unknown character scores 10 less than the least token. Ids are those of Hugging Face's tokenizers.
+func TestUnknownPenalty(t *testing.T) {
+	for b, want := range map[string][]int32{"9.5": {2}, "10.5": {0, 1}} {
+		tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "Unigram", "unk_id": 0, "vocab": [["u", 0], ["b", `+b+`], ["ab", 0]]}}`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ids := tok.Encode("ab", 0); !slices.Equal(ids, want) {
+			t.Errorf("b scores %s: %v, want %v", b, ids, want)
+		}
+	}
+}
+
 // Of two tokens with one id it is always the same that the id is called by.
 func TestTokenOfOneID(t *testing.T) {
 	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9,
