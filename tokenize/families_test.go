@@ -387,12 +387,12 @@ func TestPadding(t *testing.T) {
 			t.Errorf("%s, %s: %d, want %d", c.padding, c.config, id, c.want)
 		}
 	}
-	for config, want := range map[string]int{`{"max_len": 77}`: 77, `{"max_len": 77, "model_max_length": 33}`: 33} { // the older name
+	for config, want := range map[string]int{`{"max_len": 77}`: 77, `{"max_len": 77, "model_max_length": 33}`: 33, `{"model_max_length": 1e12}`: 0} { // the older name; no limit
 		tok, err := fromFiles(map[string][]byte{fileTokenizer: []byte(`{` + model + `}`), fileConfig: []byte(config)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, ok := tok.ModelMaxLength(); !ok || n != want {
+		if n, ok := tok.ModelMaxLength(); n != want || ok != (want > 0) {
 			t.Errorf("%s: %d, want %d", config, n, want)
 		}
 	}
