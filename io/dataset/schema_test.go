@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/parquet-go/parquet-go/deprecated"
+	"github.com/parquet-go/parquet-go/encoding/thrift"
 	"github.com/parquet-go/parquet-go/format"
 )
 
@@ -24,5 +25,18 @@ func TestConvertedIntegers(t *testing.T) {
 		if integer := c >= deprecated.Uint8 && c <= deprecated.Int64; n.scalarName() != want.name || n.unsigned() != want.unsigned || n.isNumber() != integer {
 			t.Errorf("%v: %s, unsigned %v, a number %v", c, n.scalarName(), n.unsigned(), n.isNumber())
 		}
+	}
+}
+
+// TestWidths: decimals that one writer puts into 9 bytes and another into 16 are no column of one table, though both have the same name.
+func TestWidths(t *testing.T) {
+	decimal := func(width int32) *node {
+		return &node{elem: &format.SchemaElement{Type: thrift.New(format.FixedLenByteArray), TypeLength: thrift.New(width), ConvertedType: thrift.New(deprecated.Decimal)}}
+	}
+	if _, a, b := unlike("d", decimal(9), decimal(16)); a == nil || b == nil {
+		t.Error("9 and 16 bytes are taken for the same")
+	}
+	if _, a, b := unlike("d", decimal(9), decimal(9)); a != nil || b != nil {
+		t.Error("9 and 9 bytes are not")
 	}
 }
