@@ -517,6 +517,19 @@ func TestWordPieceWithoutType(t *testing.T) {
 	}
 }
 
+// A pair that occurs as often as it has to is joined, as by Hugging Face's trainer, and one that occurs once less is not.
+func TestMinFrequency(t *testing.T) {
+	for least, want := range map[int]bool{1: true, 2: true, 3: false} {
+		tok, err := TrainWordPiece(t.Context(), slices.Values([]string{"ab ab"}), TrainOptions{MinFrequency: least})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := tok.ID("ab"); ok != want {
+			t.Errorf("at least %d times: joined %v", least, ok)
+		}
+	}
+}
+
 // An unknown character scores 10 less than the least token. Ids are those of Hugging Face's tokenizers.
 func TestUnknownPenalty(t *testing.T) {
 	for b, want := range map[string][]int32{"9.5": {2}, "10.5": {0, 1}} {
