@@ -492,6 +492,13 @@ func TestNegativesPerQuery(t *testing.T) {
 			t.Errorf("%v: bad rows %v (%v), want all but the last", src, x.Skip(), err)
 		}
 	}
+	// Of a list that is the positives, too, a row needs one.
+	if d, err = Open(ctx, Source{Paths: []string{filepath.Join(folder, "a.jsonl")}, Query: "q", Positive: "n", Negatives: []string{"n"}, NegativesPerQuery: AllNegatives}); err != nil {
+		t.Fatal(err)
+	}
+	if x, err := d.Index(ctx, IndexConfig{SkipBad: true}); err != nil || !slices.Equal(x.Skip(), []int64{0, 1, 2}) {
+		t.Errorf("a list for both: bad rows %v (%v), want all but the last", x.Skip(), err)
+	}
 	src = Source{Paths: []string{filepath.Join(folder, "bad.jsonl")}, Query: "q", Positive: "p", Negatives: []string{"n"}}
 	if _, err := Open(ctx, src); !errors.As(err, &bad) || !strings.Contains(err.Error(), `bad.jsonl:1, column "n": it is a number, want a list of strings`) {
 		t.Errorf("no list that can be used: %v", err)
