@@ -118,6 +118,11 @@ func TestDecompressExactly(t *testing.T) {
 			t.Errorf("%v takes any bytes", codec)
 		}
 	}
+	damaged := slices.Clone(gz.Bytes())
+	damaged[len(damaged)-5] ^= 1 // of gzip's checksum, which is behind the text
+	if err := decompress(format.Gzip, make([]byte, len(text)), damaged); err == nil {
+		t.Error("gzip takes a text with another checksum")
+	}
 	if err := decompress(format.LZO, make([]byte, 1), []byte{0}); err == nil || !strings.Contains(err.Error(), "is not known") {
 		t.Errorf("a codec that is not read: %v", err)
 	}
