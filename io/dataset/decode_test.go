@@ -194,6 +194,14 @@ func TestDeltaUnusedWidths(t *testing.T) {
 	if err != nil || !slices.Equal(got, []int64{5, 6, 7}) || string(rest) != "rest" {
 		t.Errorf("%v, rest %q (%v)", got, rest, err)
 	}
+	for _, count := range []byte{0, 2} { // of values, where a page has one
+		if _, _, err := deltaInts([]byte{128, 1, 4, count, 6, 0, 0, 0, 0, 0}, 1); err == nil || !strings.Contains(err.Error(), "delta-encoded values, want 1") {
+			t.Errorf("%d values: %v", count, err)
+		}
+	}
+	if values, _, err := deltaInts([]byte{128, 1, 4, 1, 6}, 1); err != nil || !slices.Equal(values, []int64{3}) {
+		t.Errorf("%v, %v", values, err)
+	}
 }
 
 func TestJoinBytes(t *testing.T) {
