@@ -109,6 +109,8 @@ func TestCuttable(t *testing.T) {
 		{keys("\u0600a"), false},
 		{keys("\xD8"), false},
 		{`"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}`, false}, // no white space to split at
+		{`"normalizer": {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+			{"type": "Replace", "pattern": {"String": " "}, "content": " "}]}`, false},
 		{`"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": " "}`, false},
 		{`"normalizer": {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}`, true},
 		{`"normalizer": {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}`, false},

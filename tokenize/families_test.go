@@ -357,11 +357,12 @@ func TestBeyondHangul(t *testing.T) {
 	}
 }
 
-// A mark between a joiner and the next picture keeps them apart, and Hangul's vowels join syllables without a last letter: ends of first clusters,
+// A mark between a joiner and the next picture keeps them apart, or before the joiner if it takes room, and Hangul's vowels join syllables without a last letter: ends of first clusters,
 // as Hugging Face's normalization maps have them.
 func TestClusterEnds(t *testing.T) {
 	for text, want := range map[string]string{
 		"\u00A9\u200D\u0301\u00A9\u0301": "\u00A9\u200D\u0301", "\u00A9\u200D\u00A9\u0301": "\u00A9\u200D\u00A9\u0301",
+		"\u00A9\u0300\u200D\u00A9\u0301": "\u00A9\u0300\u200D\u00A9\u0301", "\u00A9\u0903\u200D\u00A9\u0301": "\u00A9\u0903\u200D", // a mark that takes room
 		"\uAC00\u1161\u0301": "\uAC00\u1161\u0301", "\uAC1C\u1161\u0301": "\uAC1C\u1161\u0301",
 		"\uAC01\u1161\u0301": "\uAC01", "\uAC1B\u1161\u0301": "\uAC1B", "\uAC01\u11A8\u0301": "\uAC01\u11A8\u0301",
 	} {
@@ -386,12 +387,12 @@ func TestPadding(t *testing.T) {
 			t.Errorf("%s, %s: %d, want %d", c.padding, c.config, id, c.want)
 		}
 	}
-	for config, want := range map[string]int{`{"max_len": 77}`: 77, `{"max_len": 77, "model_max_length": 33}`: 33} { // the older name
+	for config, want := range map[string]int{`{"max_len": 77}`: 77, `{"max_len": 77, "model_max_length": 33}`: 33, `{"model_max_length": 1e12}`: 0} { // the older name; no limit
 		tok, err := fromFiles(map[string][]byte{fileTokenizer: []byte(`{` + model + `}`), fileConfig: []byte(config)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, ok := tok.ModelMaxLength(); !ok || n != want {
+		if n, ok := tok.ModelMaxLength(); n != want || ok != (want > 0) {
 			t.Errorf("%s: %d, want %d", config, n, want)
 		}
 	}

@@ -45,6 +45,7 @@ func parsePostProcessor(raw json.RawMessage) (template, error) {
 		}
 		pieces := func(name string, sequences int, from []templatePieceJSON) ([]templatePiece, error) {
 			out := make([]templatePiece, 0, len(from))
+			used := [2]bool{}
 			for _, p := range from {
 				switch {
 				case p.SpecialToken != nil:
@@ -63,6 +64,10 @@ func parsePostProcessor(raw json.RawMessage) (template, error) {
 					if len(p.Sequence.ID) != 1 || sequence < 0 || sequence >= sequences {
 						return nil, fmt.Errorf("post_processor: %s uses sequence %q", name, p.Sequence.ID)
 					}
+					if used[sequence] { // which Hugging Face cuts as if it stood there once
+						return nil, unsupported("post_processor: TemplateProcessing with a second", p.Sequence.ID, "each text once is")
+					}
+					used[sequence] = true
 					out = append(out, templatePiece{sequence: sequence, typeID: p.Sequence.TypeID})
 				default:
 					return nil, fmt.Errorf("post_processor: %s has a piece that is neither SpecialToken nor Sequence", name)

@@ -34,9 +34,10 @@ const (
 // Beside a tokenizer.json, tokenizer_config.json gives the padding token, model_max_length, and special and added tokens that tokenizer.json
 // lacks or has with other flags (as do special_tokens_map.json and added_tokens.json, where it has no added_tokens_decoder): they are found
 // in texts, as by transformers, which takes more from these files, and whose classes build some parts anew. Where that would give other ids the
-// files contradict each other, and it is an error: truncation on the left, special tokens that are split, or a class of BERT's, ELECTRA's,
+// files contradict each other, and it is an error: truncation on the left, special tokens that are split, a class of BERT's, ELECTRA's,
 // DistilBERT's or MPNet's (they take do_lower_case, strip_accents and tokenize_chinese_chars from the configuration, or from its defaults)
-// with a normalizer that does otherwise.
+// with a normalizer that does otherwise, or one of RoBERTa's, GPT-2's, Qwen's or XLM-RoBERTa's, among others, which do likewise with
+// add_prefix_space, with a pre-tokenizer that does. What else such a class leaves out of a tokenizer.json is read here all the same.
 func Load(dir string) (*Tokenizer, error) { return loadFolder(dir, false) }
 
 // LoadStatic reads the tokenizer of a folder of static embeddings: one without special tokens around texts, of which tokenizer.json alone decides
@@ -122,7 +123,7 @@ func build(files map[string][]byte, alone bool) (*Tokenizer, error) {
 		if t, err = parseTokenizerJSON(data, beside); err != nil {
 			return nil, fmt.Errorf("%s: %w", fileTokenizer, err)
 		}
-		if err := config.contradicts(t.normalizer); err != nil && !alone {
+		if err := config.contradicts(t); err != nil && !alone {
 			return nil, fmt.Errorf("%s: %w", fileConfig, err)
 		}
 	} else {
@@ -164,6 +165,7 @@ type tokenizerConfig struct {
 	lower, chinese bool
 	accents        *bool // nil: as lower
 	says           bool  // one of these three is there
+	prefix         *bool // add_prefix_space; nil: not said
 	maxLength      int
 	specials       map[string]configToken // by key: "pad_token"
 	named          []string               // the keys that only some models have ("image_token"), in their order
@@ -220,6 +222,7 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 		Lower      *bool                 `json:"do_lower_case"`
 		Accents    *bool                 `json:"strip_accents"`
 		Chinese    *bool                 `json:"tokenize_chinese_chars"`
+		Prefix     *bool                 `json:"add_prefix_space"`
 		MaxLength  *float64              `json:"model_max_length"`
 		MaxLen     *float64              `json:"max_len"` // the older name
 		Added      map[string]addedToken `json:"added_tokens_decoder"`
@@ -246,7 +249,7 @@ func parseConfig(files map[string][]byte) (*tokenizerConfig, error) {
 	if file.Chinese != nil {
 		c.chinese = *file.Chinese
 	}
-	c.accents = file.Accents
+	c.accents, c.prefix = file.Accents, file.Prefix
 	if n := cmp.Or(file.MaxLength, file.MaxLen); n != nil && *n >= 1 && *n <= 1<<30 {
 		c.maxLength = int(*n)
 	}
@@ -318,9 +321,32 @@ func (c *tokenizerConfig) tokens(file []addedToken) (all []addedToken) {
 	return all
 }
 
-// contradicts finds a normalizer, of tokenizer.json, that transformers would not use.
-func (c *tokenizerConfig) contradicts(n normalizer) error {
-	bert, ok := n.(*bertNormalizer)
+// prefixSpaces are the classes of transformers that go by add_prefix_space whatever tokenizer.json says, and what it is for them by default.
+var prefixSpaces = map[string]bool{
+	"RobertaTokenizer": false, "GPT2Tokenizer": false, "DebertaTokenizer": false, "Qwen2Tokenizer": false,
+	"XLMRobertaTokenizer": true, "CamembertTokenizer": true, "AlbertTokenizer": true,
+}
+
+// contradicts finds a normalizer or pre-tokenizer, of tokenizer.json, that transformers would not use.
+func (c *tokenizerConfig) contradicts(t *Tokenizer) error {
+	differ := func(key string, want any, part, theirs string, got any) error {
+		return fmt.Errorf("%s is %v (or is so by default), the %s of %s has %s %v: transformers goes by the first, other readers by the second; make them equal",
+			key, want, part, fileTokenizer, theirs, got)
+	}
+	if prefix, ok := prefixSpaces[c.class]; ok {
+		if c.prefix != nil {
+			prefix = *c.prefix
+		}
+		for _, p := range flatten(t.preTokenizer) {
+			if p, ok := p.(byteLevel); ok && p.prefix != prefix {
+				return differ("add_prefix_space", prefix, "pre_tokenizer", "add_prefix_space", p.prefix)
+			}
+			if p, ok := p.(metaspace); ok && (p.prepend || p.prependFirst) != prefix {
+				return differ("add_prefix_space", prefix, "pre_tokenizer", "prepend_scheme", p.scheme())
+			}
+		}
+	}
+	bert, ok := t.normalizer.(*bertNormalizer)
 	switch c.class {
 	case "BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer", "MPNetTokenizer":
 	case "":
@@ -343,8 +369,7 @@ func (c *tokenizerConfig) contradicts(n normalizer) error {
 		{"tokenize_chinese_chars", "handle_chinese_chars", c.chinese, bert.chinese},
 	} {
 		if x.want != x.got {
-			return fmt.Errorf("%s is %v (or is so by default), the normalizer of %s has %s %v: transformers goes by the first, other readers by the second; make them equal",
-				x.key, x.want, fileTokenizer, x.theirs, x.got)
+			return differ(x.key, x.want, "normalizer", x.theirs, x.got)
 		}
 	}
 	return nil

@@ -58,6 +58,7 @@ func TestComponentErrors(t *testing.T) {
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"a b"`, 1), ``, false},
 		{strings.Replace(`{`+bpe+`}`, `["a", "b"]`, `"#version: 0.2", "a b"`, 1), ``, false},
 		{model(`{"vocab": {"a": 0}, "merges": []}`), ``, false}, // as RoBERTa's older files
+		{model(`{"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": -1, "vocab": {"u": 0}}`), `max_input_chars_per_word is -1`, false},
 		{model(`{"unk_id": 0, "vocab": [["a", 0]]}`), ``, false},
 
 		{model(`{"type": "BPE", "vocab": {"a": 0}}`), `model: BPE needs vocab`, false},
@@ -101,6 +102,8 @@ func TestComponentErrors(t *testing.T) {
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"String": ""}}`), `Replace pattern ""`, true},
 		{normalizer(`{"type": "Replace", "content": "x", "pattern": {"Regex": "\\s+"}}`), `Replace regular expression "\\s+" is not supported yet (" {2,}" and "\\s{2,}|[\\n\\r\\t]" are)`, true},
 		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 30) + `{"type": "NFC"}]}`), `its parts could make 1.27e+19 bytes of one`, false},
+		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 9) + `{"type": "Lowercase"}]}`), `its parts could make 3.93e+05 bytes of one`, false},
+		{normalizer(`{"type": "Sequence", "normalizers": [` + strings.Repeat(`{"type": "Replace", "content": "aaaa", "pattern": {"String": "a"}},`, 8) + `{"type": "StripAccents"}]}`), ``, false},
 		{normalizer(nested("NFC", "normalizers")), `normalizer: more than 8 sequences in one another`, false},
 
 		{normalizer(`{"type": "Precompiled"}`), `Precompiled needs precompiled_charsmap`, false},
@@ -138,6 +141,9 @@ func TestComponentErrors(t *testing.T) {
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), ``, false},
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}, {"type": "BertPreTokenizer"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}]}`), `Metaspace prepend_scheme "first"`, true},
 
+		// Hugging Face prepends nothing to a text that begins with what stands for two characters.
+		{`{"normalizer": {"type": "Replace", "content": "x", "pattern": {"String": "ab"}}, ` + metaspaceFirst + unigram + `}`, `Metaspace prepend_scheme "first"`, true},
+		{`{"normalizer": {"type": "Replace", "content": "xy", "pattern": {"String": "a"}}, ` + metaspaceFirst + unigram + `}`, ``, false},
 		{preTokenizer(`{"type": "Sequence", "pretokenizers": [` + first + `, {"type": "BertPreTokenizer"}, ` + first + `]}`), `Metaspace prepend_scheme "first"`, true},
 		{normalizer(`{"type": "Sequence"}`), `Sequence needs normalizers`, false},
 		{preTokenizer(`{"type": "Sequence"}`), `Sequence needs pretokenizers`, false},
@@ -149,6 +155,8 @@ func TestComponentErrors(t *testing.T) {
 		{template(`{"Sequence": {"id": "AB"}}`, ``), `single uses sequence "AB"`, false},
 		{template(`{"Sequence": {"id": ""}}`, ``), `single uses sequence ""`, false},
 		{template(``, `{"Sequence": {"id": "C"}}`), `pair uses sequence "C"`, false},
+		{template(`{"Sequence": {"id": "A"}}, {"Sequence": {"id": "A"}}`, ``), `TemplateProcessing with a second "A" is not supported yet`, true},
+		{template(``, `{"Sequence": {"id": "B"}}, {"Sequence": {"id": "A"}}, {"Sequence": {"id": "B"}}`), `TemplateProcessing with a second "B"`, true},
 		{template(`{"SpecialToken": {"id": "x"}}`, ``), `special token "x": id -7 is not in 0 to`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1]}, ` + bpe + `}`, `RobertaProcessing needs sep and cls`, false},
 		{`{"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", -7]}, ` + bpe + `}`, `id -7 is not in`, false},
@@ -209,6 +217,40 @@ func TestConfigContradicts(t *testing.T) {
 			}
 		} else if err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want) {
 			t.Errorf("%s, %s: %v\nwant %s", c.lower, c.config, err, c.want)
+		}
+	}
+}
+
+// TestPrefixContradicts: classes of transformers 5 that build their pre-tokenizer anew (RobertaTokenizer, XLMRobertaTokenizer and so on) put a space in
+// front of texts, or not, by add_prefix_space, and give other ids than the file where that says otherwise.
+func TestPrefixContradicts(t *testing.T) {
+	const bytes, spaces = `{"type": "ByteLevel", "add_prefix_space": %s}`, `{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "%s"}`
+	const bpe = `"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}`
+	for _, c := range []struct{ part, has, config, want string }{
+		{bytes, "false", `{"tokenizer_class": "RobertaTokenizer"}`, ""},
+		{bytes, "true", `{"tokenizer_class": "RobertaTokenizerFast"}`, "add_prefix_space is false (or is so by default), the pre_tokenizer of tokenizer.json has add_prefix_space true"},
+		{bytes, "true", `{"tokenizer_class": "RobertaTokenizer", "add_prefix_space": true}`, ""},
+		{bytes, "false", `{"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": true}`, "add_prefix_space is true"},
+		{bytes, "false", `{"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": null}`, ""},
+		{bytes, "false", `{"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true}`, "add_prefix_space is true"},
+		{bytes, "true", `{"tokenizer_class": "DebertaTokenizer"}`, "add_prefix_space is false"},
+		{bytes, "true", `{"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": false}`, ""}, // which does not read it
+		{bytes, "true", `{"add_prefix_space": false}`, ""},
+		{spaces, "always", `{"tokenizer_class": "XLMRobertaTokenizer"}`, ""},
+		{spaces, "first", `{"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": true}`, ""},
+		{spaces, "always", `{"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": false}`, "add_prefix_space is false (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme always"},
+		{spaces, "first", `{"tokenizer_class": "CamembertTokenizer", "add_prefix_space": false}`, "add_prefix_space is false (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme first"},
+		{spaces, "never", `{"tokenizer_class": "AlbertTokenizer"}`, "add_prefix_space is true (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme never"},
+		{spaces, "never", `{"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": false}`, ""},
+	} {
+		part := fmt.Sprintf(c.part, c.has)
+		for _, part := range []string{part, `{"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, ` + part + `]}`} {
+			_, err := fromFiles(map[string][]byte{fileTokenizer: []byte(`{"pre_tokenizer": ` + part + `, ` + bpe + `}`), fileConfig: []byte(c.config)})
+			if c.want == "" && err != nil {
+				t.Errorf("%s, %s: %v", part, c.config, err)
+			} else if c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want)) {
+				t.Errorf("%s, %s: %v\nwant %s", part, c.config, err, c.want)
+			}
 		}
 	}
 }

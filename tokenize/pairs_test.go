@@ -108,6 +108,10 @@ func TestPairUncut(t *testing.T) {
 	if want := append([]int32{7}, tok.bare(nil, "the file open cat")...); err != nil || !cut || !slices.Equal(ids, want) {
 		t.Errorf("%v, %t, %v, want %v", ids, cut, err, want)
 	}
+	ids, _, cut, err = p.Append([]int32{7}, nil, "cat", "file open small") // of which the whole query is cut
+	if want := append([]int32{7}, tok.bare(nil, "the file open small")...); err != nil || !cut || !slices.Equal(ids, want) {
+		t.Errorf("%v, %t, %v, want %v", ids, cut, err, want)
+	}
 	ids, kinds, _, err := p.Append([]int32{7}, nil, "cat", "file open small bird")
 	if !errors.Is(err, ErrTooShort) || !strings.Contains(err.Error(), "a pair of 6 tokens does not fit 4") || len(ids) != 1 || len(kinds) > 0 {
 		t.Errorf("%v, %v, %v", ids, kinds, err)

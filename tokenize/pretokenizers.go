@@ -233,6 +233,17 @@ type metaspace struct {
 	splits       bool // else it is not cut
 }
 
+// scheme is the prepend_scheme of tokenizer.json.
+func (p metaspace) scheme() string {
+	switch {
+	case p.prepend:
+		return "always"
+	case p.prependFirst:
+		return "first"
+	}
+	return "never"
+}
+
 func (p metaspace) cut(at edge) (edge, bool) {
 	if p.replacement != metaSpace {
 		return 0, false

@@ -505,6 +505,56 @@ func TestUnknownID(t *testing.T) {
 	}
 }
 
+// Files of early versions don't say that their model is WordPiece. Ids are those of Hugging Face's tokenizers.
+func TestWordPieceWithoutType(t *testing.T) {
+	tok, err := parseTokenizerJSON([]byte(`{"pre_tokenizer": {"type": "BertPreTokenizer"}, "model": {"unk_token": "u", "continuing_subword_prefix": "##",
+		"max_input_chars_per_word": 9, "vocab": {"u": 0, "ab": 1, "b": 2, "##x": 3}}}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids := tok.Encode("ab b abx", 0); !slices.Equal(ids, []int32{1, 2, 1, 3}) {
+		t.Error(ids)
+	}
+}
+
+// A pair that occurs as often as it has to is joined, as by Hugging Face's trainer, and one that occurs once less is not.
+func TestMinFrequency(t *testing.T) {
+	for least, want := range map[int]bool{1: true, 2: true, 3: false} {
+		tok, err := TrainWordPiece(t.Context(), slices.Values([]string{"ab ab"}), TrainOptions{MinFrequency: least})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := tok.ID("ab"); ok != want {
+			t.Errorf("at least %d times: joined %v", least, ok)
+		}
+	}
+}
+
+// An unknown character scores 10 less than the least token. Ids are those of Hugging Face's tokenizers.
+func TestUnknownPenalty(t *testing.T) {
+	for b, want := range map[string][]int32{"9.5": {2}, "10.5": {0, 1}} {
+		tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "Unigram", "unk_id": 0, "vocab": [["u", 0], ["b", `+b+`], ["ab", 0]]}}`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ids := tok.Encode("ab", 0); !slices.Equal(ids, want) {
+			t.Errorf("b scores %s: %v, want %v", b, ids, want)
+		}
+	}
+}
+
+// Of two tokens with one id it is always the same that the id is called by.
+func TestTokenOfOneID(t *testing.T) {
+	tok, err := parseTokenizerJSON([]byte(`{"model": {"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9,
+		"vocab": {"u": 0, "d": 1, "b": 1, "a": 1, "c": 1}}}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := tok.Token(1); text != "a" {
+		t.Error(text)
+	}
+}
+
 // A split cuts what the normalizer has left of its pattern: nothing, if that is replaced as a whole. Ids are those of Hugging Face's tokenizers.
 func TestIdleSplit(t *testing.T) {
 	const model = `"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "-": 2, "_": 3, "a-": 4, "a_": 5, "bb": 6}, "merges": ["a -", "a _", "b b"]}`

@@ -118,6 +118,11 @@ func TestDecompressExactly(t *testing.T) {
 			t.Errorf("%v takes any bytes", codec)
 		}
 	}
+	damaged := slices.Clone(gz.Bytes())
+	damaged[len(damaged)-5] ^= 1 // of gzip's checksum, which is behind the text
+	if err := decompress(format.Gzip, make([]byte, len(text)), damaged); err == nil {
+		t.Error("gzip takes a text with another checksum")
+	}
 	if err := decompress(format.LZO, make([]byte, 1), []byte{0}); err == nil || !strings.Contains(err.Error(), "is not known") {
 		t.Errorf("a codec that is not read: %v", err)
 	}
@@ -188,6 +193,14 @@ func TestDeltaUnusedWidths(t *testing.T) {
 	got, rest, err := deltaInts(b, 3)
 	if err != nil || !slices.Equal(got, []int64{5, 6, 7}) || string(rest) != "rest" {
 		t.Errorf("%v, rest %q (%v)", got, rest, err)
+	}
+	for _, count := range []byte{0, 2} { // of values, where a page has one
+		if _, _, err := deltaInts([]byte{128, 1, 4, count, 6, 0, 0, 0, 0, 0}, 1); err == nil || !strings.Contains(err.Error(), "delta-encoded values, want 1") {
+			t.Errorf("%d values: %v", count, err)
+		}
+	}
+	if values, _, err := deltaInts([]byte{128, 1, 4, 1, 6}, 1); err != nil || !slices.Equal(values, []int64{3}) {
+		t.Errorf("%v, %v", values, err)
 	}
 }
 

@@ -248,6 +248,30 @@ func checkLists(t *testing.T, name, path, col string, rows [][]int32, tried map[
 	}
 }
 
+// TestPackedRowStarts: of a packed run's last group what is beyond the levels is none, whatever it is.
+func TestPackedRowStarts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(4, 4))
+	for n := range 140 {
+		src := []byte{byte((n+7)/8<<1 | 1)}
+		var want []uint32
+		for i := range (n + 7) / 8 {
+			b := byte(rng.Uint32())
+			src = append(src, b)
+			for k := range min(8, n-8*i) {
+				if b>>k&1 == 0 {
+					want = append(want, uint32(8*i+k))
+				}
+			}
+		}
+		if n%8 != 0 {
+			src[len(src)-1] &= 1<<(n%8) - 1
+		}
+		if got, err := rowStarts(nil, src, n); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%d levels in % x: %v (%v), want %v", n, src, got, err, want)
+		}
+	}
+}
+
 // TestRowStarts: rows' starts found in runs are those of unpacked levels, and damage is an error in both.
 func TestRowStarts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))

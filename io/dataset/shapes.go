@@ -120,6 +120,7 @@ func (d *Dataset) settleRoles(first []string) (lists bool, err error) {
 			return false, fail(ErrColumnType, "%s: column %q is list<string>: a query is one string%s", first[r.source], s.name, d.cellsOfLists(textsAsLists))
 		case d.src.Raw && s.list:
 			r.picks, s.ragged = AllNegatives, r.role == Negative
+			lists = lists || r.role == Negative
 		case d.src.Documents != "" && r.role != Query && !s.list && first[r.source] != "": // or else of files without rows
 			return false, fail(ErrColumnType, "column %q is string, want list<string>: documents are lists, all of a row's%s", s.name, d.cellsOfLists(""))
 		case d.src.Documents != "" && r.role == Negative && s.list:

@@ -139,6 +139,7 @@ func TestShapeErrors(t *testing.T) {
 		{Source{Query: "query", Positive: "positive", Teacher: "label"}, ErrColumnType, `column "label" is no list, want a list of numbers`},
 		{Source{Query: "query", Positive: "positive", Scores: []string{"pos"}}, ErrColumnType, `column "pos" is list<string>, want a number or a list of numbers`},
 		{Source{Query: "query", Positive: "positive", NegativesPerQuery: AllNegatives}, ErrColumnType, "negatives_per_query is all, but no column of negatives is a list"},
+		{Source{Query: "query", Positive: "positive", NegativesPerQuery: 1, Raw: true}, ErrColumnType, "negatives_per_query is 1, but no column of negatives is a list"},
 		{Source{Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: -2}, ErrColumnType, "negatives_per_query is -2: want how many texts"},
 		{Source{Query: "query", Positive: "{pos} {text}"}, ErrColumnType, `column "pos" of the template "{pos} {text}" is list<string>`},
 		{Source{Query: "query", Positive: "{titel} {text}"}, ErrMissingColumn, `has no column "titel"`},
@@ -155,6 +156,15 @@ func TestShapeErrors(t *testing.T) {
 		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v:\n got %v\nwant %q", c.src, err, c.want)
 		}
+	}
+	if d, err := Open(t.Context(), Source{Paths: at, Query: "query", Positive: "positive", Negatives: []string{"neg"}, NegativesPerQuery: 1, Raw: true}); err != nil {
+		t.Errorf("raw lists, which give all their texts: %v", err)
+	} else {
+		d.Close()
+	}
+	yes := write(t, map[string]string{"yes.jsonl": `{"q": "a", "p": "b", "l": true}`})
+	if _, err := Open(t.Context(), Source{Paths: []string{filepath.Join(yes, "yes.jsonl")}, Query: "q", Positive: "p", Label: "l", Weight: "l"}); !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), `column "l" is true or false, want a number`) {
+		t.Errorf("labels that are weights too: %v", err)
 	}
 	folder := write(t, map[string]string{"rows.jsonl": strings.Join([]string{
 		`{"q": "a", "p": "b", "n": ["c"], "s": [1, 2], "l": 1, "e": [1, 2]}`,

@@ -310,6 +310,29 @@ func TestFilesByPlace(t *testing.T) {
 	}
 }
 
+// TestFilesOfURL: the files that a URL stands for are in the order of their paths, whatever the order that they are found in.
+func TestFilesOfURL(t *testing.T) {
+	top := write(t, map[string]string{"a.jsonl": `{"t": "a"}`, "b.jsonl": `{"t": "b"}`})
+	RegisterScheme("found", func(context.Context, string, Splits) ([]string, error) {
+		return []string{filepath.Join(top, "b.jsonl"), filepath.Join(top, "a.jsonl")}, nil
+	})
+	table, err := OpenTable(t.Context(), []string{"found://x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	var texts []string
+	for c, err := range table.Chunks(t.Context(), "t", 9) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, c.Texts...)
+	}
+	if !slices.Equal(texts, []string{"a", "b"}) {
+		t.Errorf("%q", texts)
+	}
+}
+
 // TestFullPath: a path's full name is of the same file, also where the folder that the program runs in is named by a link.
 func TestFullPath(t *testing.T) {
 	top := write(t, map[string]string{"a.jsonl": "{}"})
@@ -448,6 +471,13 @@ func TestNegativesPerQuery(t *testing.T) {
 	if _, err := d.Index(ctx, IndexConfig{}); !errors.As(err, &bad) || !strings.Contains(err.Error(), "negatives_per_query takes so many of each") || bad.Column != "neg" || bad.Location.File != src.Paths[0] {
 		t.Errorf("lists of several lengths: %v", err)
 	}
+	longer := write(t, map[string]string{"longer.jsonl": `{"q": "a", "p": "b", "n": ["c"]}` + "\n" + `{"q": "a", "p": "b", "n": ["c", "d"]}`})
+	if d, err = Open(ctx, Source{Paths: []string{filepath.Join(longer, "longer.jsonl")}, Query: "q", Positive: "p", Negatives: []string{"n"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Index(ctx, IndexConfig{}); err == nil || !strings.Contains(err.Error(), `longer.jsonl:2, column "n": the list has 2 texts, the first one has 1`) {
+		t.Errorf("a list that is longer than the first: %v", err)
+	}
 	// The first list that can be used says how long all are; a row before it is one bad row more.
 	folder := write(t, map[string]string{
 		"a.jsonl":   "no row\n" + `{"q": "a", "p": "b", "n": [], "e": []}` + "\n" + `{"q": "a", "p": "b", "n": ["c", "d", 5], "e": [1, 2, "3"]}` + "\n" + `{"q": "a", "p": "b", "n": ["c"], "e": [1]}`,
@@ -461,6 +491,13 @@ func TestNegativesPerQuery(t *testing.T) {
 		if x, err := d.Index(ctx, IndexConfig{SkipBad: true}); err != nil || !slices.Equal(x.Skip(), []int64{0, 1, 2}) {
 			t.Errorf("%v: bad rows %v (%v), want all but the last", src, x.Skip(), err)
 		}
+	}
+	// Of a list that is the positives, too, a row needs one.
+	if d, err = Open(ctx, Source{Paths: []string{filepath.Join(folder, "a.jsonl")}, Query: "q", Positive: "n", Negatives: []string{"n"}, NegativesPerQuery: AllNegatives}); err != nil {
+		t.Fatal(err)
+	}
+	if x, err := d.Index(ctx, IndexConfig{SkipBad: true}); err != nil || !slices.Equal(x.Skip(), []int64{0, 1, 2}) {
+		t.Errorf("a list for both: bad rows %v (%v), want all but the last", x.Skip(), err)
 	}
 	src = Source{Paths: []string{filepath.Join(folder, "bad.jsonl")}, Query: "q", Positive: "p", Negatives: []string{"n"}}
 	if _, err := Open(ctx, src); !errors.As(err, &bad) || !strings.Contains(err.Error(), `bad.jsonl:1, column "n": it is a number, want a list of strings`) {

@@ -129,3 +129,27 @@ func TestTableMined(t *testing.T) {
 		table.Close()
 	}
 }
+
+// TestTableScalarsAndLists: a key that has a value here and a list there, whichever comes first, is passed on as JSON.
+func TestTableScalarsAndLists(t *testing.T) {
+	for first, second := range map[string]string{"5": "[1, 2]", `[1, 2]`: "5", `"a"`: `["b"]`, `["b"]`: "true", "[]": "0.5", "0.5": "[]"} {
+		dir := write(t, map[string]string{"a.jsonl": `{"x": ` + first + "}\n" + `{"x": ` + second + "}"})
+		table, err := OpenTable(t.Context(), []string{filepath.Join(dir, "a.jsonl")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.Close()
+		var got []string
+		for c, err := range table.Chunks(t.Context(), "", 9) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range c.leaves[0].list {
+				got = append(got, v.String())
+			}
+		}
+		if want := []string{strings.Trim(first, `"`), strings.Trim(second, `"`)}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -197,4 +197,10 @@ func TestEndings(t *testing.T) {
 	if got := Pick([]string{"x/a.JSONL", "x/b.txt"}, "x"); !slices.Equal(got, []string{"x/a.JSONL"}) {
 		t.Errorf("of a store: %q", got)
 	}
+	names := []string{"x/a.csv", "x/b.jsonl", "xy/c.parquet", "d.parquet"}
+	for pattern, want := range map[string][]string{"x": names[1:2], "xy": names[2:3], "": names[2:], "x*/*": names[:3], "y": nil} {
+		if got := Pick(names, pattern); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", pattern, got, want)
+		}
+	}
 }

@@ -3,10 +3,12 @@
 
     python compare.py CONTRAFLOW_BINARY MODEL_DIR [--lines 60000] [--seed 1] [--max-length N]
     python compare.py CONTRAFLOW_BINARY --families [--lines 20000] [--seed 1] [--vocab 16000] [--megabytes 6]
+    python compare.py CONTRAFLOW_BINARY --trained 200 [--lines 60] [--seed 1]
     python compare.py CONTRAFLOW_BINARY --code-points
 
 MODEL_DIR has a tokenizer.json, or else a vocab.txt (then transformers' BertTokenizer is the other side). --families trains
-tokenizers of all model families (see families.py) in a temporary folder. --code-points asks about each Unicode code point
+tokenizers of all model families (see families.py) in a temporary folder. --trained makes so many random tokenizers (see trained.py); what
+contraflow does not have is counted. --code-points asks about each Unicode code point
 in several surroundings, for each normalizer and pre-tokenizer (about 15 minutes). Written for tokenizers 0.23.3,
 transformers 5.23, sentencepiece 0.2.
 """
@@ -23,6 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("binary")
 parser.add_argument("model", nargs="?")
 parser.add_argument("--families", action="store_true")
+parser.add_argument("--trained", type=int)
 parser.add_argument("--code-points", action="store_true")
 parser.add_argument("--lines", type=int)
 parser.add_argument("--seed", type=int, default=1)
@@ -90,6 +93,67 @@ def all_families():
     return wrong
 
 
+def trained_ones():
+    """Prints what differs. Not compared: texts with which Hugging Face panics, and added tokens that normalize to one text, of which it takes any."""
+    import collections
+    import itertools
+    import random
+
+    import families
+    import trained
+    from tokenizers import Tokenizer
+
+    rng = random.Random(args.seed)
+    refused, wrong, compared = collections.Counter(), 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, file in enumerate(itertools.islice(trained.files(args.seed), args.trained)):
+            text = json.dumps(file)
+            try:
+                tokenizer = Tokenizer.from_str(text)
+            except Exception as e:
+                sys.exit(f"tokenizers refuses file {number}: {e}: {text[:2000]}")
+            added = [t["content"] for t in file["added_tokens"]]
+            normal = [tokenizer.normalizer.normalize_str(t["content"]) if tokenizer.normalizer else t["content"] for t in file["added_tokens"] if t["normalized"]]
+            if len(set(normal)) < len(normal):
+                continue
+            families.write(folder, file)
+            texts = hardtext_lines(rng, added)
+            limit = rng.choice([0, 0, 5, 9, 16])
+            if limit:
+                tokenizer.enable_truncation(limit)
+            command = [args.binary, "tokenize", "--model", folder, "--json"] + (["--max-length", str(limit)] if limit else [])
+            reply = subprocess.run(command, input="".join(json.dumps(t) + "\n" for t in texts), capture_output=True, text=True)
+            if reply.returncode:
+                if "not supported yet" not in reply.stderr and "normalizes to nothing" not in reply.stderr:
+                    print(f"file {number}: exit {reply.returncode}: {reply.stderr}")
+                    wrong += 1
+                refused[reply.stderr.split("tokenizer.json: ")[-1].split(" is not supported")[0].strip()[:80]] += 1
+                continue
+            for line, ids in zip(texts, reply.stdout.splitlines(), strict=True):
+                try:
+                    want = tokenizer.encode(line).ids
+                except BaseException as e:
+                    if type(e).__name__ != "PanicException":
+                        raise
+                    continue
+                compared += 1
+                if json.loads(ids) != want:
+                    wrong += 1
+                    print(f"file {number}, limit {limit}: {json.dumps(file | {'model': file['model'] | {'vocab': 0, 'merges': 0}})[:3000]}\n{ascii(line)[:1000]}\n  want {want[:200]}\n  got  {ids[:1000]}")
+                    break
+    for what, count in refused.most_common():
+        print(f"{count:5} not supported: {what}")
+    print(f"{args.trained} tokenizers, {compared} texts, {wrong} tokenizers differ")
+    return wrong
+
+
+def hardtext_lines(rng, added):
+    """Lines, some with added tokens in them, and a long one that goes through in chunks."""
+    count = args.lines or 60
+    texts = lines(rng.randrange(1 << 30), count // 2) + lines(rng.randrange(1 << 30), count - count // 2, added)
+    return texts + ["", " ", "\0", "a\0b", "\ufffd", "e" + "\u0301" * 50, " ".join(texts)]
+
+
 def code_points():
     """Bytes are tokens, so that ids tell the normalized text; each piece of a pre-tokenizer gets a space before it."""
     import families
@@ -129,10 +193,12 @@ def code_points():
 
 if args.families:
     differences = all_families()
+elif args.trained:
+    differences = trained_ones()
 elif args.code_points:
     differences = code_points()
 elif args.model:
     differences = one_model()
 else:
-    parser.error("give a MODEL_DIR, --families or --code-points")
+    parser.error("give a MODEL_DIR, --families, --trained or --code-points")
 sys.exit(1 if differences else 0)
