@@ -335,3 +335,46 @@ func TestGradientScores(t *testing.T) {
 		return ts{da, db, dp}
 	})
 }
+
+// Scores of MaxSim, whose largest are far enough from the next ones that none changes.
+func TestGradientMaxSim(t *testing.T) {
+	f := newFixture(t)
+	x, y, cu := f.random(4, 5, 1), f.random(9, 5, 2), f.ints([]int32{0, 3, 3, 4, 9})
+	scores, top := f.zeros(4, 9), f.zeros(4, 4)
+	at := gpustage.Tensor{Mem: f.ints(make([]int32, 16)).Mem, Rows: 4, Cols: 4, Stride: 4, DType: gpustage.I32}
+	checkGradient(t, f, ts{x, y}, ts{top}, func() {
+		f.s.MatMul(scores, x, y, gpustage.MatMul{TransB: true})
+		f.s.SegmentMax(top, at, scores, cu)
+	}, func(g []gpustage.Tensor) []gpustage.Tensor {
+		dx, dy := f.zeros(4, 5), f.zeros(9, 5)
+		f.s.MaxSimBackward(dx, dy, g[0], at, x, y)
+		return ts{dx, dy}
+	})
+}
+
+func TestGradientSplade(t *testing.T) {
+	for _, twice := range []bool{false, true} {
+		f := newFixture(t)
+		top, bias, y := f.random(7, 3, 1), f.random(1, 7, 2), f.zeros(3, 7)
+		at := gpustage.Tensor{Mem: f.ints(make([]int32, 21)).Mem, Rows: 7, Cols: 3, Stride: 3, DType: gpustage.I32}
+		checkGradient(t, f, ts{top, bias}, ts{y}, func() { f.s.Splade(y, at, top, bias, twice) },
+			func(dy []gpustage.Tensor) []gpustage.Tensor {
+				g, db := f.zeros(7, 3), f.zeros(1, 7)
+				f.s.SpladeBackward(g, db, dy[0], y, twice)
+				return ts{g, db}
+			})
+	}
+}
+
+func TestGradientBag(t *testing.T) {
+	f := newFixture(t)
+	q := f.sequences([]int{2, 0, 3}, noKey)
+	table, idx, y := f.random(4, 3, 1), f.ints([]int32{2, 0, 2, 3, 2}), f.zeros(3, 3)
+	s := f.s.(gpustage.Bagger)
+	checkGradient(t, f, ts{table}, ts{y}, func() { s.Bag(y, table, idx, q) },
+		func(d []gpustage.Tensor) []gpustage.Tensor {
+			dt := f.zeros(4, 3)
+			s.BagBackward(dt, d[0], idx, q)
+			return ts{dt}
+		})
+}
