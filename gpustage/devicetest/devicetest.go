@@ -35,7 +35,7 @@ func Run(t *testing.T, open func() (gpustage.Device, error), except ...string) {
 		name string
 		test func(*testing.T, gpustage.Device)
 	}{
-		{"Memory", testMemory}, {"Streams", testStreams}, {"Errors", testErrors}, {"Empty", testEmpty}, {"Basic", testBasic}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"RoundedEpilogue", testRoundedEpilogue}, {"TF32", testTF32}, {"Pairs", testPairs}, {"ProductColumnSum", testProductColumnSum}, {"Rounded", testRounded}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
+		{"Memory", testMemory}, {"Streams", testStreams}, {"Errors", testErrors}, {"Empty", testEmpty}, {"Basic", testBasic}, {"Integers", testIntegers}, {"MatMul", testMatMul}, {"Epilogue", testEpilogue}, {"RoundedEpilogue", testRoundedEpilogue}, {"TF32", testTF32}, {"Pairs", testPairs}, {"ProductColumnSum", testProductColumnSum}, {"Rounded", testRounded}, {"Forms", testForms}, {"FormsOfBothPasses", testFormsOfBothPasses},
 		{"Gather", testGather}, {"Embed", testEmbed}, {"LayerNorm", testLayerNorm}, {"RMSNorm", testRMSNorm}, {"Gate", testGate}, {"Rotary", testRotary}, {"Activation", testActivation}, {"Dropout", testDropout},
 		{"Attention", testAttention}, {"AttentionNaN", testAttentionNaN}, {"Positions", testPositions}, {"Seen", testSeen}, {"AttentionBF16", testHalvesAttention}, {"Pool", testPool}, {"Bag", testBag}, {"Normalize", testNormalize}, {"Scores", testScores}, {"ScoresNaN", testScoresNaN}, {"MaxSim", testMaxSim}, {"Splade", testSplade},
 		{"Update", testUpdate}, {"Runs", testRuns}, {"Deterministic", testDeterministic}, {"Repeat", testRepeat},

@@ -213,6 +213,46 @@ func TestGradientAttention(t *testing.T) {
 	}
 }
 
+// With BF16 each product of attention takes what it multiplies rounded: queries and keys, probabilities and values, and on the way back the gradients
+// of scores with their scale.
+func TestAttentionRounds(t *testing.T) {
+	f := newFixture(t)
+	const n, dim, scale = 3, 2, 0.7
+	o := gpustage.Attention{Seqs: f.sequences([]int{n}, noKey), Heads: 1, HeadDim: dim, Scale: scale, BF16: true}
+	q, k, v, dctx := f.random(n, dim, 1), f.random(n, dim, 2), f.random(n, dim, 3), f.random(n, dim, 4)
+	ctx, lse, dq, dk, dv := f.zeros(n, dim), f.zeros(1, n), f.zeros(n, dim), f.zeros(n, dim), f.zeros(n, dim)
+	f.s.Attention(ctx, lse, q, k, v, o)
+	f.s.AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v, o)
+	round := func(x float64) float64 { return float64(gpustage.RoundBF16(float32(x))) }
+	of := func(x gpustage.Tensor, i, d int) float64 { return round(gpustage.Slice[float64](x)[i*dim+d]) }
+	dot := func(x, y gpustage.Tensor, i, j int) float64 { return of(x, i, 0)*of(y, j, 0) + of(x, i, 1)*of(y, j, 1) }
+	var want [4][n * dim]float64 // ctx, dq, dk, dv
+	for i := range n {
+		var p [n]float64
+		sum, mean := 0.0, 0.0
+		for j := range n {
+			p[j] = math.Exp(scale * dot(q, k, i, j))
+			sum += p[j]
+		}
+		for j := range n {
+			p[j] /= sum
+			mean += p[j] * dot(dctx, v, i, j)
+		}
+		for j := range n {
+			ds := round(p[j] * (dot(dctx, v, i, j) - mean) * scale)
+			for d := range dim {
+				want[0][i*dim+d] += round(p[j]) * of(v, j, d)
+				want[1][i*dim+d] += ds * of(k, j, d)
+				want[2][j*dim+d] += ds * of(q, i, d)
+				want[3][j*dim+d] += round(p[j]) * of(dctx, i, d)
+			}
+		}
+	}
+	for i, got := range (ts{ctx, dq, dk, dv}) {
+		f.equal([]string{"ctx", "dq", "dk", "dv"}[i], got, want[i][:], 1e-14)
+	}
+}
+
 // Keys that are not seen get no gradient, and a query that sees none has none.
 func TestGradientSeen(t *testing.T) {
 	for _, o := range []gpustage.Attention{
