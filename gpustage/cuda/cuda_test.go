@@ -339,6 +339,36 @@ func TestConformanceCounted(t *testing.T) {
 	}
 }
 
+// A stream that is closed has given back its memory, the pinned too, and its events.
+func TestConformanceClosed(t *testing.T) {
+	d := gpu(t)
+	defer d.Close()
+	x, err := gpustage.NewTensor(d, gpustage.F32, 64, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Mem.Free()
+	given := d.given
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.CopyIn(x, make([]byte, 4*x.Len()))
+	s.MatMul(x.Span(0, 32), x.Span(32, 64).Columns(0, 32), x.Span(32, 64), gpustage.MatMul{BF16: true})
+	if err := errors.Join(s.Sync(), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	pinned := 0
+	for _, p := range pins.at {
+		if p.d == d {
+			pinned++
+		}
+	}
+	if d.given != given || pinned > 0 || len(d.events) == 0 || len(d.unused) != len(d.events) {
+		t.Errorf("%d bytes are given out, before the stream %d; %d pieces are pinned; %d of %d events can be used again", d.given, given, pinned, len(d.unused), len(d.events))
+	}
+}
+
 // Go may have moved a goroutine to a thread that has no context before each call.
 func TestConformanceThreads(t *testing.T) {
 	d, s := gpuStream(t)
