@@ -48,6 +48,15 @@ func (c *checker) float(name string, t Tensor) {
 	}
 }
 
+// any is for tensors whose type does not matter.
+func (c *checker) any(name string, t Tensor) {
+	if t.Mem == nil {
+		c.fail("%s is missing", name)
+		return
+	}
+	c.bounds(name, t)
+}
+
 func (c *checker) same(name string, t Tensor, like Tensor) {
 	c.shape(name, t, like.DType, like.Rows, like.Cols)
 }
@@ -94,6 +103,7 @@ func CheckPair(op string, ts ...Tensor) error {
 func CheckCopy(dst, src Tensor) error {
 	c := checker{op: "copy"}
 	if dst.DType == src.DType && (src.DType == I32 || src.DType == U64) {
+		c.any("src", src)
 		c.same("dst", dst, src)
 		return c.err
 	}
@@ -102,6 +112,13 @@ func CheckCopy(dst, src Tensor) error {
 	if dst.Rows != src.Rows || dst.Cols != src.Cols {
 		c.fail("dst is %v, src is %v", dst, src)
 	}
+	return c.err
+}
+
+// CheckFill checks a tensor of any type.
+func CheckFill(dst Tensor) error {
+	c := checker{op: "fill"}
+	c.any("the tensor", dst)
 	return c.err
 }
 
@@ -199,6 +216,14 @@ func CheckColumns(op string, x Tensor, vectors ...Tensor) error {
 	return c.err
 }
 
+// CheckColumnSum checks sum[1, C] and x[R, C].
+func CheckColumnSum(sum, x Tensor) error {
+	c := checker{op: "column sum"}
+	c.float("x", x)
+	c.shape("sum", sum, x.DType, 1, x.Cols)
+	return c.err
+}
+
 // CheckRows serves ops of x[R, C] with vectors over its rows.
 func CheckRows(op string, x Tensor, vectors ...Tensor) error {
 	c := checker{op: op}
@@ -209,10 +234,14 @@ func CheckRows(op string, x Tensor, vectors ...Tensor) error {
 	return c.err
 }
 
-// CheckLayerNorm serves both directions: dy and dx are y and x.
+// CheckLayerNorm serves both directions: dy and dx are y and x, and dGamma is beta.
 func CheckLayerNorm(op string, y, x, gamma, beta, mean, rstd Tensor) error {
-	if err := CheckColumns(op, x, gamma, beta); err != nil {
+	if err := CheckColumns(op, x, beta); err != nil {
 		return err
+	}
+	c := checker{op: op}
+	if c.shape("gamma", gamma, x.DType, 1, x.Cols); c.err != nil {
+		return c.err
 	}
 	if err := CheckRows(op, x, mean, rstd); err != nil {
 		return err

@@ -57,7 +57,7 @@ func (s *Stream) pointwise(f func(x [][]float32), ts ...gpustage.Tensor) {
 
 // Fill sets every element.
 func (s *Stream) Fill(dst gpustage.Tensor, value float64) {
-	if !isF32(dst) || dst.Len() == 0 || s.Refuse(gpustage.CheckPair("fill", dst)) {
+	if !isF32(dst) || dst.Len() == 0 || s.Refuse(gpustage.CheckFill(dst)) {
 		s.Stream.Fill(dst, value)
 		return
 	}
@@ -141,7 +141,7 @@ func (s *Stream) ColumnSum(sum, x gpustage.Tensor) {
 		s.Stream.ColumnSum(sum, x)
 		return
 	}
-	if s.Refuse(gpustage.CheckColumns("column sum", x, sum)) || x.Len() == 0 {
+	if s.Refuse(gpustage.CheckColumnSum(sum, x)) || x.Len() == 0 {
 		return
 	}
 	parts := (x.Rows + sumRows - 1) / sumRows

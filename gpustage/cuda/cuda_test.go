@@ -139,36 +139,51 @@ func TestConformancePinnedLeft(t *testing.T) {
 	}
 }
 
-// While a stream captures, memory is neither pinned nor given back, which may synchronize the context.
+// While a stream captures, memory is neither taken nor pinned nor given back, which may synchronize the context.
 func TestConformancePinnedCapture(t *testing.T) {
 	d, s := gpuStream(t)
-	before, err := d.Pin(1)
+	pinned, err := d.Pin(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Begin(); err != nil {
+	taken, err := d.Alloc(1)
+	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 2)
-	go func() {
-		m, err := d.Pin(1)
-		if err == nil {
-			err = m.Free()
+	for name, use := range map[string]func() error{
+		"pinned": func() error {
+			m, err := d.Pin(1)
+			if err == nil {
+				err = m.Free()
+			}
+			return err
+		},
+		"taken": func() error {
+			m, err := d.Alloc(1)
+			if err == nil {
+				err = m.Free()
+			}
+			return err
+		},
+		"pinned, and given back": pinned.Free, "given back": taken.Free,
+	} {
+		if err := s.Begin(); err != nil {
+			t.Fatal(err)
 		}
-		ended <- err
-	}()
-	go func() { ended <- before.Free() }()
-	select {
-	case <-ended:
-		t.Error("a capture is not waited for")
-		ended <- nil
-	case <-time.After(20 * time.Millisecond):
-	}
-	if _, err := s.End(); err != nil {
-		t.Error(err)
-	}
-	if err := errors.Join(<-ended, <-ended); err != nil {
-		t.Error(err)
+		ended := make(chan error, 1)
+		go func() { ended <- use() }()
+		select {
+		case err := <-ended:
+			t.Errorf("memory is %s while a stream captures", name)
+			ended <- err
+		case <-time.After(20 * time.Millisecond):
+		}
+		if _, err := s.End(); err != nil {
+			t.Error(name, err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(name, err)
+		}
 	}
 }
 
@@ -321,6 +336,36 @@ func TestConformanceCounted(t *testing.T) {
 	}
 	if most := d.Info().PeakAllocated; most != 1<<20 {
 		t.Errorf("at most %d bytes were given out at a time, want %d", most, 1<<20)
+	}
+}
+
+// A stream that is closed has given back its memory, the pinned too, and its events.
+func TestConformanceClosed(t *testing.T) {
+	d := gpu(t)
+	defer d.Close()
+	x, err := gpustage.NewTensor(d, gpustage.F32, 64, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Mem.Free()
+	given := d.given
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.CopyIn(x, make([]byte, 4*x.Len()))
+	s.MatMul(x.Span(0, 32), x.Span(32, 64).Columns(0, 32), x.Span(32, 64), gpustage.MatMul{BF16: true})
+	if err := errors.Join(s.Sync(), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	pinned := 0
+	for _, p := range pins.at {
+		if p.d == d {
+			pinned++
+		}
+	}
+	if d.given != given || pinned > 0 || len(d.events) == 0 || len(d.unused) != len(d.events) {
+		t.Errorf("%d bytes are given out, before the stream %d; %d pieces are pinned; %d of %d events can be used again", d.given, given, pinned, len(d.unused), len(d.events))
 	}
 }
 

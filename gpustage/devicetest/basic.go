@@ -75,63 +75,6 @@ func testStreams(t *testing.T, dev gpustage.Device) {
 	}
 }
 
-// An op with arguments that don't fit leaves its outputs alone and an error in the stream, which stays.
-func testErrors(t *testing.T, dev gpustage.Device) {
-	f := newFixture(t, dev, 1, 0)
-	a, b, c := f.floats("a", 3, 4, nil), f.floats("b", 5, 6, nil), f.floats("c", 3, 6, nil)
-	f.s.MatMul(c.dev, a.dev, b.dev, gpustage.MatMul{})
-	f.s.Fill(c.dev, 1)
-	err := f.s.Sync()
-	if err == nil || !strings.Contains(err.Error(), "matmul: a is f32[3 4]") || !strings.Contains(err.Error(), "inner sizes 4 and 5 differ") {
-		t.Errorf("error %v", err)
-	}
-	g := newFixture(t, dev, 1, 0)
-	x, y := g.floats("x", 2, 3, nil), g.floats("y", 2, 3, nil)
-	g.s.Activate(y.dev, gpustage.Tensor{}, gpustage.GELU)
-	if g.s.Sync() == nil {
-		t.Error("an op without its input was accepted")
-	}
-	n := newFixture(t, dev, 1, 0)
-	square, v := n.floats("square", 4, 4, nil), n.vector("a vector", 4, nil).dev
-	n.s.MatMul(square.dev, a.dev, a.dev, gpustage.MatMul{TransA: true, ResultSum: v, Norm: gpustage.Norm{Y: square.dev, Mean: v, Rstd: v, Gamma: v, Eps: 1}})
-	if err := n.s.Sync(); err == nil || !strings.Contains(err.Error(), "Norm.Y has its place") {
-		t.Errorf("a norm in the place of what is to be summed: %v", err)
-	}
-	if p := newFixture(t, dev, 1, 0); !gpustage.TakesBF16(dev) {
-		p.s.MatMul(gpustage.Tensor{}, a.dev, a.dev, gpustage.MatMul{TransB: true, PreAct: p.floats("pre", 3, 3, nil).dev})
-		if err := p.s.Sync(); err == nil || !strings.Contains(err.Error(), "c is missing") {
-			t.Errorf("a product without a result: %v", err)
-		}
-	}
-	h := newFixture(t, dev, 1, 0)
-	wide := x.dev
-	wide.Cols, wide.Stride = 1<<20, 1<<20
-	h.s.Add(wide, wide, wide)
-	if h.s.Sync() == nil {
-		t.Error("a tensor beyond its memory was accepted")
-	}
-}
-
-// Of nothing, nothing is made.
-func testEmpty(t *testing.T, dev gpustage.Device) {
-	f := newFixture(t, dev, 1, 0)
-	x, y := f.floats("x", 3, 4, nil), f.floats("y", 3, 4, nil)
-	before := download(t, f.s, y.dev)
-	for _, e := range [][2]gpustage.Tensor{{x.dev.Span(1, 1), y.dev.Span(2, 2)}, {x.dev.Columns(1, 1), y.dev.Columns(2, 2)}} {
-		f.s.Add(e[1], e[0], e[0])
-		f.s.Scale(e[1], e[0], 2)
-		f.s.Activate(e[1], e[0], gpustage.GELU)
-		f.s.Copy(e[1], e[0])
-		f.s.Fill(e[1], 7)
-	}
-	if err := f.s.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	if after := download(t, f.s, y.dev); !slices.Equal(after, before) {
-		t.Errorf("%v, had been %v", after, before)
-	}
-}
-
 // The last ones are of more rows than a device gives to one thread.
 var sizes = [][2]int{{1, 1}, {1, 7}, {2, 16}, {3, 33}, {5, 64}, {17, 100}, {33, 31}, {64, 129}, {7, 384}, {130, 65}, {301, 7}, {701, 50}}
 
@@ -294,7 +237,7 @@ func testEmbed(t *testing.T, dev gpustage.Device) {
 
 func testLayerNorm(t *testing.T, dev gpustage.Device) {
 	for _, sz := range append(sizes, [2]int{5, 1024}, [2]int{3, 1030}, [2]int{70, 772}, [2]int{3, 1536}, [2]int{3, 2052}) { // a device may keep short rows in registers
-		for _, eps := range []float64{1e-12, 1e-5} {
+		for _, eps := range []float64{1e-12, 0.3} {
 			f := newFixture(t, dev, 4, 0)
 			rows, c := sz[0], sz[1]
 			x := f.floats("x", rows, c, func(i, j int) float64 { return 3 + 2*f.rng.NormFloat64() })
@@ -368,12 +311,12 @@ func testRMSNorm(t *testing.T, dev gpustage.Device) {
 				for _, gap := range []int{0, 5} {
 					f := newFixture(t, dev, 4, gap)
 					rows, d := sz[0], sz[1]
-					c := d * groups
+					c, eps := d*groups, []float64{0.3, 1e-6}[int(offset)]
 					x := f.floats("x", rows, c, func(i, j int) float64 { return 0.5 + 2*f.rng.NormFloat64() })
 					gamma, y, rstd := f.vector("gamma", d, nil), f.floats("y", rows, c, nil), f.vector("rstd", rows*groups, nil)
 					dy, dx, dGamma := f.floats("dy", rows, c, nil), f.floats("dx", rows, c, nil), f.vector("dGamma", d, nil)
 					f.run(func(s gpustage.Stream, p picker) {
-						s.RMSNorm(p(y), p(rstd), p(x), p(gamma), 1e-6, offset)
+						s.RMSNorm(p(y), p(rstd), p(x), p(gamma), eps, offset)
 						s.RMSNormBackward(p(dx), p(dGamma), p(dy), p(x), p(rstd), p(gamma), offset)
 					})
 					f.check(y, 8)
@@ -386,7 +329,7 @@ func testRMSNorm(t *testing.T, dev gpustage.Device) {
 					inGamma := f.vector("dGamma in place", d, nil)
 					f.run(func(s gpustage.Stream, p picker) { // in place: gamma's gradient is of dy as it was
 						s.RMSNormBackward(p(dy), p(inGamma), p(dy), p(x), p(rstd), p(gamma), offset)
-						s.RMSNorm(p(x), p(rstd), p(x), p(gamma), 1e-6, offset)
+						s.RMSNorm(p(x), p(rstd), p(x), p(gamma), eps, offset)
 					})
 					f.check(inGamma, 20+20*float64(rows*groups))
 					if d > 1 {
@@ -651,7 +594,16 @@ func testScores(t *testing.T, dev gpustage.Device) {
 			}
 		}
 		ri, ci := f.ints("rows", rows), f.ints("cols", cols)
-		guide, limit := f.floats("guide", r, n, nil), f.vector("limit", r, func(_, i int) float64 { return []float64{0.5, inf, 2, -0.1}[i%4] })
+		limits := []float64{0.5, inf, 2, -0.1}
+		guide, limit := f.floats("guide", r, n, func(i, j int) float64 {
+			switch {
+			case j%3 == 1: // is not above it
+				return limits[i%4]
+			case j%7 == 3:
+				return math.NaN()
+			}
+			return f.rng.NormFloat64()
+		}), f.vector("limit", r, func(_, i int) float64 { return limits[i%4] })
 		guided := f.floats("guided", r, n, nil)
 		f.run(func(s gpustage.Stream, g picker) {
 			s.RowDot(g(dot), g(a), g(b), 20)
@@ -737,6 +689,7 @@ func testUpdate(t *testing.T, dev gpustage.Device) {
 		sum := f.double("sum", 1)
 		f.run(func(s gpustage.Stream, x picker) {
 			s.SumSquares(x(sum), x(g))
+			s.SumSquares(x(sum), x(q))
 			for step := 1; step <= 3; step++ {
 				s.AdamW(x(p), x(m), x(v), x(g), gpustage.AdamW{LR: 1e-2, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, Step: step, GradScale: 0.5})
 			}
@@ -768,6 +721,9 @@ func testRuns(t *testing.T, dev gpustage.Device) {
 			}
 			runs = append(runs, r)
 			at.P, at.State, at.G = r.P+r.Len+i%2*5, r.State+r.Len, r.G+r.Len+i%3
+		}
+		if most == 3 { // in any order
+			slices.Reverse(runs)
 		}
 		p, g := f.vector("p", at.P+2, nil), f.vector("g", at.G+9, nil)
 		m := f.vector("m", at.State, func(int, int) float64 { return 0.1 * f.rng.NormFloat64() })

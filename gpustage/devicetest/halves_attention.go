@@ -69,6 +69,8 @@ func testHalvesAttention(t *testing.T, dev gpustage.Device) {
 		{heads: 2, dim: 64, lengths: []int{128, 5, 64, 100}, gap: 8, p: 0.2}, // sequences that one block may have
 		{heads: 3, dim: 32, lengths: []int{96, 128, 17}, gap: 8, p: 0.2},
 		{heads: 2, dim: 64, lengths: []int{40, 64, 3}, p: 0.3},
+		{heads: 4, kv: 2, dim: 32, lengths: []int{40, 70}, p: 0.1}, // as short, of heads that share keys
+		{heads: 2, kv: 1, dim: 64, lengths: []int{40}},
 		{heads: 2, dim: 32, lengths: []int{33, 64, 100}, gap: 8, p: 0.2}, // short ones beside one that is not: two heads to a block
 		{heads: 1, dim: 64, lengths: []int{70, 20}, gap: 8, p: 0.7},
 		{heads: 1, dim: 32, lengths: []int{33, 1, 64}, gap: 3, p: 0.1},

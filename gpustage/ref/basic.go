@@ -78,7 +78,7 @@ func store(t tensor, j int, v float64) {
 
 // Fill sets every element.
 func (s *Stream) Fill(dst tensor, value float64) {
-	if s.Refuse(gpustage.CheckHost("fill", dst.Span(0, min(1, dst.Rows)), min(1, dst.Rows)*dst.Cols*dst.DType.Size())) {
+	if s.Refuse(gpustage.CheckFill(dst)) {
 		return
 	}
 	for i := range dst.Rows {
@@ -139,7 +139,7 @@ func scale[T float](y, x tensor, alpha float64) {
 
 // ColumnSum adds the sum of x's rows to sum.
 func (s *Stream) ColumnSum(sum, x tensor) {
-	if s.Refuse(gpustage.CheckColumns("column sum", x, sum)) {
+	if s.Refuse(gpustage.CheckColumnSum(sum, x)) {
 		return
 	}
 	s.run("column sum", x, func() { columnSum[float32](sum, x) }, func() { columnSum[float64](sum, x) })

@@ -213,6 +213,46 @@ func TestGradientAttention(t *testing.T) {
 	}
 }
 
+// With BF16 each product of attention takes what it multiplies rounded: queries and keys, probabilities and values, and on the way back the gradients
+// of scores with their scale.
+func TestAttentionRounds(t *testing.T) {
+	f := newFixture(t)
+	const n, dim, scale = 3, 2, 0.7
+	o := gpustage.Attention{Seqs: f.sequences([]int{n}, noKey), Heads: 1, HeadDim: dim, Scale: scale, BF16: true}
+	q, k, v, dctx := f.random(n, dim, 1), f.random(n, dim, 2), f.random(n, dim, 3), f.random(n, dim, 4)
+	ctx, lse, dq, dk, dv := f.zeros(n, dim), f.zeros(1, n), f.zeros(n, dim), f.zeros(n, dim), f.zeros(n, dim)
+	f.s.Attention(ctx, lse, q, k, v, o)
+	f.s.AttentionBackward(dq, dk, dv, dctx, ctx, lse, q, k, v, o)
+	round := func(x float64) float64 { return float64(gpustage.RoundBF16(float32(x))) }
+	of := func(x gpustage.Tensor, i, d int) float64 { return round(gpustage.Slice[float64](x)[i*dim+d]) }
+	dot := func(x, y gpustage.Tensor, i, j int) float64 { return of(x, i, 0)*of(y, j, 0) + of(x, i, 1)*of(y, j, 1) }
+	var want [4][n * dim]float64 // ctx, dq, dk, dv
+	for i := range n {
+		var p [n]float64
+		sum, mean := 0.0, 0.0
+		for j := range n {
+			p[j] = math.Exp(scale * dot(q, k, i, j))
+			sum += p[j]
+		}
+		for j := range n {
+			p[j] /= sum
+			mean += p[j] * dot(dctx, v, i, j)
+		}
+		for j := range n {
+			ds := round(p[j] * (dot(dctx, v, i, j) - mean) * scale)
+			for d := range dim {
+				want[0][i*dim+d] += round(p[j]) * of(v, j, d)
+				want[1][i*dim+d] += ds * of(k, j, d)
+				want[2][j*dim+d] += ds * of(q, i, d)
+				want[3][j*dim+d] += round(p[j]) * of(dctx, i, d)
+			}
+		}
+	}
+	for i, got := range (ts{ctx, dq, dk, dv}) {
+		f.equal([]string{"ctx", "dq", "dk", "dv"}[i], got, want[i][:], 1e-14)
+	}
+}
+
 // Keys that are not seen get no gradient, and a query that sees none has none.
 func TestGradientSeen(t *testing.T) {
 	for _, o := range []gpustage.Attention{
@@ -334,4 +374,47 @@ func TestGradientScores(t *testing.T) {
 		f.s.RowAxpy(dp, a, w[0], -2)
 		return ts{da, db, dp}
 	})
+}
+
+// Scores of MaxSim, whose largest are far enough from the next ones that none changes.
+func TestGradientMaxSim(t *testing.T) {
+	f := newFixture(t)
+	x, y, cu := f.random(4, 5, 1), f.random(9, 5, 2), f.ints([]int32{0, 3, 3, 4, 9})
+	scores, top := f.zeros(4, 9), f.zeros(4, 4)
+	at := gpustage.Tensor{Mem: f.ints(make([]int32, 16)).Mem, Rows: 4, Cols: 4, Stride: 4, DType: gpustage.I32}
+	checkGradient(t, f, ts{x, y}, ts{top}, func() {
+		f.s.MatMul(scores, x, y, gpustage.MatMul{TransB: true})
+		f.s.SegmentMax(top, at, scores, cu)
+	}, func(g []gpustage.Tensor) []gpustage.Tensor {
+		dx, dy := f.zeros(4, 5), f.zeros(9, 5)
+		f.s.MaxSimBackward(dx, dy, g[0], at, x, y)
+		return ts{dx, dy}
+	})
+}
+
+func TestGradientSplade(t *testing.T) {
+	for _, twice := range []bool{false, true} {
+		f := newFixture(t)
+		top, bias, y := f.random(7, 3, 1), f.random(1, 7, 2), f.zeros(3, 7)
+		at := gpustage.Tensor{Mem: f.ints(make([]int32, 21)).Mem, Rows: 7, Cols: 3, Stride: 3, DType: gpustage.I32}
+		checkGradient(t, f, ts{top, bias}, ts{y}, func() { f.s.Splade(y, at, top, bias, twice) },
+			func(dy []gpustage.Tensor) []gpustage.Tensor {
+				g, db := f.zeros(7, 3), f.zeros(1, 7)
+				f.s.SpladeBackward(g, db, dy[0], y, twice)
+				return ts{g, db}
+			})
+	}
+}
+
+func TestGradientBag(t *testing.T) {
+	f := newFixture(t)
+	q := f.sequences([]int{2, 0, 3}, noKey)
+	table, idx, y := f.random(4, 3, 1), f.ints([]int32{2, 0, 2, 3, 2}), f.zeros(3, 3)
+	s := f.s.(gpustage.Bagger)
+	checkGradient(t, f, ts{table}, ts{y}, func() { s.Bag(y, table, idx, q) },
+		func(d []gpustage.Tensor) []gpustage.Tensor {
+			dt := f.zeros(4, 3)
+			s.BagBackward(dt, d[0], idx, q)
+			return ts{dt}
+		})
 }

@@ -363,6 +363,9 @@ func (s *Stream) flashBias(a *attentionArgs, o gpustage.Attention) {
 // 528 of all, four for each of 132 multiprocessors, where texts are short. Their sums are 25 MB for 12 heads of 64 features and texts of 512 tokens.
 func (s *Stream) farGradients(a *attentionArgs, o gpustage.Attention) {
 	p, d, longest := o.Positions, o.HeadDim, o.Seqs.MaxLen
+	if longest == 0 {
+		return
+	}
 	n := family(d)
 	rows := plainRows(n, true, true)
 	blocks := ceil(2*longest-1, rows)

@@ -23,6 +23,9 @@ func (v *vectors) Launch(kernel string, grid, block [3]int, _ int, words []uint6
 		a := (*updateArgs)(unsafe.Pointer(&words[0]))
 		for _, r := range a.run[:a.runs] {
 			from := int(a.p-256)/4 + int(r.p)
+			if state := int(r.state); from != int(a.m-256)/4+state || from != int(a.v-256)/4+state || from != int(a.g-256)/4+int(r.g) {
+				from = -1 // all are in one place
+			}
 			v.did = append(v.did, [2]int{from, from + int(r.n)})
 		}
 		return nil

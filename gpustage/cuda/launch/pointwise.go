@@ -40,7 +40,7 @@ func (s *Stream) toPairs(x tensor) (hi, lo tensor) {
 
 // Fill sets every element.
 func (s *Stream) Fill(dst tensor, value float64) {
-	if s.Refuse(gpustage.CheckHost("fill", dst.Span(0, min(1, dst.Rows)), min(1, dst.Rows)*dst.Cols*dst.DType.Size())) {
+	if s.Refuse(gpustage.CheckFill(dst)) {
 		return
 	}
 	var bits uint64

@@ -14,12 +14,14 @@ type tape struct {
 	started, recorded, replayed, freed int
 	recording                          bool
 	refuse                             error // what ending a recording answers
+	broken                             error // what launches answer while it goes on
 }
 
 func (d *tape) Launch(string, [3]int, [3]int, int, []uint64, []int32) error {
-	if !d.recording {
-		d.started++
+	if d.recording {
+		return d.broken
 	}
+	d.started++
 	return nil
 }
 func (*tape) Multiply(Product) error          { return nil }
@@ -153,5 +155,45 @@ func TestRecordingRefused(t *testing.T) {
 	}
 	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "recording 4 launches: no") || !strings.Contains(err.Error(), GraphsOff) || d.started != shortest {
 		t.Errorf("error %v, %+v", err, *d)
+	}
+}
+
+// What could be recorded in part is given back.
+func TestRecordingBroken(t *testing.T) {
+	d := &tape{broken: errors.New("no")}
+	s := NewStream(repeating{}, d)
+	for range 2 {
+		fills(s, 1, shortest)
+	}
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "recording 4 launches: fill: no") || d.recorded != 1 || d.freed != 1 || d.replayed != 0 {
+		t.Errorf("error %v, %+v", err, *d)
+	}
+}
+
+// Work that has the hash of other work is not taken for it.
+func TestSameHash(t *testing.T) {
+	for what, change := range map[string]func(w *work){
+		"a size": func(w *work) { w.sizes[1]++ }, "an argument": func(w *work) { w.words[1]++ }, "a product": func(w *work) { w.products[0].Alpha++ },
+	} {
+		d := &tape{}
+		s := NewStream(repeating{}, d)
+		x, _ := gpustage.NewTensor(gpustage.Dry{}, gpustage.F32, 1, 8)
+		issue := func() {
+			s.Repeat(func() {
+				for range shortest {
+					s.Fill(x, 1)
+				}
+				s.MatMul(x, x.Columns(0, 1), x, gpustage.MatMul{})
+			})
+		}
+		issue()
+		issue()
+		for _, r := range s.repeats.recorded {
+			change(&r.work)
+		}
+		issue()
+		if err := s.Err(); err != nil || d.started != 2*shortest || d.recorded != 1 || d.replayed != 1 {
+			t.Errorf("%s is another one: %+v, %v", what, *d, err)
+		}
 	}
 }

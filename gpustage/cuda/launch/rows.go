@@ -186,7 +186,7 @@ func (s *Stream) parts(sum, x tensor) tensor {
 
 // ColumnSum adds the sum of x's rows to sum.
 func (s *Stream) ColumnSum(sum, x tensor) {
-	if !s.Refuse(gpustage.CheckColumns("column sum", as32(x), sum)) && s.f32("column sum", as32(x)) {
+	if !s.Refuse(gpustage.CheckColumnSum(sum, as32(x))) && s.f32("column sum", as32(x)) {
 		s.columnSums(sum, tensor{}, x)
 	}
 }

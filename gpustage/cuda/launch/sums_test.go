@@ -93,7 +93,13 @@ func TestSumsWait(t *testing.T) {
 			s.ColumnSum(w.table.Span(1, 2), w.x)
 			s.Fill(w.table.Span(1, 3), 0)
 		}},
+		{"read from a row before it", 1, func(s gpustage.Stream, w work) {
+			s.ColumnSum(w.table.Span(1, 2), w.x)
+			s.Copy(w.wide.Span(0, 3).Columns(0, cols), w.table.Span(0, 3))
+		}},
 		{"more zeros than one launch takes", 2, func(s gpustage.Stream, w work) {
+			s.ColumnSum(sum(w, 60), w.x) // so that there comes to be room for one more, and zeros take two
+			s.ColumnSum(sum(w, 61), w.x)
 			for i := range 40 {
 				s.ColumnSum(sum(w, i), w.x)
 				s.Fill(sum(w, i).Columns(1, 3), 0)
@@ -130,6 +136,11 @@ func TestSumsWait(t *testing.T) {
 		}},
 		{"few rows of a table, and a norm", 1, func(s gpustage.Stream, w work) {
 			s.ScatterAdd(w.table.Span(0, 3), w.x, w.index)
+			mean, rstd := w.other.Columns(0, rows), w.other.Columns(rows, 2*rows)
+			s.LayerNormBackward(w.wide.Columns(cols, 2*cols), sum(w, 0), sum(w, 1), w.x, w.wide.Columns(0, cols), mean, rstd, w.norm.Columns(0, cols), gpustage.Dropped{})
+		}},
+		{"parts of an odd length before a norm's, which are moved four elements at a time", 1, func(s gpustage.Stream, w work) {
+			s.ColumnSum(sum(w, 5).Columns(0, cols-1), w.x.Columns(0, cols-1))
 			mean, rstd := w.other.Columns(0, rows), w.other.Columns(rows, 2*rows)
 			s.LayerNormBackward(w.wide.Columns(cols, 2*cols), sum(w, 0), sum(w, 1), w.x, w.wide.Columns(0, cols), mean, rstd, w.norm.Columns(0, cols), gpustage.Dropped{})
 		}},

@@ -16,7 +16,7 @@ import (
 func TestConformanceSeparate(t *testing.T) {
 	d := Open(t, Plain)
 	d.Launched = map[string]int{}
-	d.Separate, d.Warpgroups, d.Piece = true, true, 8192
+	d.Separate, d.Warpgroups, d.Piece, d.Apart = true, true, 8192, true
 	devicetest.Run(t, func() (gpustage.Device, error) { return d, nil }, "Attention", "Positions", "Large")
 	for _, k := range kernels.Names("hopper.cu") {
 		if d.Launched[k] == 0 {

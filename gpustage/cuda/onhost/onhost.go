@@ -111,6 +111,9 @@ func (*Device) Name() string { return "kernels on the host" }
 // Bags is false, as a GPU's is; ref's is true.
 func (*Device) Bags() bool { return false }
 
+// Watches is true: what a kernel reads beyond memory ends the process.
+func (*Device) Watches() bool { return true }
+
 // Repeats tells whether models round their shapes up.
 func (d *Device) Repeats() bool { return d.mode != Plain }
 
