@@ -2,7 +2,7 @@
 
     python testdata/peers/commands.py CONTRAFLOW FIRST-LAST
 
-Prints a line for each. Exits with 1 if a loss is off by more than 3e-4 of it (that of an embedder, but for M3's, has the entropy of its teacher's
+Prints a line for each. Exits with 1 if a loss is off by more than 3e-4 of it (that of an embedder, but for M3's unified one, has the entropy of its teacher's
 distributions besides), or a learning rate at all, or if the recipe names something that is not known. A step's batch is the whole data, so that orders of rows don't count.
 Language models have LoRA, whose factors begin at random, and a learning rate at which next to nothing moves.
 What differs by intention is left out: padding, which has a part in FlagEmbedding's MaxSim, and how it cuts texts of pairs. Needs FlagEmbedding (1.4.2).
@@ -140,7 +140,7 @@ def train(seed):
     ours = [(m["loss"], m["lr"]) for m in map(json.loads, open("here/metrics.jsonl")) if "lr" in m]
     theirs = [(m["loss"], m["learning_rate"]) for m in trainer.state.log_history if "loss" in m]
     teachers = 0
-    if kind in ("base", "decoder") and "--knowledge_distillation" in said:
+    if kind in ("base", "decoder", "m3") and "--knowledge_distillation" in said and "--unified_finetuning" not in said:
         rows = [json.loads(line) for name in data.train_data for line in open(name)]
         teachers = sum(float(torch.distributions.Categorical(logits=torch.tensor(r["pos_scores"] + r["neg_scores"])).entropy()) for r in rows) / len(rows)
     off = drawn.worst(abs(a + teachers - b) / max(abs(b), 1e-3) for (a, _), (b, _) in zip(ours, theirs, strict=True))
