@@ -175,7 +175,7 @@ func (f *rerankFlags) check(cmd *cobra.Command) (kind *scoring.Kind, file scorin
 // checkTexts is check where a query and texts are given on the command line.
 func (f *rerankFlags) checkTexts(cmd *cobra.Command, asks bool) error {
 	if !asks || f.texts == nil {
-		return missing(errors.New("--query-text and --text go together: a query, and the texts that are ranked for it"))
+		return usageError{errors.New("--query-text and --text go together: a query, and the texts that are ranked for it")}
 	}
 	goes := append(kindFlags(), "--input", "--output", "--queries", "--corpus", "--qrels", "--nanobeir", "--first", "--top", "--json", "--query-column", "--document-column", "--output-column", "--on-error")
 	for _, flag := range goes {
