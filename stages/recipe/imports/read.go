@@ -291,36 +291,7 @@ func trains(commands [][]string) ([]string, error) {
 	}
 	for _, sure := range []bool{true, false} {
 		for _, is := range kinds {
-			var found [][]string
-			for k, words := range commands {
-				if words[0] == "echo" || words[0] == "printf" || slices.ContainsFunc(words, besides.MatchString) { // echo and printf only show it
-					continue
-				}
-				at := -1
-				for i := range words {
-					if is(words, i) {
-						at = i
-						break
-					}
-				}
-				if at < 0 {
-					continue
-				}
-				words = slices.Clip(words)
-				for _, more := range commands[k+1:] {
-					if !isOption(more[0]) {
-						break
-					}
-					words = append(words, more...)
-				}
-				if sure && !slices.ContainsFunc(words, ofTraining.MatchString) || slices.ContainsFunc(found, func(f []string) bool { return slices.Equal(f, words) }) {
-					continue
-				}
-				found = append(found, words)
-				if isOption(words[0]) {
-					break
-				}
-			}
+			found := those(commands, is, sure)
 			if len(found) > 1 && sure {
 				return nil, fmt.Errorf("the script has %d commands that train, and a recipe is of one: leave only that one in it (%s)", len(found), differ(found[0], found[1]))
 			} else if len(found) > 0 {
@@ -329,6 +300,34 @@ func trains(commands [][]string) ([]string, error) {
 		}
 	}
 	return nil, nil
+}
+
+// those are commands of which some word is what is asked for, each once and with the lines that are its own.
+func those(commands [][]string, is func(words []string, i int) bool, sure bool) (found [][]string) {
+	for k, words := range commands {
+		if words[0] == "echo" || words[0] == "printf" || slices.ContainsFunc(words, besides.MatchString) { // echo and printf only show it
+			continue
+		}
+		has := false
+		for i := range words {
+			has = has || is(words, i)
+		}
+		if !has || isOption(words[0]) && k > 0 && isOption(commands[k-1][0]) { // a line of the command before it
+			continue
+		}
+		words = slices.Clip(words)
+		for _, more := range commands[k+1:] {
+			if !isOption(more[0]) {
+				break
+			}
+			words = append(words, more...)
+		}
+		same := func(other []string) bool { return slices.Equal(words, other) }
+		if (!sure || slices.ContainsFunc(words, ofTraining.MatchString)) && !slices.ContainsFunc(found, same) {
+			found = append(found, words)
+		}
+	}
+	return found
 }
 
 // ofTraining are options of which a command that trains has one.

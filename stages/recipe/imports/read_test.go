@@ -282,6 +282,15 @@ func TestOtherPrograms(t *testing.T) {
 			t.Errorf("%s: %v", other, s)
 		}
 	}
+	const run = "python run.py --model_name_or_path m --train_data d"
+	for _, script := range []string{"pip install FlagEmbedding\ncd FlagEmbedding && python prepare.py --out d\n" + run, "train() { " + run + "; }\nother() { ls; }\n\"$1\"", run + " || " + run} {
+		if s, _, err := imports.ReadCommand(script); err != nil || s["train_data"] != "d" || len(s) != 2 {
+			t.Errorf("%s: %v, %v", script, s, err)
+		}
+	}
+	if s, _, err := imports.ReadCommand("if [ -d x ]; then " + run + " --lr 3; else " + run + " --lr 4; fi"); err == nil || !strings.Contains(err.Error(), `the script has 2 commands that train, and a recipe is of one: leave only that one in it (one has "--lr 3" where another has "--lr 4")`) {
+		t.Errorf("%v, %v", s, err)
+	}
 	if s, _, err := imports.ReadCommand("python -m FlagEmbedding.x --model_name_or_path m --output_dir hn_mined"); err != nil || s["output_dir"] != "hn_mined" {
 		t.Errorf("%v, %v", s, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -60,8 +61,18 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 		if len(words) > 2 && words[1] == "-v" {
 			sh.unknown(words[2], arrayOrPrinted)
 		}
-	case "set", "shift":
-		sh.unknown("@", "")
+	case "set":
+		if slices.Contains(words, "--") {
+			sh.unknown("@", "")
+		}
+	case "shift":
+		n, args := 1, sh.arrays["@"]
+		if len(words) > 1 {
+			n, _ = strconv.Atoi(words[1])
+		}
+		if sh.unknown("@", ""); sh.done == yes && 0 < n && n <= len(args) {
+			sh.arrays["@"] = args[n:]
+		}
 	case "[":
 		if words[len(words)-1] == "]" {
 			sh.last = sh.test(words[1 : len(words)-1])
