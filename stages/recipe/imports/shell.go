@@ -24,6 +24,7 @@ type shell struct {
 	variables
 	commands  [][]string
 	functions []*function
+	exported  map[string]bool
 	locals    []string // of the function that is read
 	text      string   // that is read
 	done      tri      // whether what is read is done: it may be under a condition
@@ -62,7 +63,7 @@ const (
 )
 
 func newShell() *shell {
-	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}}, done: yes, goes: yes, last: yes}
+	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}}, exported: map[string]bool{}, done: yes, goes: yes, last: yes}
 }
 
 // run reads a script, or what eval is given.

@@ -44,15 +44,19 @@ func TestBash(t *testing.T) {
 		"L=1\nL=2 eval '" + program + "--lr $L'; L=3 eval :",
 		"f() { M=$L; }\nL=1\nL=2 f\n" + program + "--m $M",
 		"L=1; { L=2; } & M=3 &\nwait\n" + program + "--lr $L ${M:+--m 1}",
+		"N=4 M=(5); export K=6; declare -x J=7; L=3 bash -ec '" + program + "--lr $1 --l $L --n ${N-none} ${M-none} --k $K$J $*' x 3 --bf16",
+		"N=1\neval 'g() { M=$((1 + 1)); }'\ng\n" + program + "--m $M --n $N",
+		"M=4; f() { local M; " + program + `--m "x$M" "$@"; }` + "\nf",
 		"bash -c 'L=2'\n" + program + "--lr ${L:-1}",
 		"L=1\nunset -f L\n" + program + "--lr $L",
 		"if [ -n $U ]; then L=1; fi; [ $U != a ] 2> /dev/null && L=2\n! [ $U = a ] 2> /dev/null && M=3\n" + program + "--lr $L --m $M",
 		"test -n ] && L=1; [[ -n \"]]\" ]] && M=2; test && L=3\n" + program + "--lr $L --m $M",
+		"[[ -z $U ]] && L=1; [[ $U == '' ]] && M=2\n" + program + "--lr $L --m $M",
 		"I='a b\u3000c'\n" + program + "--q $I",
 		"N=3\n((N > 2))\n" + program + "--lr $N",
 		program + "--train_data d{0..3}.jsonl {c..a} {04..01..2}",
 	} {
-		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }\n"+script)
+		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }; export -f python\n"+script)
 		ran, err := command.Output()
 		if err != nil {
 			t.Fatalf("%s: %v", script, err)
@@ -89,6 +93,9 @@ func TestUntold(t *testing.T) {
 		"X=a\n[[ $X == @(a|b) ]] && L=1" + program + "$L":                   "does not decide",
 		"[ -z '$X' ] && L=1" + program + "$L":                               "does not decide",
 		"declare -i L=3+4" + program + "$L":                                 "declare -i changes what it is set to",
+		"L=1\ngetopts l: L x" + program + "$L":                              "it is read when the script runs",
+		"f() { [ -d x ] && return; true; }\nf && L=1" + program + "$L":      "does not decide",
+		"f() { false; return; }\nL=1; f && L=2" + program + "$L":            "does not decide",
 		"printf -v L 4" + program + "$L":                                    "what a command prints",
 		"L=$U" + program + "${L:+--lr 3}":                                   "$L can't be expanded",
 		"L=1\nf() { export L; }\nL=2 f" + program + "$L":                    "it is set for one command",
@@ -105,9 +112,12 @@ func TestUntold(t *testing.T) {
 			t.Errorf("%s\ngives %v, %v, want %q", script, s, err, want)
 		}
 	}
-	braces := strings.Repeat("{a,b}", 40) // which bash would not live to see the end of
-	if s, _, err := imports.ReadCommand(program + "--lr " + braces); err != nil || s["lr"] != braces {
-		t.Errorf("%v, %v", s, err)
+	for _, braces := range []string{ // which bash would not live to see the end of
+		strings.Repeat("{a,b}", 40), "{1..1000}{1..1000}", "{1..9000000000}", "{-9223372036854775808..9223372036854775807}", "{0..9223372036854775807}", "{1..99999999999999999999}",
+	} {
+		if s, _, err := imports.ReadCommand(program + "--lr " + braces); err != nil || s["lr"] != braces {
+			t.Errorf("%s: %.99v, %v", braces, s, err)
+		}
 	}
 }
 

@@ -100,10 +100,13 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 	}
 	before := len(sh.commands)
 	err = sh.apart(func() error {
+		its := func(name, _ string) bool { return !sh.exported[name] }
+		maps.DeleteFunc(sh.vars, its)
+		maps.DeleteFunc(sh.why, its)
+		sh.arrays = map[string][]string{"@": words[min(text+2, len(words)):]}
 		if _, err := sh.assignAll(c.Assigns); err != nil {
 			return err
 		}
-		sh.arrays["@"] = words[min(text+2, len(words)):]
 		return sh.run(words[text])
 	})
 	for k, inner := range sh.commands[before:] { // srun bash -c "..." starts as many of it as there are tasks
@@ -148,6 +151,9 @@ func (sh *shell) declare(c *syntax.DeclClause) error {
 			continue
 		}
 		name := a.Name.Value
+		if c.Variant.Value == "export" || strings.Contains(options, "x") {
+			sh.exported[name] = true
+		}
 		if local {
 			sh.locals = append(sh.locals, name)
 		}

@@ -1,7 +1,9 @@
 package imports
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -90,13 +92,14 @@ func alternatives(w *syntax.Word) int {
 func steps(b *syntax.BraceExp) int {
 	from, err := strconv.Atoi(b.Elems[0].Lit())
 	to, another := strconv.Atoi(b.Elems[1].Lit())
+	n := max(from-to, to-from)
 	switch {
-	case err != nil || another != nil: // letters
+	case errors.Is(err, strconv.ErrSyntax) && errors.Is(another, strconv.ErrSyntax): // letters
 		return 1 << 8
-	case max(from, to, -from, -to) > mostWords:
+	case err != nil || another != nil || max(from, to) > math.MaxInt32 || min(from, to) < math.MinInt32: // or n may have no place in an int
 		return mostWords + 1
 	}
-	return max(from-to, to-from) + 1
+	return n + 1
 }
 
 // whole expands a word that stays one, or nothing, where quoted within double quotes.
