@@ -131,18 +131,25 @@ func TestFinal(t *testing.T) {
 			if !wrong && (err != nil || steps != want) {
 				t.Errorf("stage of each %v: %v after %d steps, want %d", level, err, steps, want)
 			}
-			predicted := 0
-			for _, x := range p.Predict(Workload{
-				Items: items, Batches: func(int) int { return perStep }, Subs: func(Index) int { return perBatch },
-				Time:  func(string, Index) time.Duration { return 2 },
-				Final: func(string, string, Index) time.Duration { return 1 },
-			}) {
-				if x.Stage == "sync" {
-					predicted++
+			for _, reading := range []time.Duration{1, 20} { // the next row, before or after what is done with this one
+				predicted := 0
+				for _, x := range p.Predict(Workload{
+					Items: items, Batches: func(int) int { return perStep }, Subs: func(Index) int { return perBatch },
+					Time: func(stage string, _ Index) time.Duration {
+						if stage == "rows" {
+							return reading
+						}
+						return 2
+					},
+					Final: func(string, string, Index) time.Duration { return 1 },
+				}) {
+					if x.Stage == "sync" {
+						predicted++
+					}
 				}
-			}
-			if predicted != want {
-				t.Errorf("stage of each %v: %d steps are predicted to be synchronized, want %d", level, predicted, want)
+				if predicted != want {
+					t.Errorf("stage of each %v, rows in %d: %d steps are predicted to be synchronized, want %d", level, reading, predicted, want)
+				}
 			}
 		}
 	}

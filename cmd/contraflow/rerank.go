@@ -61,9 +61,9 @@ Models are cross-encoders, as transformers and sentence-transformers save them, 
 
 With --query-text it prints the texts that are given with --text and their scores, the best one first, an object of JSON a line.
 
-Empty texts are scored as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends rerank before anything is scored; --on-error
-skip leaves the row out, and likewise a pair that the model can't read, which ends rerank when it comes to it: of which the tokenizer makes nothing, or whose
-query leaves no room where documents alone are cut.
+Empty texts are scored as such. A text that is null, no string or not UTF-8, or a line that is no JSON, ends rerank before anything is scored. A pair that
+the model can't read ends it where it stands: one of which the tokenizer makes no tokens, or whose query leaves no room for a document where documents
+alone are cut. --on-error skip leaves out either.
 
 With queries, corpus and judgements (as eval has them) it reranks the first documents of BM25, or those of BM25 and the embedding model
 --first, and prints a table: BM25, the embedding model, the reranker, and the sum of its scores and BM25's, standardized. MAP is
@@ -175,7 +175,7 @@ func (f *rerankFlags) check(cmd *cobra.Command) (kind *scoring.Kind, file scorin
 // checkTexts is check where a query and texts are given on the command line.
 func (f *rerankFlags) checkTexts(cmd *cobra.Command, asks bool) error {
 	if !asks || f.texts == nil {
-		return missing(errors.New("--query-text and --text go together: a query, and the texts that are ranked for it"))
+		return usageError{errors.New("--query-text and --text go together: a query, and the texts that are ranked for it")}
 	}
 	goes := append(kindFlags(), "--input", "--output", "--queries", "--corpus", "--qrels", "--nanobeir", "--first", "--top", "--json", "--query-column", "--document-column", "--output-column", "--on-error")
 	for _, flag := range goes {

@@ -101,7 +101,7 @@ func TestRerankTexts(t *testing.T) {
 	}
 	defer r.Close()
 	const query = "the river"
-	texts := []string{"a cat", "the river <b> stone", "", "a cat"}
+	texts := []string{"a cat", "the river <b> stone", "", "a cat", strings.Repeat("cat ", 40)}
 	want, _, err := r.ScorePairs(t.Context(), slices.Repeat([]string{query}, len(texts)), texts)
 	if err != nil {
 		t.Fatal(err)
@@ -110,8 +110,11 @@ func TestRerankTexts(t *testing.T) {
 	for _, text := range texts {
 		args = append(args, "--text", text)
 	}
-	above := float32(math.Inf(1))
-	for _, line := range strings.Split(strings.TrimSpace(succeed(t, args...).stdout), "\n") {
+	ranked, above := succeed(t, args...), float32(math.Inf(1))
+	if !strings.Contains(ranked.stderr, "1 pair was longer than 24 tokens and cut") {
+		t.Errorf("%s", ranked.stderr)
+	}
+	for _, line := range strings.Split(strings.TrimSpace(ranked.stdout), "\n") {
 		var got struct {
 			Text  string
 			Score float32
@@ -128,6 +131,11 @@ func TestRerankTexts(t *testing.T) {
 	}
 	if len(texts) > 0 {
 		t.Errorf("left out: %q", texts)
+	}
+	for _, flag := range []string{"--input=x", "--queries=x", "--corpus=x", "--qrels=x", "--first=x", "--top=3", "--json", "--query-column=x", "--document=x", "--output-column=x", "--on-error=skip"} {
+		if r := contraflow(t, "", "rerank", "--model", cross, "--query-text", "a", "--text", "b", flag); r.code != 2 || !strings.Contains(r.stderr, " does not go with --query-text") {
+			t.Errorf("%s: exit code %d\n%s", flag, r.code, r.stderr)
+		}
 	}
 	for _, c := range []struct {
 		args []string

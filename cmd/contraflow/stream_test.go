@@ -129,6 +129,13 @@ func TestRerankNoRoom(t *testing.T) {
 	if r := contraflow(t, rows, append(args, "skip")...); r.code != 0 || len(want) != 3 || r.stdout != want[0]+"\nnull\n"+want[1]+"\n" || !strings.Contains(r.stderr, why) {
 		t.Errorf("exit code %d, %q, want %q with null between\n%s", r.code, r.stdout, want, r.stderr)
 	}
+	later := strings.Repeat(first, embedRows) + rows // of which the row is among those that are read next
+	if r := contraflow(t, later, append(args, "stop")...); r.code != 1 || !strings.Contains(r.stderr, fmt.Sprintf("standard input:%d: max length too short: ", embedRows+2)) {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", "rerank", "--model", dir, "--query-text", strings.Repeat("bird ", 200), "--text", "a cat"); r.code != 1 || !strings.Contains(r.stderr, `: --query-text "bird bird `) || !strings.Contains(r.stderr, `, --text "a cat": max length too short: `) {
+		t.Errorf("--query-text: exit code %d\n%s", r.code, r.stderr)
+	}
 	in := filepath.Join(dir, "in.jsonl")
 	if err := os.WriteFile(in, []byte(rows), 0o600); err != nil {
 		t.Fatal(err)

@@ -212,3 +212,35 @@ func TestDistillSparse(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// A static model's embedding of a text without tokens is zero, as that of torch's EmbeddingBag is: there is nothing to sum.
+func TestDistilledNoTokens(t *testing.T) {
+	d, err := cpu.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	dir := filepath.Join(t.TempDir(), "static")
+	if err := newmodel.Distill(t.Context(), dir, newmodel.Spec{Hidden: 4}, goldens.Path(t, "bert/minilm-tiny"), "tiny", d, nil); err != nil {
+		t.Fatal(err)
+	}
+	m, err := embedder.LoadTrainable(dir, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	s, err := d.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	e := embedder.Engine{Model: m.Model, Stream: s}
+	defer e.Close()
+	if err := e.Embed(t.Context(), [][]int32{{60}, nil}, func(i int, vec []float32) {
+		if zero := !slices.ContainsFunc(vec, func(v float32) bool { return v != 0 }); zero != (i == 1) {
+			t.Errorf("text %d: %v", i, vec)
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+}

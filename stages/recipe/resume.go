@@ -275,7 +275,7 @@ func (x *Run) rollBack(ctx context.Context, r stages.StepResult) (*checkpoint.Ch
 const maxRollbacks = 10
 
 // CheckSaving finds a save.dir into which nothing can be written, or in which a new run can't begin, because an earlier one's checkpoints are there, or a
-// model's files; one that goes on can. Train finds all but these too, after the model and the data have been read.
+// model's files and no checkpoints; one that goes on can. Train finds all but these too, after the model and the data have been read.
 func (r Recipe) CheckSaving(again bool) error {
 	store := checkpoint.Open(filepath.Join(r.Save.Dir, checkpointsDir), checkpoint.Disk{})
 	steps, err := store.Steps()
@@ -283,9 +283,9 @@ func (r Recipe) CheckSaving(again bool) error {
 		if err := begunBefore(store, steps); err != nil {
 			return err
 		}
-		if name := hfmodel.ModelFile(r.Save.Dir); name != "" {
-			return fmt.Errorf("save.dir: %s has a model's files (%s), among which a run's would be: another folder (--out) keeps them apart", r.Save.Dir, name)
-		}
+	}
+	if name := hfmodel.ModelFile(r.Save.Dir); err == nil && len(steps) == 0 && name != "" {
+		return fmt.Errorf("save.dir: %s has a model's files (%s), among which a run's would be: another folder (--out) keeps them apart", r.Save.Dir, name)
 	}
 	if err == nil {
 		err = writable(r.Save.Dir)

@@ -515,8 +515,8 @@ func TestTaskPrompts(t *testing.T) {
 		}
 	}
 	for set, want := range map[string]string{
-		"eval.sts={path: p, a: a, b: b, score: s, prompts: {document: d}}":                    "eval.sts.prompts: document is of none of its texts",
-		"eval.paraphrases={texts: t, pairs: p, prompts: {document: d}}":                       "eval.paraphrases.prompts: document is of none of its texts",
+		"eval.sts={path: p, a: a, b: b, score: s, prompts: {document: d}}":                    "eval.sts.prompts: document stands before none of its texts",
+		"eval.paraphrases={texts: t, pairs: p, prompts: {document: d}}":                       "eval.paraphrases.prompts: document stands before none of its texts",
 		"eval.triplets={path: p, query: q, positive: p, negative: n, prompts: {positive: x}}": "eval.triplets.prompts: positive and negative are for training",
 	} {
 		if _, err := Parse("job", []byte(j.text), []string{"save.dir=x", set}); err == nil || !strings.Contains(err.Error(), want) {

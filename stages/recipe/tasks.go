@@ -234,7 +234,7 @@ func (c *checker) checkTaskPrompts(t task, kind string) {
 	c.require(kind != "reranker", key, "are for embedders: a reranker has those of data.train")
 	c.require(t.prompts.Positive+t.prompts.Negative == "", key, "positive and negative are for training: queries and documents are measured")
 	alike := kind == "embedder" && (t.mined || t.kind != nil && !t.kind.Asked)
-	c.require(!alike || t.prompts.Document == "", key, "document is of none of its texts: all are read as queries are")
+	c.require(!alike || t.prompts.Document == "", key, "document stands before none of its texts: all of them have query")
 }
 
 // checkTask checks one that is none of NanoBEIR.

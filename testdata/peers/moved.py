@@ -124,6 +124,11 @@ def of_languages():
     ]
 
 
+def prompted():
+    """With prompts of queries and documents, and one of what is neither."""
+    return st.SentenceTransformer("start", prompts={"query": "fish ", "document": "road rain ", "all": "wind wind "}, default_prompt_name="all", device="cpu")
+
+
 def products():
     """Of a model whose embeddings are compared by dot products."""
     return [(of, {name: key.replace("cosine", "dot") for name, key in names.items()}) for of, names in evaluators()]
@@ -150,6 +155,7 @@ CASES = {
     "margins": (dense, margins, L.MarginMSELoss, {"lr_scheduler_type": "cosine"}, evaluators),
     "margins to several": (dense, several, L.MarginMSELoss, {}, None),
     "measured by products": (lambda: st.SentenceTransformer("start", similarity_fn_name="dot", device="cpu"), triplets, L.MultipleNegativesRankingLoss, {}, products),
+    "the model's prompts": (prompted, triplets, L.MultipleNegativesRankingLoss, {"prompts": "river "}, lambda: [*evaluators(), *of_languages()[:2]]),
     "LoRA": (lambda: adapted(trained=False), triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # which begins at random
     "LoRA that goes on": (adapted, triplets, L.MultipleNegativesRankingLoss, {}, evaluators),
     "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),

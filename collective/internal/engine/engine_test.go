@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -344,4 +345,17 @@ type largest struct {
 func (d *largest) Alloc(bytes int) (gpustage.Memory, error) {
 	d.bytes = max(d.bytes, bytes)
 	return d.Device.Alloc(bytes)
+}
+
+// Members are those of a color, in their order, and who says anything else is the one at fault, whatever it begins with.
+func TestMembers(t *testing.T) {
+	all := [][]byte{engine.SplitMessage(3), engine.SplitMessage(-1), engine.SplitMessage(3)}
+	if ranks, _, err := engine.Members(all, 3); err != nil || !slices.Equal(ranks, []int{0, 2}) {
+		t.Errorf("%v, %v", ranks, err)
+	}
+	for _, other := range [][]byte{nil, make([]byte, 8), all[0][:len(all[0])-1], append(slices.Clone(all[0]), 0)} {
+		if ranks, culprit, err := engine.Members([][]byte{all[0], other}, 3); err == nil || culprit != 1 {
+			t.Errorf("%q: %v, %d", other, ranks, culprit)
+		}
+	}
 }

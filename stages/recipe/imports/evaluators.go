@@ -32,6 +32,11 @@ func (r *recipe) evaluators() {
 				r.assume("%v: all tasks here compare as the model does", how)
 			}
 			continue
+		case "prompted":
+			for _, how := range all {
+				r.assume("%v: a reranker's tasks have the prompt that trains", how)
+			}
+			continue
 		case "other":
 			for _, kind := range all {
 				r.without("evaluator", "%v: there is eval.retrieval, eval.nanobeir, eval.sts, eval.pair_classification, eval.triplets, eval.paraphrases and eval.candidates, and no such", kind)
@@ -51,7 +56,7 @@ func (r *recipe) evaluators() {
 			r.measured += len(entries)
 		}
 		if r.pairs && (task == "sts" || task == "pair_classification") {
-			r.assume("eval.%s has the model's scores as they are, without activation_fn, a sigmoid if nobody says another: in another order that puts none, but Pearson's correlation and thresholds are of these", task)
+			r.assume("eval.%s is of the model's scores before activation_fn (a sigmoid, if nobody says another): they are in the same order, but Pearson's correlation and thresholds differ", task)
 		}
 		if r.also("eval."+task, entries); r.keys["eval."+task] == "{}" { // all of NanoBEIR's
 			r.keys["eval."+task] = "true"

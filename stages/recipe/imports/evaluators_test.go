@@ -82,9 +82,9 @@ func TestEvaluatorsMetric(t *testing.T) {
 func TestEvaluatorsOfScores(t *testing.T) {
 	s := imports.Settings{
 		"model": "m", "arguments": "CrossEncoderTrainingArguments", "loss": "MSELoss", "columns": []any{"a", "b", "label"}, "train_dataset": "d.parquet",
-		"evaluator": map[string]any{"sts": []any{map[string]any{"path": "a", "a": "a", "b": "b", "score": "s"}}},
+		"evaluator": map[string]any{"sts": []any{map[string]any{"path": "a", "a": "a", "b": "b", "score": "s"}}, "prompted": []any{"X has the prompt Y"}},
 	}
-	if _, res := convert(t, imports.SentenceTransformers, s, 1); !strings.Contains(res.Recipe, "# assumed: eval.sts has the model's scores as they are, without activation_fn") || len(res.Unknown)+len(res.Without) > 0 {
+	if _, res := convert(t, imports.SentenceTransformers, s, 1); !strings.Contains(res.Recipe, "# assumed: eval.sts is of the model's scores before activation_fn") || !strings.Contains(res.Recipe, "# assumed: X has the prompt Y: a reranker's tasks have the prompt that trains\n") || len(res.Unknown)+len(res.Without) > 0 {
 		t.Errorf("%s", res.Recipe)
 	}
 }

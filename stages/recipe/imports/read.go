@@ -159,7 +159,16 @@ func ReadCommand(text string) (Settings, int, error) {
 	if err := sh.run(text); err != nil {
 		return nil, 0, err
 	}
-	words := trains(sh.commands)
+	words, err := trains(sh.commands)
+	if words == nil && err == nil {
+		if err := sh.uncalled(); err != nil {
+			return nil, 0, err
+		}
+		words, err = trains(sh.commands)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
 	if words == nil {
 		for _, c := range sh.commands {
 			if name := variable(c[0]); name != "" {
@@ -272,33 +281,69 @@ func isProgram(words []string, i int) bool {
 	return module.MatchString(words[i]) || strings.HasSuffix(words[i], ".py") || words[i] == "run" && i > 0 && words[i-1] == "-m"
 }
 
-// trains finds the command that trains: with a module behind -m, or else with such a program, or else arguments alone. Lines behind it that
-// begin with -- are its own: no command begins so, but one whose line before has lost its backslash.
-func trains(commands [][]string) []string {
-	for _, is := range []func(words []string, i int) bool{
+// trains finds the command that trains: with a module behind -m, or else with such a program, or else arguments alone, and where there are such ones
+// with a model or data. Lines behind it that begin with -- are its own: no command begins so, but one whose line before has lost its backslash.
+func trains(commands [][]string) ([]string, error) {
+	kinds := []func(words []string, i int) bool{
 		func(words []string, i int) bool { return i > 0 && words[i-1] == "-m" && isProgram(words, i) },
 		isProgram,
 		func(words []string, i int) bool { return i == 0 && isOption(words[i]) },
-	} {
-		for k, words := range commands {
-			if words[0] == "echo" || words[0] == "printf" || slices.ContainsFunc(words, besides.MatchString) { // echo and printf only show it
-				continue
-			}
-			for i := range words {
-				if !is(words, i) {
-					continue
-				}
-				for _, more := range commands[k+1:] {
-					if !isOption(more[0]) {
-						break
-					}
-					words = append(words, more...)
-				}
-				return words
+	}
+	for _, sure := range []bool{true, false} {
+		for _, is := range kinds {
+			found := those(commands, is, sure)
+			if len(found) > 1 && sure {
+				return nil, fmt.Errorf("the script has %d commands that train, and a recipe is of one: leave only that one in it (%s)", len(found), differ(found[0], found[1]))
+			} else if len(found) > 0 {
+				return found[0], nil
 			}
 		}
 	}
-	return nil
+	return nil, nil
+}
+
+// those are commands of which some word is what is asked for, each once and with the lines that are its own.
+func those(commands [][]string, is func(words []string, i int) bool, sure bool) (found [][]string) {
+	for k, words := range commands {
+		if words[0] == "echo" || words[0] == "printf" || slices.ContainsFunc(words, besides.MatchString) { // echo and printf only show it
+			continue
+		}
+		has := false
+		for i := range words {
+			has = has || is(words, i)
+		}
+		if !has || isOption(words[0]) && k > 0 && isOption(commands[k-1][0]) { // a line of the command before it
+			continue
+		}
+		words = slices.Clip(words)
+		for _, more := range commands[k+1:] {
+			if !isOption(more[0]) {
+				break
+			}
+			words = append(words, more...)
+		}
+		same := func(other []string) bool { return slices.Equal(words, other) }
+		if (!sure || slices.ContainsFunc(words, ofTraining.MatchString)) && !slices.ContainsFunc(found, same) {
+			found = append(found, words)
+		}
+	}
+	return found
+}
+
+// ofTraining are options of which a command that trains has one.
+var ofTraining = regexp.MustCompile(`^--(model_name_or_path|train_data)(=|$)`)
+
+// differ says where two commands begin to.
+func differ(a, b []string) string {
+	i := 0
+	for i < min(len(a), len(b)) && a[i] == b[i] {
+		i++
+	}
+	from := max(0, i-1)
+	part := func(words []string) string {
+		return strings.Join(words[min(from, len(words)):min(i+2, len(words))], " ")
+	}
+	return fmt.Sprintf("one has %q where another has %q", part(a), part(b))
 }
 
 // isOption tells --name from a negative number and from a text that begins with a dash.

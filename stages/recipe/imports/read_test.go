@@ -63,7 +63,7 @@ func TestProcesses(t *testing.T) {
 		"srun -N 2 --ntasks-per-node=4 python": 8, "srun --ntasks 6 python": 6, "srun -n6 -N3 python": 6, "srun --nodes=3 python": 3, "srun python": 0, "srun -n $TASKS python": 0,
 		"#SBATCH --nodes=2 # of eight\n#SBATCH --ntasks-per-node 4\nsrun python": 8, "#SBATCH --ntasks=8\nsrun --ntasks=2 python": 2, "#SBATCH -n 8\nsrun --ntasks-per-node=3 -N2 python": 6,
 		"#SBATCH --nodes=2\nsrun torchrun --nnodes 2 --nproc_per_node 4": 8, "mpirun -np 2 accelerate launch --num_processes 6": 6, "srun -N 2 python -m torch.distributed.run --nnodes 2 --nproc_per_node 4": 8,
-		"#SBATCH --nodes=2\npython": 1,
+		"#SBATCH --nodes=2\npython": 1, "srun -n 4 bash -c 'python \"$@\"' x": 4,
 	} {
 		s, n, err := imports.ReadCommand(launcher + program)
 		if n != want || errors.Is(err, imports.ErrProcesses) != (want == 0) || s["per_device_train_batch_size"] != "4" {
@@ -281,6 +281,15 @@ func TestOtherPrograms(t *testing.T) {
 		if s, _, err := imports.ReadCommand(other); err == nil {
 			t.Errorf("%s: %v", other, s)
 		}
+	}
+	const run = "python run.py --model_name_or_path m --train_data d"
+	for _, script := range []string{"pip install FlagEmbedding\ncd FlagEmbedding && python prepare.py --out d\n" + run, "train() { " + run + "; }\nother() { ls; }\n\"$1\"", run + " || " + run} {
+		if s, _, err := imports.ReadCommand(script); err != nil || s["train_data"] != "d" || len(s) != 2 {
+			t.Errorf("%s: %v, %v", script, s, err)
+		}
+	}
+	if s, _, err := imports.ReadCommand("if [ -d x ]; then " + run + " --lr 3; else " + run + " --lr 4; fi"); err == nil || !strings.Contains(err.Error(), `the script has 2 commands that train, and a recipe is of one: leave only that one in it (one has "--lr 3" where another has "--lr 4")`) {
+		t.Errorf("%v, %v", s, err)
 	}
 	if s, _, err := imports.ReadCommand("python -m FlagEmbedding.x --model_name_or_path m --output_dir hn_mined"); err != nil || s["output_dir"] != "hn_mined" {
 		t.Errorf("%v, %v", s, err)

@@ -3,7 +3,6 @@ package imports
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,19 +22,25 @@ import (
 // happens, or that isn't set at all stands as it is, $NAME, and whyNot says why.
 type shell struct {
 	variables
-	commands [][]string
-	text     string // that is read
-	done     tri    // whether what is read is done: it may be under a condition
-	last     tri    // whether the command before succeeded
-	evals    int    // within each other
-	expanded int    // bytes of variables so far
+	commands  [][]string
+	functions []*function
+	exported  map[string]bool
+	locals    []string // of the function that is read
+	text      string   // that is read
+	done      tri      // whether what is read is done: it may be under a condition
+	goes      tri      // whether the function goes on: it may have returned
+	last      tri      // whether the command before succeeded
+	tests     bool     // what is expanded is within [ ] or [[ ]]
+	evals     int      // within each other
+	calls     int      // of functions so far
+	expanded  int      // bytes of variables so far
 }
 
 type variables struct {
 	vars   map[string]string
-	arrays map[string][]string
-	why    map[string]string // of those that are set, to what can't be told
-	gone   map[string]bool   // that are unset, whatever the environment has
+	arrays map[string][]string // "@" is what a function is called with
+	why    map[string]string   // of those that are set, to what can't be told
+	gone   map[string]bool     // that are unset, whatever the environment has
 }
 
 // tri is no, maybe or yes: their minimum is "and", their maximum "or".
@@ -54,10 +59,11 @@ const (
 	longest      = 1 << 20
 	deepest      = 1000
 	mostWords    = 1000
+	mostCalls    = 1000
 )
 
 func newShell() *shell {
-	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}}, done: yes, last: yes}
+	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}}, exported: map[string]bool{}, done: yes, goes: yes, last: yes}
 }
 
 // run reads a script, or what eval is given.
@@ -123,38 +129,47 @@ func (sh *shell) under(holds tri, all ...*syntax.Stmt) error {
 	was := sh.done
 	sh.done = min(was, holds)
 	err := sh.list(all)
-	sh.done = was
+	sh.done = min(was, sh.goes)
 	return err
 }
 
 // apart reads what has a shell of its own: none of its variables is set behind it.
-func (sh *shell) apart(all ...*syntax.Stmt) error {
-	was := sh.variables
-	sh.variables = variables{maps.Clone(was.vars), maps.Clone(was.arrays), maps.Clone(was.why), maps.Clone(was.gone)}
-	err := sh.list(all)
-	sh.variables = was
+func (sh *shell) apart(read func() error) error {
+	was, done, goes := sh.variables, sh.done, sh.goes
+	sh.variables = was.clone()
+	err := read()
+	sh.variables, sh.done, sh.goes = was, done, goes
 	return err
 }
 
 func (sh *shell) statement(s *syntax.Stmt) (err error) {
-	switch c := s.Cmd.(type) {
+	if s.Background {
+		err = sh.apart(func() error { return sh.command(s.Cmd) })
+		sh.last = yes
+	} else {
+		err = sh.command(s.Cmd)
+	}
+	if s.Negated {
+		sh.last = -sh.last
+	}
+	return err
+}
+
+func (sh *shell) command(c syntax.Command) (err error) {
+	switch c := c.(type) {
 	case *syntax.CallExpr:
 		err = sh.call(c)
-	case *syntax.DeclClause: // export, declare, local, readonly
-		for _, a := range c.Args {
-			if err = sh.assign(a); err != nil {
-				return err
-			}
-		}
-		sh.last = yes
+	case *syntax.DeclClause:
+		err = sh.declare(c)
 	case *syntax.BinaryCmd:
 		err = sh.both(c)
 	case *syntax.Block:
 		err = sh.list(c.Stmts)
-	case *syntax.FuncDecl: // it is called, or would not be there
-		err = sh.statement(c.Body)
+	case *syntax.FuncDecl:
+		sh.functions = append(sh.functions, &function{name: c.Name.Value, body: c.Body, text: sh.text})
+		sh.last = yes
 	case *syntax.Subshell:
-		err = sh.apart(c.Stmts...)
+		err = sh.apart(func() error { return sh.list(c.Stmts) })
 	case *syntax.TimeClause:
 		if c.Stmt != nil {
 			err = sh.statement(c.Stmt)
@@ -180,15 +195,14 @@ func (sh *shell) statement(s *syntax.Stmt) (err error) {
 		}
 		sh.last = maybe
 	case *syntax.TestClause:
+		sh.tests = true
 		sh.last, err = sh.truth(c.X)
+		sh.tests = false
 	case *syntax.ArithmCmd, *syntax.LetClause:
 		sh.changed(c)
 		sh.last = maybe
 	default: // redirections alone, coproc
 		sh.last = maybe
-	}
-	if s.Negated {
-		sh.last = -sh.last
 	}
 	return err
 }
@@ -196,7 +210,8 @@ func (sh *shell) statement(s *syntax.Stmt) (err error) {
 // both reads a && b, a || b and a | b.
 func (sh *shell) both(c *syntax.BinaryCmd) error {
 	if c.Op != syntax.AndStmt && c.Op != syntax.OrStmt {
-		return errors.Join(sh.apart(c.X), sh.apart(c.Y))
+		side := func(s *syntax.Stmt) error { return sh.apart(func() error { return sh.statement(s) }) }
+		return errors.Join(side(c.X), side(c.Y))
 	}
 	if err := sh.statement(c.X); err != nil {
 		return err
@@ -232,89 +247,42 @@ func (sh *shell) branches(c *syntax.IfClause) error {
 	return nil
 }
 
-// call does what a command does to variables, and keeps it: it may be the one that trains.
-func (sh *shell) call(c *syntax.CallExpr) error {
-	words, err := sh.words(c.Args)
-	if err != nil {
-		return err
+func (sh *shell) assignAll(all []*syntax.Assign) (foreign bool, err error) {
+	for _, a := range all {
+		printed, err := sh.assign(a)
+		if err != nil {
+			return false, err
+		}
+		foreign = foreign || printed
 	}
-	sh.last = maybe
-	if len(words) == 0 {
-		if len(c.Args) == 0 {
-			sh.last = yes
-		}
-		for _, a := range c.Assigns {
-			if err := sh.assign(a); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	switch words[0] {
-	case "unset":
-		for _, name := range words[1:] {
-			of, _, element := strings.Cut(name, "[")
-			switch {
-			case element:
-				sh.unknown(of, "one of its elements is unset")
-			case sh.done != yes:
-				sh.unknown(name, undecided)
-			default:
-				sh.unknown(name, "")
-				delete(sh.why, name)
-				sh.gone[name] = true
-			}
-		}
-	case "read", "mapfile", "readarray":
-		for _, name := range words[1:] {
-			sh.unknown(name, "it is read when the script runs")
-		}
-	case "[", "test":
-		sh.last = sh.test(words[1:])
-	case "true", ":":
-		sh.last = yes
-	case "false":
-		sh.last = no
-	case "eval":
-		return sh.run(strings.Join(words[1:], " "))
-	case "bash", "sh":
-		if len(words) > 2 && words[1] == "-c" {
-			return sh.run(words[2])
-		}
-	}
-	var environment []string
-	for _, a := range c.Assigns {
-		environment = append(environment, sh.source(a))
-	}
-	sh.commands = append(sh.commands, append(environment, words...))
-	return nil
+	return foreign, nil
 }
 
-// assign sets a variable.
-func (sh *shell) assign(a *syntax.Assign) error {
-	if a.Name == nil || a.Naked { // an option of declare, or a name
-		return nil
+// assign sets a variable. Where a command prints a part of it, whether that command succeeds is not told.
+func (sh *shell) assign(a *syntax.Assign) (foreign bool, err error) {
+	if a.Naked { // a name alone
+		return false, nil
 	}
 	name := a.Name.Value
 	switch {
 	case a.Index != nil:
 		sh.unknown(name, "one of its elements is set")
-		return nil
+		return false, nil
 	case a.Array != nil:
-		return sh.assignArray(name, a)
+		return false, sh.assignArray(name, a)
 	}
 	value, foreign, err := sh.whole(a.Value, false)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if a.Append {
 		if delete(sh.arrays, name); sh.why[name] != "" { // what is added to an array so is added to its first word
-			return nil
+			return foreign, nil
 		}
 		value = sh.vars[name] + value
 	}
 	sh.set(name, value, foreign)
-	return nil
+	return foreign, nil
 }
 
 func (sh *shell) set(name, value string, foreign bool) {
@@ -326,7 +294,7 @@ func (sh *shell) set(name, value string, foreign bool) {
 		delete(sh.arrays, name)
 		delete(sh.why, name)
 		delete(sh.gone, name)
-	case sh.why[name] == "" && (!set || was != value):
+	case sh.arrays[name] != nil || sh.why[name] == "" && (!set || was != value):
 		sh.unknown(name, undecided)
 	}
 }
@@ -359,6 +327,16 @@ const (
 	arrayOrPrinted = "it is an array, or what a command prints is part of it"
 )
 
+func (sh *shell) unset(name string) {
+	if sh.done != yes {
+		sh.unknown(name, undecided)
+		return
+	}
+	sh.unknown(name, "")
+	delete(sh.why, name)
+	sh.gone[name] = true
+}
+
 func (sh *shell) unknown(name, why string) {
 	delete(sh.vars, name)
 	delete(sh.arrays, name)
@@ -368,9 +346,13 @@ func (sh *shell) unknown(name, why string) {
 
 var anyName = regexp.MustCompile(`[A-Za-z_]\w*`)
 
-// changed is what let, (( )) and a loop of numbers do to variables: what is named there may have another value then.
+// changed is what let, (( )) and a loop of numbers do to variables: where one is set, what is named there may have another value then.
 func (sh *shell) changed(numbers syntax.Node) {
-	for _, name := range anyName.FindAllString(sh.source(numbers), -1) {
+	source := sh.source(numbers)
+	if !assigned.MatchString(source) {
+		return
+	}
+	for _, name := range anyName.FindAllString(source, -1) {
 		sh.unknown(name, "it is computed")
 	}
 }
@@ -403,7 +385,7 @@ func (sh *shell) truth(x syntax.TestExpr) (tri, error) {
 		if ok && also {
 			left, _, err := sh.whole(a, false)
 			right, _, another := sh.whole(b, false)
-			if strings.ContainsAny(right, "*?[") { // a pattern, unless it is quoted
+			if strings.ContainsAny(right, "*?[(") { // a pattern, unless it is quoted
 				return maybe, errors.Join(err, another)
 			}
 			return sh.test([]string{left, x.Op.String(), right}), errors.Join(err, another)
@@ -421,49 +403,44 @@ func (sh *shell) truth(x syntax.TestExpr) (tri, error) {
 
 // test is what stands in [ ].
 func (sh *shell) test(words []string) tri {
-	if n := len(words); n > 0 && (words[n-1] == "]" || words[n-1] == "]]") {
-		words = words[:n-1]
+	if len(words) > 1 && words[0] == "!" {
+		return -sh.test(words[1:])
 	}
-	truth := func(b bool) tri {
-		if b {
-			return yes
+	for _, w := range words {
+		if variable(w) != "" {
+			return maybe
 		}
-		return no
 	}
-	known := true
-	value := func(w string) string {
-		switch name := variable(w); {
-		case name == "":
-		case sh.why[name] == "" && (w == "$"+name || w == "${"+name+"}"): // not set
-			return ""
+	holds := false
+	switch len(words) {
+	case 0:
+	case 1:
+		holds = words[0] != ""
+	case 2:
+		switch {
+		case words[0] == "-z":
+			holds = words[1] == ""
+		case words[0] == "-n":
+			holds = words[1] != ""
+		case strings.HasPrefix(words[0], "-"):
+			return maybe
+		} // or else an error: what stood before = was no word
+	case 3:
+		switch words[1] {
+		case "=", "==":
+			holds = words[0] == words[2]
+		case "!=":
+			holds = words[0] != words[2]
 		default:
-			known = false
+			return maybe
 		}
-		return w
-	}
-	result := maybe
-	switch {
-	case len(words) == 1 && words[0] != "-z" && words[0] != "-n":
-		result = truth(value(words[0]) != "")
-	case len(words) == 1: // of nothing at all
-		result = truth(words[0] == "-z")
-	case len(words) == 2 && words[0] == "-z":
-		result = truth(value(words[1]) == "")
-	case len(words) == 2 && words[0] == "-n":
-		result = truth(value(words[1]) != "")
-	case len(words) == 2 && words[0] == "!":
-		return -sh.test(words[1:])
-	case len(words) == 3 && words[0] == "!":
-		return -sh.test(words[1:])
-	case len(words) == 3 && (words[1] == "=" || words[1] == "=="):
-		result = truth(value(words[0]) == value(words[2]))
-	case len(words) == 3 && words[1] == "!=":
-		result = truth(value(words[0]) != value(words[2]))
-	}
-	if !known {
+	default:
 		return maybe
 	}
-	return result
+	if holds {
+		return yes
+	}
+	return no
 }
 
 // variable is the name of the first one that is left in a word, or what else a script would put in, or "".

@@ -35,8 +35,28 @@ func TestBash(t *testing.T) {
 		"(cd /; f() { " + program + "--lr 3; }; (f)) > /dev/stdout",
 		"((1 << 3))\n" + program + "--lr 3",
 		"(true) && L=1\n(false) && L=2\n" + program + "--lr ${L:-2}",
+		"L=1\nf() { " + program + "--lr $L; }\nL=2\nf",
+		"L=1\nf() { local L=2 M; M=3; true; }\nf\n" + program + "--lr $L ${M:+--m 1}",
+		"L=1\nf() { L=2; }\nif [ 1 = 2 ]; then f; fi\n" + program + "--lr $L",
+		"f() { " + program + `"$@" --lr $2 --n "${3:-4}" $3 ${1+--one} "x$*"; }` + "\ng() { L=3 f --bf16 5; }\ng 8",
+		"f() { L=1; return; L=2; }\nL=0\nf\n" + program + "--lr $L --seed ${1:-4}",
+		"f() { set -e; local n=$1 l=$2; shift 2; " + program + `--lr $l "$@" --a $1; shift; M=$1; }` + "\nf a 3 --bf16 x",
+		"L=1\nL=2 eval '" + program + "--lr $L'; L=3 eval :",
+		"f() { M=$L; }\nL=1\nL=2 f\n" + program + "--m $M",
+		"L=1; { L=2; } & M=3 &\nwait\n" + program + "--lr $L ${M:+--m 1}",
+		"N=4 M=(5); export K=6; declare -x J=7; L=3 bash -ec '" + program + "--lr $1 --l $L --n ${N-none} ${M-none} --k $K$J $*' x 3 --bf16",
+		"N=1\neval 'g() { M=$((1 + 1)); }'\ng\n" + program + "--m $M --n $N",
+		"M=4; f() { local M; " + program + `--m "x$M" "$@"; }` + "\nf",
+		"bash -c 'L=2'\n" + program + "--lr ${L:-1}",
+		"L=1\nunset -f L\n" + program + "--lr $L",
+		"if [ -n $U ]; then L=1; fi; [ $U != a ] 2> /dev/null && L=2\n! [ $U = a ] 2> /dev/null && M=3\n" + program + "--lr $L --m $M",
+		"test -n ] && L=1; [[ -n \"]]\" ]] && M=2; test && L=3\n" + program + "--lr $L --m $M",
+		"[[ -z $U ]] && L=1; [[ $U == '' ]] && M=2\n" + program + "--lr $L --m $M",
+		"I='a b\u3000c'\n" + program + "--q $I",
+		"N=3\n((N > 2))\n" + program + "--lr $N",
+		program + "--train_data d{0..3}.jsonl {c..a} {04..01..2}",
 	} {
-		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }\n"+script)
+		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }; export -f python\n"+script)
 		ran, err := command.Output()
 		if err != nil {
 			t.Fatalf("%s: %v", script, err)
@@ -67,6 +87,22 @@ func TestUntold(t *testing.T) {
 		"N=3\nlet N=4" + program + "$N":                                     "it is computed",
 		"X=abc\nif [[ $X == a* ]]; then L=1; else L=2; fi" + program + "$L": "does not decide",
 		"false\n((1)) && L=1" + program + "$L":                              "does not decide",
+		"L=1\nf() { [ -d x ] && return; L=2; }\nf" + program + "$L":         "does not decide",
+		"a=(--lr 3)\n[ -d x ] && a=--fp16" + program + `"${a[@]}"`:          "does not decide",
+		"X=$(ls) && L=1" + program + "$L":                                   "does not decide",
+		"X=a\n[[ $X == @(a|b) ]] && L=1" + program + "$L":                   "does not decide",
+		"[ -z '$X' ] && L=1" + program + "$L":                               "does not decide",
+		"declare -i L=3+4" + program + "$L":                                 "declare -i changes what it is set to",
+		"L=1\ngetopts l: L x" + program + "$L":                              "it is read when the script runs",
+		"f() { [ -d x ] && return; true; }\nf && L=1" + program + "$L":      "does not decide",
+		"f() { false; return; }\nL=1; f && L=2" + program + "$L":            "does not decide",
+		"printf -v L 4" + program + "$L":                                    "what a command prints",
+		"L=$U" + program + "${L:+--lr 3}":                                   "$L can't be expanded",
+		"L=1\nf() { export L; }\nL=2 f" + program + "$L":                    "it is set for one command",
+		"f() { set -- 3;" + program + `"$@"; }` + "\nf --lr 3":              `"$@" stands among the options`,
+		"f() { [ -d x ] && shift;" + program + `"$@"; }` + "\nf 1 --lr 3":   `"$@" stands among the options`,
+		"f() { shift 3;" + program + `"$@"; }` + "\nf 1 --lr":               `"$@" stands among the options`,
+		"f() { f; }\nf" + program:                                           "the script calls its functions more than 1000 times",
 		" " + program + `--a $'b`:                                           "line 2, character 88: reached EOF without closing quote",
 		"cat <<E" + program:                                                 "line 1, character 5: unclosed here-document `E`",
 		strings.Repeat("(", 1e6):                                            "more than 1000 brackets are open within each other",
@@ -76,9 +112,12 @@ func TestUntold(t *testing.T) {
 			t.Errorf("%s\ngives %v, %v, want %q", script, s, err, want)
 		}
 	}
-	braces := strings.Repeat("{a,b}", 40) // which bash would not live to see the end of
-	if s, _, err := imports.ReadCommand(program + "--lr " + braces); err != nil || s["lr"] != braces {
-		t.Errorf("%v, %v", s, err)
+	for _, braces := range []string{ // which bash would not live to see the end of
+		strings.Repeat("{a,b}", 40), "{1..1000}{1..1000}", "{1..9000000000}", "{-9223372036854775808..9223372036854775807}", "{0..9223372036854775807}", "{1..99999999999999999999}",
+	} {
+		if s, _, err := imports.ReadCommand(program + "--lr " + braces); err != nil || s["lr"] != braces {
+			t.Errorf("%s: %.99v, %v", braces, s, err)
+		}
 	}
 }
 
@@ -121,9 +160,9 @@ func randomScript(r *rand.Rand) string {
 	var word func(deep int) string
 	word = func(deep int) string {
 		if deep == 0 {
-			return one("x", "y1", "./z", `\ q`, `'s t'`, `"d \" e"`, `$'t\tu'`, `""`, "z#h", "--lr", "d{p,q}")
+			return one("x", "y1", `"${1:-v}"`, "./z", `\ q`, `'s t'`, `"d \" e"`, `$'t\tu'`, `""`, "z#h", "--lr", "d{p,q}")
 		}
-		v := name()
+		v := one("A", "B", "C", "D")
 		return one(word(0), word(deep-1)+word(deep-1), "$"+v, `"$`+v+`"`, "${"+v+"}", `"${`+v+":-"+word(0)+`}"`, "${"+v+":-"+word(deep-1)+" "+word(0)+"}", "${"+v+"+"+word(deep-1)+"}",
 			"${"+v+":+"+word(0)+"}", "${"+v+":="+word(0)+"}", `"p `+"$"+v+` q"`)
 	}
@@ -146,7 +185,8 @@ func randomScript(r *rand.Rand) string {
 		if deep == 0 {
 			return simple
 		}
-		return one(simple, simple, "if [ "+one("1", "''")+" ]; then "+commands(deep-1)+"elif [[ x == "+one("x", "y")+" ]]; then "+commands(deep-1)+"else "+commands(deep-1)+"fi",
+		f := one("f", "g")
+		return one(simple, simple, f+"() { "+one("", "local D=d; ")+name()+"="+word(1)+"; "+commands(deep-1)+one("", "true && return\n", "[ 1 = $A ] && return\n")+commands(0)+"}; "+one("", name()+"="+word(0)+" ")+f+" "+word(1)+"\n", "if [ "+one("1", "''")+" ]; then "+commands(deep-1)+"elif [[ x == "+one("x", "y")+" ]]; then "+commands(deep-1)+"else "+commands(deep-1)+"fi",
 			"( "+commands(deep-1)+")", "{ "+commands(deep-1)+"}", "true && ! { "+commands(deep-1)+"}", one(simple, simple, simple, simple, "case $"+name()+" in x) "+commands(deep-1)+";; *) "+commands(deep-1)+";; esac", "for i in 1; do "+commands(deep-1)+"done"),
 			commands(deep-1)+"true && "+commands(deep-1)+" false")
 	}

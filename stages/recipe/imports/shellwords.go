@@ -1,12 +1,13 @@
 package imports
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"mvdan.cc/sh/v3/expand"
 	"mvdan.cc/sh/v3/syntax"
@@ -42,7 +43,7 @@ func (x *expansion) value(s string, quoted bool) {
 		return
 	}
 	for _, c := range s {
-		if unicode.IsSpace(c) {
+		if c == ' ' || c == '\t' || c == '\n' {
 			x.end()
 			continue
 		}
@@ -79,12 +80,26 @@ func alternatives(w *syntax.Word) int {
 				sum = min(sum+alternatives(e), mostWords+1)
 			}
 			if b.Sequence {
-				sum = mostWords + 1
+				sum = steps(b)
 			}
 			n = min(n*sum, mostWords+1)
 		}
 	}
 	return n
+}
+
+// steps is how many words {1..4} is, at most, or more than mostWords.
+func steps(b *syntax.BraceExp) int {
+	from, err := strconv.Atoi(b.Elems[0].Lit())
+	to, another := strconv.Atoi(b.Elems[1].Lit())
+	n := max(from-to, to-from)
+	switch {
+	case errors.Is(err, strconv.ErrSyntax) && errors.Is(another, strconv.ErrSyntax): // letters
+		return 1 << 8
+	case err != nil || another != nil || max(from, to) > math.MaxInt32 || min(from, to) < math.MinInt32: // or n may have no place in an int
+		return mostWords + 1
+	}
+	return n + 1
 }
 
 // whole expands a word that stays one, or nothing, where quoted within double quotes.
@@ -161,7 +176,7 @@ var (
 
 func ofArray(p syntax.WordPart) bool {
 	of, ok := p.(*syntax.ParamExp)
-	return ok && of.Index != nil
+	return ok && (of.Index != nil || of.Param != nil && of.Param.Value == "@")
 }
 
 // literal adds text in which backslashes quote what follows them.
@@ -188,14 +203,22 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 	if p.Param != nil && !p.Excl && !p.Length && p.Slice == nil && p.Repl == nil && p.Names == 0 {
 		name = p.Param.Value
 	}
-	switch {
+	args, inFunction := sh.arrays["@"]
+	v, set := sh.vars[name]
+	empty := sh.gone[name] || sh.tests && sh.why[name] == ""
+	switch n, err := strconv.Atoi(name); {
+	case inFunction && p.Exp == nil && (name == "@" || name == "*"):
+		return sh.all(x, args, name, quoted)
+	case err == nil && n > 0:
+		if empty = inFunction; n <= len(args) {
+			v, set = args[n-1], true
+		}
 	case !identifier.MatchString(name):
 		x.add(sh.source(p))
 		return nil
 	case p.Index != nil:
 		return sh.elements(x, p, quoted)
 	}
-	v, set := sh.vars[name]
 	itself := func() error {
 		x.add(sh.source(p))
 		return nil
@@ -205,7 +228,7 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 		return sh.count(v)
 	}
 	if p.Exp == nil || sh.why[name] != "" {
-		if !set && !sh.gone[name] {
+		if !set && !empty {
 			return itself()
 		}
 		return value()
@@ -218,6 +241,8 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 	case syntax.AlternateUnset, syntax.AlternateUnsetOrNull:
 		if !set {
 			return nil
+		} else if variable(v) != "" { // which may be empty
+			return itself()
 		}
 	case syntax.DefaultUnset, syntax.DefaultUnsetOrNull:
 		if set {
@@ -266,6 +291,11 @@ func (sh *shell) elements(x *expansion, p *syntax.ParamExp, quoted bool) error {
 		x.add(sh.source(p))
 		return nil
 	}
+	return sh.all(x, words, index, quoted)
+}
+
+// all adds words of an array, by index @ or *.
+func (sh *shell) all(x *expansion, words []string, index string, quoted bool) error {
 	if quoted && (index == "*" || x.whole) {
 		words = []string{strings.Join(words, " ")}
 	}

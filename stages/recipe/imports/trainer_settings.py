@@ -238,6 +238,11 @@ def evaluation(of, folder, model, trained=None, all=None):
 
     if of is None:
         return None
+    if kind.startswith("CrossEncoder"):  # whose pairs have one prompt
+        asked = (model.prompts or {}).get(getattr(of, "prompt_name", None) or model.default_prompt_name, "")
+        of_training = set(trained.values()) if isinstance(trained, dict) else {trained or ""}
+        if of_training != {asked}:
+            all.setdefault("prompted", []).append(f"{kind} has the prompt {json.dumps(asked)}, and what trains has {json.dumps(trained or '')}")
     if kind == "SequentialEvaluator":
         for one in of.evaluators:
             evaluation(one, folder, model, trained, all)
