@@ -152,6 +152,8 @@ def train(seed):
 
 bad = 0
 first, last = map(int, sys.argv[2].split("-"))
+if first > last:
+    sys.exit(f"{sys.argv[2]} are no seeds")
 for seed in range(first, last + 1):
     try:
         train(seed)
