@@ -91,7 +91,7 @@ func otherLayers(f *hfmodel.Folder, m *transformer.Model) (func(name string) boo
 }
 
 // CheckAdapter tells whether what trains of a model with LoRA is what a folder's adapter has, so that training can go on with it: factors of the
-// same layers, of the same rank and scale, and the same modules as a whole. Heads, which no adapter has, may train besides.
+// same layers, of the same rank and scale, and the same modules as a whole. Heads and dense layers, which no adapter has, may train besides.
 func CheckAdapter(f *hfmodel.Folder, m *transformer.Model) error {
 	a, err := adapted(f, m)
 	if err != nil {
@@ -119,7 +119,7 @@ func (a adaptation) trains(m *transformer.Model) error {
 		if _, ok := a.factors[p.Module()+".weight"]; p.Factor() && !ok {
 			return fmt.Errorf("%s is a target, and the adapter has no factors of it", p.Module())
 		}
-		if !p.Factor() && !p.Head && !a.whole[p.Name] {
+		if !p.Factor() && !p.Head && !m.Config.IsDense(p) && !a.whole[p.Name] {
 			return fmt.Errorf("%s would train as a whole, and the adapter does not have it", p.Name)
 		}
 		targets[p.Module()] = targets[p.Module()] || p.Factor()

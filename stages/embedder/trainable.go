@@ -251,12 +251,14 @@ func AdapterOf(base string, m *transformer.Model) *hfmodel.AdapterSpec {
 	t := m.Options.Tuning
 	l := t.LoRA
 	a := &hfmodel.AdapterSpec{Base: base, Rank: l.Rank, Alpha: l.Alpha, Dropout: l.Dropout, RSLoRA: l.RSLoRA, Targets: l.Targets, Save: l.Save}
-	if slices.Equal(l.Targets, []string{transformer.AllLinear}) || t.FreezeLayers > 0 {
-		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here.
+	if slices.Equal(l.Targets, []string{transformer.AllLinear}) || t.FreezeLayers > 0 || slices.ContainsFunc(m.Layout.Training(), m.Config.IsDense) {
+		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here; and no dense ones, which are modules beside the adapter.
 		a.Targets, a.Save = nil, nil
 		for _, p := range m.Layout.Training() {
 			list := &a.Save
-			if p.Factor() {
+			if m.Config.IsDense(p) {
+				continue
+			} else if p.Factor() {
 				list = &a.Targets
 			}
 			if !slices.Contains(*list, p.Module()) {

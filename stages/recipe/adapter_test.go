@@ -3,14 +3,17 @@ package recipe
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"contraflow/gpustage/ref"
+	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/testdata/harness"
 )
@@ -84,6 +87,81 @@ func TestAdapterGoesOn(t *testing.T) {
 	train("stopped", true, 0, on, quick, "train.max_steps=4", "save.every=1")
 	if !bytes.Equal(j.saved(t, "stopped", "adapter_model.safetensors"), j.saved(t, "whole", "adapter_model.safetensors")) {
 		t.Error("a run that was stopped and resumed ends with another adapter")
+	}
+}
+
+// A Dense module that is named trains beside the adapter, whose folder has it, and so does what goes on with it; another recipe's stays as it is.
+func TestAdapterDense(t *testing.T) {
+	j := newJob(t, 30)
+	base := filepath.Join(j.dir, "model")
+	of := func(dir string) []float32 {
+		f, err := safetensors.Open(filepath.Join(dir, "2_Dense", "model.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		w := make([]float32, 20*32)
+		x, err := f.Tensor("linear.weight")
+		if err == nil {
+			err = x.Float32s(w)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	weight := make([]float32, 20*32)
+	for i := range weight {
+		weight[i] = float32(math.Sin(float64(i*i))) / 4
+	}
+	w, err := safetensors.FromFloat32s("linear.weight", []int{20, 32}, weight)
+	if err == nil {
+		err = os.Mkdir(filepath.Join(base, "2_Dense"), 0o777)
+	}
+	if err == nil {
+		err = safetensors.Write(filepath.Join(base, "2_Dense", "model.safetensors"), []safetensors.Tensor{w}, nil)
+	}
+	for name, text := range map[string]string{
+		"2_Dense/config.json": `{"in_features": 32, "out_features": 20, "bias": false, "activation_function": "torch.nn.modules.activation.Tanh"}`,
+		"modules.json": `[{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+			{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}, {"path": "3", "type": "sentence_transformers.models.Normalize"}]`,
+	} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(base, name), []byte(text), 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	train := func(out, lora string, sets ...string) []float32 {
+		t.Helper()
+		sets = append(sets, "model.lora={rank: 2, alpha: 4, targets: "+lora+"}", "train.max_steps=2", "optimizer={lr: 1e-2, schedule: constant, warmup_ratio: 0}")
+		if _, err := j.run(t, out, nil, 0, false, sets...); err != nil {
+			t.Fatal(err)
+		}
+		raw, err := os.ReadFile(filepath.Join(j.dir, out, "model", "adapter_config.json"))
+		if err != nil || !bytes.Contains(raw, []byte(`"modules_to_save": null`)) {
+			t.Errorf("%s: %v, adapter_config.json names modules of the transformer that train as a whole: %s", out, err, raw)
+		}
+		return of(filepath.Join(j.dir, out, "model"))
+	}
+	if !slices.Equal(train("still", "query"), weight) {
+		t.Error("a Dense module that nobody names trains")
+	}
+	for _, targets := range []string{"query", "all-linear"} {
+		first := train(targets, targets+", modules_to_save: [2_Dense]")
+		if slices.Equal(first, weight) {
+			t.Errorf("%s: the Dense module stays as it is", targets)
+		}
+		on := "model.path=" + filepath.Join(j.dir, targets, "model")
+		if slices.Equal(train(targets+"-on", targets+", modules_to_save: [2_Dense]", on), first) || !slices.Equal(train(targets+"-still", targets, on), first) {
+			t.Errorf("%s: what goes on has another Dense module than it should", targets)
+		}
+	}
+	merged := filepath.Join(j.dir, "merged")
+	if err := embedder.Merge("", filepath.Join(j.dir, "query", "model"), merged, "f32", ref.New(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(of(merged), of(filepath.Join(j.dir, "query", "model"))) {
+		t.Error("the merged model has another Dense module")
 	}
 }
 

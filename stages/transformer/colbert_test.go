@@ -36,7 +36,7 @@ func loadColBERT(t testing.TB, d gpustage.Device, o Options, h Head, alone bool)
 	}
 	w := goldens.Load(t, "families/modernbert/model")
 	if err := m.Load(s, func(p Param, dst []float32) error {
-		if c.dense(p) {
+		if c.IsDense(p) {
 			m.InitParam(p, dst, 7)
 		} else {
 			copy(dst, w.F32(t, p.Name))

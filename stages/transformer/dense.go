@@ -12,8 +12,8 @@ import (
 // denseSuffix is the layer within sentence-transformers' module.
 const denseSuffix = ".linear"
 
-// dense tells whether a parameter is of a dense layer: of the head, which learns where the rest may be frozen.
-func (c Config) dense(p Param) bool {
+// IsDense tells whether a parameter is of a dense layer: of the head, which learns where the rest may be frozen.
+func (c Config) IsDense(p Param) bool {
 	for _, d := range c.Dense {
 		if strings.HasPrefix(p.Name, d.Name+denseSuffix+".") {
 			return true

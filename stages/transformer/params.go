@@ -510,7 +510,7 @@ func (m *Model) Init(s gpustage.Stream, seed uint64) error {
 func (m *Model) InitParam(p Param, dst []float32, seed uint64) {
 	h := fnv.New64a()
 	h.Write([]byte(p.Name))
-	if m.Config.dense(p) { // as torch begins a linear layer: uniform up to 1 / sqrt(features that go in)
+	if m.Config.IsDense(p) { // as torch begins a linear layer: uniform up to 1 / sqrt(features that go in)
 		rng, bound := rand.New(rand.NewPCG(seed, h.Sum64())), 1/math.Sqrt(float64(m.denseIn(p)))
 		for i := range dst {
 			dst[i] = float32((2*rng.Float64() - 1) * bound)

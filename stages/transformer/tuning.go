@@ -30,7 +30,7 @@ type LoRA struct {
 	Dropout float64
 	RSLoRA  bool
 	Targets []string // linear layers, by the end of their names ("query", "self_attn.o_proj") or in full; or AllLinear
-	Save    []string // modules that train as a whole, likewise
+	Save    []string // modules that train as a whole, likewise; dense layers behind pooling ("2_Dense") train so, or not at all
 	Seed    uint64   // of A's first values
 }
 
@@ -87,7 +87,7 @@ func (c Config) layout(t Tuning) (*Layout, error) {
 	}
 	n := c.names()
 	for i, p := range ps {
-		ps[i].Below = p.Layer < 0 && p.Module() != n.finalNorm && !c.dense(p) && (!p.Head || p.kind == embedding)
+		ps[i].Below = p.Layer < 0 && p.Module() != n.finalNorm && !c.IsDense(p) && (!p.Head || p.kind == embedding)
 	}
 	frozen := func(p Param) bool {
 		return p.Layer >= 0 && p.Layer < t.FreezeLayers || p.Below && t.FreezeEmbeddings || p.kind == tokenWeight && c.Queries.Frozen
@@ -144,7 +144,7 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 		}
 		for _, name := range lora.Save {
 			switch {
-			case c.dense(p) || !within(p.Module(), name):
+			case !within(p.Module(), name):
 			case frozen(p):
 				frozenSave[name] = true
 			default:
@@ -159,7 +159,7 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 			return nil, nil, wrong("lora.modules_to_save", "all of %q is frozen by model.freeze: leave it out of one of them", name)
 		default:
 			return nil, nil, wrong("lora.modules_to_save", "%q is not in this model; there are %s",
-				name, strings.Join(c.moduleNames(func(p Param) bool { return !c.dense(p) }), ", "))
+				name, strings.Join(c.moduleNames(func(Param) bool { return true }), ", "))
 		}
 	}
 	all := lora.Targets[0] == AllLinear
@@ -167,7 +167,7 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 	var out, factors []Param
 	slot, count := 0, 0
 	for i, p := range ps {
-		if p.kind == weight && !frozen(p) && !p.Head && !c.dense(p) {
+		if p.kind == weight && !frozen(p) && !p.Head && !c.IsDense(p) {
 			target := all && !trains[p.Name]
 			for _, name := range lora.Targets {
 				if named(p.Module(), name) {
@@ -196,7 +196,7 @@ func (c Config) factorize(ps []Param, t Tuning, frozen func(Param) bool) ([]Para
 				return nil, nil, wrong("lora.targets", "%q is of the head, which has no factors: to train it as a whole, name it in lora.modules_to_save", name)
 			}
 			return nil, nil, wrong("lora.targets", "%q is no linear layer of this model%s; there are %s, or %s for all of them",
-				name, aboveFrozen(t), strings.Join(c.moduleNames(func(p Param) bool { return p.kind == weight && !p.Head && !c.dense(p) }), ", "), AllLinear)
+				name, aboveFrozen(t), strings.Join(c.moduleNames(func(p Param) bool { return p.kind == weight && !p.Head && !c.IsDense(p) }), ", "), AllLinear)
 		}
 	}
 	if count == 0 { // PEFT could not load such an adapter

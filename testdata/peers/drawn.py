@@ -15,7 +15,7 @@ from sentence_transformers.multi_vector_encoder import evaluation as VE
 from sentence_transformers.multi_vector_encoder import losses as V
 from sentence_transformers.sentence_transformer import evaluation as E
 from sentence_transformers.sentence_transformer import losses as L
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from sentence_transformers.sparse_encoder import evaluation as SE
 from sentence_transformers.sparse_encoder import losses as S
 
@@ -72,6 +72,7 @@ class Draw:
         self.kind = self.one("dense", "dense", "dense", "cross", "sparse", "vectors")
         self.family = self.one(*[f for f in families if (f in HEADS if self.kind == "sparse" else f not in NOT[self.kind])])
         self.others = self.one(0, 1, 2, 3)  # negatives of a row
+        self.size = 32  # of embeddings
         self.guiding = None  # options of guides, which are all datasets'
         torch.manual_seed(seed)
 
@@ -117,7 +118,12 @@ class Draw:
     def model(self):
         if self.kind != "dense":
             return {"cross": st.CrossEncoder, "sparse": st.SparseEncoder, "vectors": st.MultiVectorEncoder}[self.kind](self.family, device="cpu")
-        modules = [Transformer(self.family), Pooling(32, pooling_mode=self.one("mean", "lasttoken" if self.family in CAUSAL else "cls")), *self.one([], [], [Normalize()])]
+        pooling = Pooling(32, pooling_mode=self.one("mean", "lasttoken" if self.family in CAUSAL else "cls"))
+        modules = [Transformer(self.family, **self.one({}, {}, {"max_seq_length": 9})), pooling]
+        for size in self.one([], [], [24], [48, 20]):
+            modules.append(Dense(self.size, size, bias=self.one(True, False), activation_function=self.one(torch.nn.Tanh(), torch.nn.Identity(), torch.nn.GELU())))
+            self.size = size
+        modules += self.one([], [], [Normalize()])
         options = self.maybe(similarity_fn_name=["cosine", "dot"], prompts=[{"query": "fish ", "document": "road "}])
         return st.SentenceTransformer(modules=modules, device="cpu", **options)
 
@@ -172,7 +178,7 @@ class Draw:
                 return self.shorter(lambda m: L.MarginMSELoss(m, **options)), self.margins()
             return self.shorter(lambda m: L.DistillKLDivLoss(m, temperature=0.5, **options)), self.taught(n + 1, n)
         if of == "teacher":
-            return L.MSELoss, self.data("text", label=[self.numbers(32) for _ in range(self.rows)])
+            return L.MSELoss, self.data("text", label=[self.numbers(self.size) for _ in range(self.rows)])
         if of == "mega":
             options = self.maybe(positive_margin=[0.5, 0.9], negative_margin=[0.1, 0.5], use_mini_batched_version=[False], mini_batch_size=[2])
             return lambda m: L.MegaBatchMarginLoss(m, **options), self.data("anchor", "positive")
@@ -185,7 +191,7 @@ class Draw:
         if self.one(True, True, False):
             return loss
         options = self.maybe(matryoshka_weights=[[1, 0.5, 2]])
-        return lambda m: L.MatryoshkaLoss(m, loss(m), [32, 16, 7], **options)
+        return lambda m: L.MatryoshkaLoss(m, loss(m), [self.size, 16, 7], **options)
 
     def cross(self):
         options = self.maybe(activation_fn=[torch.nn.Sigmoid(), torch.nn.Identity()])

@@ -32,6 +32,7 @@ from sentence_transformers.cross_encoder import losses as C
 from sentence_transformers.multi_vector_encoder import losses as V
 from sentence_transformers.sentence_transformer import evaluation as E
 from sentence_transformers.sentence_transformer import losses as L
+from sentence_transformers.sentence_transformer.modules import Dense
 from sentence_transformers.sparse_encoder import losses as S
 
 transformers.utils.logging.disable_progress_bar()
@@ -93,8 +94,10 @@ def tied():
     return model
 
 
-def adapted(trained=True):
+def adapted(trained=True, more=()):
     model = dense()
+    for name, module in more:
+        model.add_module(name, module)
     model.add_adapter(peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
     if trained:
         for name, p in model.named_parameters():
@@ -158,6 +161,7 @@ CASES = {
     "the model's prompts": (prompted, triplets, L.MultipleNegativesRankingLoss, {"prompts": "river "}, lambda: [*evaluators(), *of_languages()[:2]]),
     "LoRA": (lambda: adapted(trained=False), triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # which begins at random
     "LoRA that goes on": (adapted, triplets, L.MultipleNegativesRankingLoss, {}, evaluators),
+    "LoRA beside a layer": (lambda: adapted(more=[("2", Dense(32, 20))]), triplets, L.MultipleNegativesRankingLoss, {}, None),
     "reranker's margins": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), margins, C.MarginMSELoss, {}, None),
     "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=2), {}, None),
     "sparse": (lambda: st.SparseEncoder("start", device="cpu"), triplets, lambda m: S.SpladeLoss(m, S.SparseMultipleNegativesRankingLoss(m), 0.01, 0.02), {}, None),

@@ -88,6 +88,9 @@ def model(of, folder):
         lora = adapter.peft_type == "LORA"
         names = ["r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "modules_to_save"] if lora else []
         said |= {name: getattr(adapter, name) for name in names}
+        if lora and type(of).__name__ == "SentenceTransformer":  # beside whose adapter other modules train
+            dense = [f"{i}_Dense" for i, m in enumerate(of) if type(m).__name__ == "Dense" and any(p.requires_grad for p in m.parameters())]
+            said["modules_to_save"] = [*(adapter.modules_to_save or []), *dense] or None
         if isinstance(said.get("target_modules"), set):
             body = getattr(adapted, "base_model_prefix", "") + "."  # of a model with a head, before the names of what is below it
             said["target_modules"] = sorted(name.removeprefix(body) for name in said["target_modules"])
@@ -179,6 +182,8 @@ def loss(of, folder, guides):
         if at == len(guides):
             guides.append(of.guide)
             of.guide.save_pretrained(said["guide"], create_model_card=False)
+        if not of.must_retokenize and of.guide.max_seq_length > of.model.max_seq_length:  # it reads the model's tokens
+            said["guide"] = {"path": said["guide"], "max_seq_length": of.model.max_seq_length}
     return {"name": type(of).__name__ + (" of the script" if own(of) else "")} | said
 
 
