@@ -9,15 +9,18 @@ import sentence_transformers as st
 import torch
 import transformers as T
 from sentence_transformers import util
+from sentence_transformers.base.modules import Transformer as BaseTransformer
 from sentence_transformers.cross_encoder import evaluation as CE
 from sentence_transformers.cross_encoder import losses as C
 from sentence_transformers.multi_vector_encoder import evaluation as VE
 from sentence_transformers.multi_vector_encoder import losses as V
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer import evaluation as E
 from sentence_transformers.sentence_transformer import losses as L
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from sentence_transformers.sparse_encoder import evaluation as SE
 from sentence_transformers.sparse_encoder import losses as S
+from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 
 WORDS = "river stone bread water fire wind rain bird fish road".split()
 HEADS = ("bert", "distilbert", "modernbert", "roberta", "xlm-roberta")  # whose heads for masked language modelling contraflow knows, but for mpnet's
@@ -116,8 +119,12 @@ class Draw:
         return self.data("query", docs=[self.texts(n) for n in sizes], labels=[[self.random.randint(0, 3) for _ in range(n)] for n in sizes])
 
     def model(self):
-        if self.kind != "dense":
-            return {"cross": st.CrossEncoder, "sparse": st.SparseEncoder, "vectors": st.MultiVectorEncoder}[self.kind](self.family, device="cpu")
+        if self.kind == "cross":
+            return st.CrossEncoder(self.family, device="cpu")
+        if self.kind == "sparse":
+            return st.SparseEncoder(modules=[MLMTransformer(self.family), SpladePooling("max", self.one("relu", "log1p_relu"))], device="cpu")
+        if self.kind == "vectors":
+            return self.late()
         pooling = Pooling(32, pooling_mode=self.one("mean", "lasttoken" if self.family in CAUSAL else "cls"))
         modules = [Transformer(self.family, **self.one({}, {}, {"max_seq_length": 9})), pooling]
         for size in self.one([], [], [24], [48, 20]):
@@ -126,6 +133,16 @@ class Draw:
         modules += self.one([], [], [Normalize()])
         options = self.maybe(similarity_fn_name=["cosine", "dot"], prompts=[{"query": "fish ", "document": "road "}])
         return st.SentenceTransformer(modules=modules, device="cpu", **options)
+
+    def late(self):
+        options = self.one({}, {"query_length": 12, "document_length": 14}) | self.one({}, {}, {"query_expansion": {"strategy": self.one("fixed", "min"), "attend": self.one(True, False), "length": self.one(7, 12)}})
+        modules, size = [BaseTransformer(self.family, **options)], 32
+        for to in self.one([], [12], [24, 16]):
+            modules.append(Dense(size, to, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"))
+            size = to
+        mask = MultiVectorMask(**self.one({}, {"skiplist_words": ["fish", "no such token"], **self.maybe(skiplist_tasks=[["query", "document"]])}))
+        modules += [mask, Normalize(module_input_name="token_embeddings")]
+        return st.MultiVectorEncoder(modules=modules, device="cpu", **self.maybe(similarity_fn_name=["maxsim", "meanmaxsim"], prompts=[{"query": "fish ", "document": "road "}]))
 
     def adapt(self, model):
         """Gives it an adapter that has been trained."""
