@@ -255,10 +255,11 @@ func AdapterOf(base string, m *transformer.Model) *hfmodel.AdapterSpec {
 		// PEFT would find others by such names: BERT's pooler, or layers that are frozen here; and no dense ones, which are modules beside the adapter.
 		a.Targets, a.Save = nil, nil
 		for _, p := range m.Layout.Training() {
-			list := &a.Save
 			if m.Config.IsDense(p) {
 				continue
-			} else if p.Factor() {
+			}
+			list := &a.Save
+			if p.Factor() {
 				list = &a.Targets
 			}
 			if !slices.Contains(*list, p.Module()) {

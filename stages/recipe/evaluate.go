@@ -163,7 +163,7 @@ func (x *Run) tell(engine *embedder.Engine, alive func()) {
 	if !x.Main() {
 		return
 	}
-	total, before := int64(-1), int64(0) // what the evaluation's earlier calls have embedded
+	before := int64(0) // what the evaluation's earlier calls have embedded
 	engine.Told = func(done, of int) {
 		if alive != nil {
 			alive()
@@ -171,10 +171,10 @@ func (x *Run) tell(engine *embedder.Engine, alive func()) {
 		if x.obs.Measured == nil {
 			return
 		}
-		if total < 0 {
-			total = x.measuredTexts(engine)
+		if x.measures == 0 {
+			x.measures = x.measuredTexts(engine)
 		}
-		x.obs.Measured(before+int64(done), total)
+		x.obs.Measured(before+int64(done), x.measures)
 		if done == of {
 			before += int64(of)
 		}

@@ -93,6 +93,7 @@ type Run struct {
 	heldOut  []*heldOut
 	unread   []string    // of both, the keys of what a plan does without
 	measured *Evaluation // of the parameters as they are, or were a few steps ago
+	measures int64       // texts that pass through the model in an evaluation; 0: they have not been counted
 
 	// Training, and going on with it.
 	saves   *checkpoints

@@ -27,14 +27,10 @@ func (r *recipe) evaluators() {
 			r.keys["eval.metric"] = plain(fmt.Sprint(all[0]))
 			r.assume("TranslationEvaluator's accuracy is %v: eval.metric, where metric_for_best_model says no other, by which all of eval.retrieval is measured", all[0])
 			continue
-		case "compared":
+		case "compared", "prompted":
+			here := map[string]string{"compared": "all tasks here compare as the model does", "prompted": "a reranker's tasks have the prompt that trains"}[task]
 			for _, how := range all {
-				r.assume("%v: all tasks here compare as the model does", how)
-			}
-			continue
-		case "prompted":
-			for _, how := range all {
-				r.assume("%v: a reranker's tasks have the prompt that trains", how)
+				r.assume("%v: %s", how, here)
 			}
 			continue
 		case "other":
