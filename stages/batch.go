@@ -3,6 +3,7 @@ package stages
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 
 	"contraflow/io/dataset"
@@ -32,6 +33,8 @@ type Batch struct {
 	Cu      []int32   // [N+1]: sequence n is IDs[Cu[n]:Cu[n+1]]
 	Kinds   []int32   // types of the tokens in IDs; nil: all 0
 	Guide   [][]int32 // [N] a guide's tokens of each sequence; nil without a guide
+	// Prompt [C] is how many tokens the prompt before each column's texts has, and GuidePrompt [C] the guide's: see TokenChunk. nil: none.
+	Prompt, GuidePrompt []int32
 
 	// Seen [N] is how many of each sequence's tokens the others attend to; nil: all.
 	Seen []int32
@@ -91,9 +94,21 @@ func (b *Batch) Origin(n int) (row int64, place int) {
 }
 
 // Column is the column of sequence n.
-func (b *Batch) Column(n int) dataset.Column {
-	c := sort.Search(len(b.Columns), func(c int) bool { return b.Starts[c+1] > n })
-	return b.Columns[c]
+func (b *Batch) Column(n int) dataset.Column { return b.Columns[b.column(n)] }
+
+func (b *Batch) column(n int) int {
+	return sort.Search(len(b.Columns), func(c int) bool { return b.Starts[c+1] > n })
+}
+
+// prompts are by column how many tokens a prompt has, of sequences lo to hi-1; nil: none has one.
+func (b *Batch) prompts(columns []int32, lo, hi int) (out []int32) {
+	if !slices.ContainsFunc(columns, func(n int32) bool { return n > 0 }) {
+		return nil
+	}
+	for n := lo; n < hi; n++ {
+		out = append(out, columns[b.column(n)])
+	}
+	return out
 }
 
 // Assemble adds the stage that joins chunks of tokenized rows into batches and says where steps end.
@@ -208,7 +223,7 @@ func (b *Batch) check() error {
 func assemble(chunks []*TokenChunk) *Batch {
 	end := chunks[len(chunks)-1]
 	b := &Batch{Epoch: chunks[0].Epoch, EndsStep: end.EndsStep, First: end.First, Total: end.Total, Next: end.Next, Place: end.Place, plan: end.plan, Source: end.Source, Data: chunks[0].Data, Offset: end.Offset, Columns: chunks[0].Data.Columns()}
-	b.Pairs, b.Head, b.Weighed = end.Pairs, end.Head, end.Weighed
+	b.Pairs, b.Head, b.Weighed, b.Prompt, b.GuidePrompt = end.Pairs, end.Head, end.Weighed, end.Prompt, end.GuidePrompt
 	weighted := false
 	for _, c := range chunks {
 		b.Rows = append(b.Rows, c.Rows...)

@@ -106,7 +106,7 @@ func (b *Batch) look(ctx context.Context, guide *embedder.Engine) ([]float32, er
 	size := guide.Size()
 	out := make([]float32, b.N()*size)
 	var bad error
-	err := guide.Embed(ctx, b.Guide, func(n int, vec []float32) {
+	err := guide.EmbedPrompted(ctx, b.Guide, b.prompts(b.GuidePrompt, 0, b.N()), func(n int, vec []float32) {
 		x := out[n*size : (n+1)*size]
 		copy(x, vec)
 		if bad == nil && slices.ContainsFunc(vec, func(v float32) bool { return !finite(v) }) {

@@ -208,13 +208,17 @@ func embedBatch(ctx context.Context, e *embedder.Engine, b *Batch) (parts [][]fl
 	}
 	if b.Weighed {
 		n := len(b.Rows)
-		err := e.EmbedAs(ctx, embedder.Query, texts[:n], put(0))
+		err := e.EmbedAs(ctx, embedder.Query, 0, texts[:n], put(0))
 		if err == nil {
 			err = e.Embed(ctx, texts[n:], put(n))
 		}
 		return [][]float32{x}, err
 	}
-	err = e.EmbedTyped(ctx, texts, kinds, put(first))
+	if kinds == nil {
+		err = e.EmbedPrompted(ctx, texts, b.prompts(b.Prompt, first, b.N()), put(first))
+	} else {
+		err = e.EmbedTyped(ctx, texts, kinds, put(first))
+	}
 	return [][]float32{x}, err
 }
 

@@ -43,7 +43,7 @@ func (s SubBatch) lengths() []int {
 
 // rows is the sub-batch as the model takes it. Dropout keys follow from the seed, the step and each sequence's origin.
 func (s SubBatch) rows(seed uint64, step int) transformer.Rows {
-	r := transformer.Rows{IDs: s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]], Shown: s.shown(), Weighed: s.weighed()}
+	r := transformer.Rows{IDs: s.Batch.IDs[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]], Shown: s.shown(), Prompt: s.Batch.prompts(s.Batch.Prompt, s.Lo, s.Hi), Weighed: s.weighed()}
 	if s.Batch.Kinds != nil {
 		r.Kinds = s.Batch.Kinds[s.Batch.Cu[s.Lo]:s.Batch.Cu[s.Hi]]
 	}

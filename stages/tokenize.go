@@ -64,11 +64,14 @@ type TokenChunk struct {
 	IDs     [][][]int32 // by column, text: row by row
 	Kinds   [][]int32   // by column, the types of all its tokens; nil: all 0
 	Guide   [][][]int32 // like IDs, for a guide; nil: there is none
-	Pairs   bool        // queries have no tokens; see Batch
-	Head    []int32
-	Weighed bool            // queries are weights of tokens; see Batch
-	Texts   [][]loss.TextID // by column, text
-	Counts  [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
+	// Prompt is by column how many tokens the prompt before its texts has, for models that don't pool those (transformer.Head.SkipPrompt), and GuidePrompt
+	// likewise for a guide; nil: none.
+	Prompt, GuidePrompt []int32
+	Pairs               bool // queries have no tokens; see Batch
+	Head                []int32
+	Weighed             bool            // queries are weights of tokens; see Batch
+	Texts               [][]loss.TextID // by column, text
+	Counts              [][]int32       // by column, row: how many of the column's texts are the row's; nil of columns that are not ragged
 
 	// Seen is like IDs how many of a text's tokens the others attend to, the first so many; nil: all. See transformer.Reading.
 	Seen [][]int32
@@ -300,8 +303,12 @@ func (x Text) tokenize(c *Chunk) (*TokenChunk, error) {
 		if weighed {
 			tok = tok.Bare()
 		}
+		if x.Pairs == nil {
+			out.Prompt = append(out.Prompt, int32(tok.PromptTokens(prompt, limit)))
+		}
 		if x.Guide != nil {
 			prompt, limit := x.Guide.reading(c.Source, column.Role)
+			out.GuidePrompt = append(out.GuidePrompt, int32(x.Guide.Tokenizer.PromptTokens(prompt, limit)))
 			for i := range c.Examples {
 				e := &c.Examples[i]
 				lo, hi := e.Column(col)

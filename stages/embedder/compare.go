@@ -124,10 +124,11 @@ func (t Text) once(m *transformer.Model, roles [2]Role, a, b []string) (pairs []
 
 // comparison is pairs of texts, each text once.
 type comparison struct {
-	ids    [][]int32 // of the texts: those of first sides, and then those that are on second sides alone
-	firsts int       // how many of the texts are on first sides
-	roles  [2]Role   // of sides
-	pairs  [][2]int  // of places in ids
+	ids     [][]int32 // of the texts: those of first sides, and then those that are on second sides alone
+	firsts  int       // how many of the texts are on first sides
+	roles   [2]Role   // of sides
+	prompts [2]int    // of roles: see Text.prompts
+	pairs   [][2]int  // of places in ids
 }
 
 // role is what text k is read as.
@@ -154,7 +155,7 @@ func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []stri
 		}
 	}
 	pairs, fresh := t.once(e.Model, roles, a, b)
-	x := comparison{pairs: pairs, roles: roles}
+	x := comparison{pairs: pairs, roles: roles, prompts: t.prompts()}
 	for side, texts := range fresh {
 		ids, err := t.tokens(ctx, roles[side], texts)
 		if err != nil {
@@ -181,9 +182,13 @@ func (t Text) compare(ctx context.Context, e *Engine, roles [2]Role, a, b []stri
 // embed computes all embeddings.
 func (x *comparison) embed(ctx context.Context, e *Engine, put func(k int, vec []float32)) error {
 	if !weighs(e.Model, x.roles[0]) { // all at once
-		return e.Embed(ctx, x.ids, put)
+		prompts := make([]int32, len(x.ids))
+		for k := range prompts {
+			prompts[k] = int32(x.prompts[x.role(k)])
+		}
+		return e.EmbedPrompted(ctx, x.ids, prompts, put)
 	}
-	if err := e.EmbedAs(ctx, Query, x.ids[:x.firsts], put); err != nil {
+	if err := e.EmbedAs(ctx, Query, 0, x.ids[:x.firsts], put); err != nil {
 		return err
 	}
 	return e.Embed(ctx, x.ids[x.firsts:], func(k int, vec []float32) { put(x.firsts+k, vec) })

@@ -324,10 +324,7 @@ func HeadOf(f *hfmodel.Folder, pooling string, normalize *bool) (transformer.Hea
 	}
 	mode := assumedPooling(f)
 	if f.Pooling != nil {
-		mode = f.Pooling.Mode
-		if !f.Pooling.IncludePrompt {
-			return h, fmt.Errorf("%s: pooling without the prompt's tokens is not supported", f.Dir)
-		}
+		mode, h.SkipPrompt = f.Pooling.Mode, !f.Pooling.IncludePrompt
 	}
 	if pooling != "" && f.Splade != nil {
 		return h, fmt.Errorf("%s is a sparse encoder, whose SpladePooling takes the largest logits: pooling %q is not for it", f.Dir, pooling)
@@ -685,10 +682,13 @@ func (e *Embedder) EmbedInto(ctx context.Context, prompt string, texts []string,
 
 // EmbedAs is EmbedInto of queries or of documents, which are cut at their lengths, whatever the prompt is called.
 func (e *Embedder) EmbedAs(ctx context.Context, role Role, prompt string, texts []string, out []float32) (cut int, err error) {
-	return e.embedAs(ctx, role, prompt, texts, out, func(int) {})
+	if err := e.CheckPrompt(prompt); err != nil {
+		return 0, err
+	}
+	return e.embedAs(ctx, role, e.Prompt(prompt), texts, out, func(int) {})
 }
 
-// embedAs is EmbedAs, and tells how many texts are embedded.
+// embedAs is EmbedAs with a prompt's text, and tells how many texts are embedded.
 func (e *Embedder) embedAs(ctx context.Context, role Role, prompt string, texts []string, out []float32, told func(done int)) (cut int, err error) {
 	size := e.Size()
 	if len(out) != len(texts)*size {
@@ -705,8 +705,11 @@ func (e *Embedder) embedAs(ctx context.Context, role Role, prompt string, texts 
 	if err != nil {
 		return 0, err
 	}
-	done := 0
-	if err := e.engine.EmbedAs(ctx, role, ids, func(i int, vec []float32) {
+	behind, done := 0, 0
+	if e.model.Head.SkipPrompt {
+		behind = e.tok.PromptTokens(prompt, length)
+	}
+	if err := e.engine.EmbedAs(ctx, role, behind, ids, func(i int, vec []float32) {
 		copy(out[i*size:], vec)
 		done++
 		told(done)
@@ -721,17 +724,12 @@ func (e *Embedder) embedAs(ctx context.Context, role Role, prompt string, texts 
 	return cut, nil
 }
 
-// tokenizeTo puts a prompt before texts of a role and says how many had to be cut to a length. After Close it is an error.
+// tokenizeTo puts a prompt's text before texts of a role and says how many had to be cut to a length. After Close it is an error.
 func (e *Embedder) tokenizeTo(ctx context.Context, role Role, prompt string, texts []string, length int) (ids [][]int32, cut int, err error) {
 	if err := e.engine.Turns.Err(); err != nil {
 		return nil, 0, err
 	}
-	if prompt != "" {
-		if err := e.CheckPrompt(prompt); err != nil {
-			return nil, 0, err
-		}
-		texts = prompted(e.Prompt(prompt), texts)
-	}
+	texts = prompted(prompt, texts)
 	tok := e.tok
 	if weighs(e.model, role) {
 		tok = tok.Bare()

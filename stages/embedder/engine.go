@@ -52,12 +52,23 @@ func (e *Engine) Embed(ctx context.Context, texts [][]int32, yield func(i int, v
 	return e.EmbedTyped(ctx, texts, nil, yield)
 }
 
+// EmbedPrompted is Embed for texts that begin with prompts, of so many tokens each (tokenize.Tokenizer.PromptTokens), which a model whose Head has SkipPrompt
+// does not pool; nil: there are none.
+func (e *Engine) EmbedPrompted(ctx context.Context, texts [][]int32, prompts []int32, yield func(i int, vec []float32)) error {
+	return e.embedOne(ctx, reading{texts: texts, prompts: prompts}, yield)
+}
+
 // EmbedTyped is Embed for texts whose tokens have types. A model that scores yields scores.
 func (e *Engine) EmbedTyped(ctx context.Context, texts, kinds [][]int32, yield func(i int, vec []float32)) error {
+	return e.embedOne(ctx, reading{texts: texts, kinds: kinds}, yield)
+}
+
+// embedOne yields the embedding of each text.
+func (e *Engine) embedOne(ctx context.Context, r reading, yield func(i int, vec []float32)) error {
 	if vectorsOnly(e.Model) {
 		return errVectorsAlone
 	}
-	return e.embed(ctx, reading{texts: texts, kinds: kinds}, 1, func(i int, parts [][]float32) { yield(i, e.yielded(parts[0])) })
+	return e.embed(ctx, r, 1, func(i int, parts [][]float32) { yield(i, e.yielded(parts[0])) })
 }
 
 // yielded is what Embed yields of an embedding.
@@ -74,6 +85,7 @@ type reading struct {
 	texts, kinds [][]int32
 	shown        [][]int32 // the places of each text's tokens that have rows; nil: all but the first
 	seen         []int32   // how many of each text's tokens the others attend to; nil: all
+	prompts      []int32   // how many of each text's tokens are its prompt's; nil: none
 	weighed      bool      // they are queries that are weights of tokens
 }
 
@@ -270,6 +282,9 @@ func (e *Engine) pass(places []int, r reading) (*transformer.Pass, error) {
 		}
 		if seen != nil {
 			rows.Seen = append(rows.Seen, seen[i])
+		}
+		if r.prompts != nil {
+			rows.Prompt = append(rows.Prompt, r.prompts[i])
 		}
 		rows.Cu = append(rows.Cu, int32(len(rows.IDs)))
 		lengths = append(lengths, len(texts[i]))

@@ -105,7 +105,7 @@ func SpecOf(f *hfmodel.Folder, m *transformer.Model, tensors []safetensors.Tenso
 	}
 	spec := hfmodel.Spec{
 		Splade: splade, Queries: queries, Config: f.Config, Tensors: tensors,
-		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: true}, Dense: f.Dense, M3: !h.None() && !h.Alone, Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
+		Pooling: hfmodel.Pooling{Mode: PoolingModes[m.Head.Pooling], IncludePrompt: !m.Head.SkipPrompt}, Dense: f.Dense, M3: !h.None() && !h.Alone, Normalize: m.Head.Normalize, LowerCase: f.LowerCase,
 		Prompts: f.Prompts, DefaultPromptName: f.DefaultPromptName, Similarity: similarityOf(f, m), Base: f, Tokenizer: f.CopyTokenizer,
 	}
 	if h.Alone {

@@ -93,7 +93,7 @@ func (e *Embedder) minedInto(ctx context.Context, role Role, m Mining, prompt st
 	from := 0
 	for some := range slices.Chunk(texts, rows) {
 		vecs := room(from, len(some))
-		if _, err := e.embedAs(ctx, role, "", prompted(prompt, some), vecs, func(done int) {
+		if _, err := e.embedAs(ctx, role, prompt, some, vecs, func(done int) {
 			if done%tellEvery == 0 && done < len(some) { // the last ones are said to be when they have been looked at
 				m.Progress(role.String(), int64(from+done), int64(len(texts)))
 			}
@@ -135,7 +135,7 @@ func (e *Embedder) mineParts(ctx context.Context, p mine.Pairs, m Mining) (rows 
 	}
 	defer give()
 	embed := func(role Role, prompt string, texts []string) (*Parts, error) {
-		parts, _, err := e.embedParts(ctx, role, "", prompted(prompt, texts), m.Weights)
+		parts, _, err := e.embedParts(ctx, role, prompt, texts, m.Weights)
 		return parts, lost(role, texts, 0, err)
 	}
 	queries, err := embed(Query, m.Prompts[0], p.Queries)

@@ -131,9 +131,13 @@ func (e *Engine) vectorsAlone(ctx context.Context, texts, shown [][]int32, seen 
 // EmbedParts computes the parts of texts, as Engine.Parts does, with one of the model's prompts put before each, and says how many texts
 // were cut. Of a model that gives vectors of tokens alone the texts with the prompt "query" are queries, others documents.
 func (e *Embedder) EmbedParts(ctx context.Context, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
-	return e.embedParts(ctx, roleOf(prompt), prompt, texts, weights)
+	if err := e.CheckPrompt(prompt); err != nil {
+		return nil, 0, err
+	}
+	return e.embedParts(ctx, roleOf(prompt), e.Prompt(prompt), texts, weights)
 }
 
+// embedParts is EmbedParts with a prompt's text, of texts of a role.
 func (e *Embedder) embedParts(ctx context.Context, role Role, prompt string, texts []string, weights map[string]float64) (p *Parts, cut int, err error) {
 	h, length := e.model.Config.Tokens, e.maxLength
 	if h.Alone && role == Query {

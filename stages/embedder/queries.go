@@ -3,6 +3,7 @@ package embedder
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"contraflow/io/hfmodel"
 	"contraflow/stages/transformer"
@@ -33,12 +34,16 @@ func (r Role) String() string {
 // weighs tells whether a model's texts of a role are weights of tokens.
 func weighs(m *transformer.Model, role Role) bool { return role == Query && m.Config.Queries.There }
 
-// EmbedAs is Embed of texts of a role. Queries that are weights of tokens have each token once, in ascending order, and no special ones, as a [Text] has them.
-func (e *Engine) EmbedAs(ctx context.Context, role Role, texts [][]int32, yield func(i int, vec []float32)) error {
-	if !weighs(e.Model, role) {
-		return e.Embed(ctx, texts, yield)
+// EmbedAs is Embed of texts of a role, which all begin with a prompt of so many tokens: see EmbedPrompted. Queries that are weights of tokens have each token once, in ascending order, and no special ones, as a [Text] has them.
+func (e *Engine) EmbedAs(ctx context.Context, role Role, prompt int, texts [][]int32, yield func(i int, vec []float32)) error {
+	if weighs(e.Model, role) {
+		return e.embedOne(ctx, reading{texts: texts, weighed: true}, yield)
 	}
-	return e.embed(ctx, reading{texts: texts, weighed: true}, 1, func(i int, parts [][]float32) { yield(i, e.yielded(parts[0])) })
+	var prompts []int32
+	if prompt > 0 {
+		prompts = slices.Repeat([]int32{int32(prompt)}, len(texts))
+	}
+	return e.EmbedPrompted(ctx, texts, prompts, yield)
 }
 
 // distinct makes weights of tokens of what a tokenizer without special tokens gives.

@@ -78,7 +78,7 @@ func (t *Task) rankSparse(ctx context.Context, e *Engine, k int) (evaluate.Run, 
 // embedSome computes embeddings as they are, the first dimensions of each, [n, size], of which so many are done of a total.
 func (t *Task) embedSome(ctx context.Context, e *Engine, role Role, texts [][]int32, size, done, total int) ([]float32, error) {
 	out := make([]float32, len(texts)*size)
-	err := e.EmbedAs(ctx, role, texts, func(i int, vec []float32) {
+	err := e.EmbedAs(ctx, role, t.prompts[role], texts, func(i int, vec []float32) {
 		copy(out[i*size:(i+1)*size], vec)
 		done++
 		t.tell(e, role.String(), done, total)

@@ -58,6 +58,15 @@ func (t Text) tokens(ctx context.Context, role Role, texts []string) ([][]int32,
 	return ids, err
 }
 
+// prompts are by role how many tokens the prompt before its texts has.
+func (t Text) prompts() (tokens [2]int) {
+	for _, role := range []Role{Document, Query} {
+		how := t.as(role)
+		tokens[role] = t.Tokenizer.PromptTokens(how.prompt, how.length)
+	}
+	return tokens
+}
+
 // Task is a retrieval task, tokenized: a model can be measured on it again and again.
 type Task struct {
 	// Fusion is that of the Text that the task was made with, where nobody sets another.
@@ -70,6 +79,7 @@ type Task struct {
 	tie     evaluate.TieOrder
 	queries [][]int32
 	docs    [][]int32
+	prompts [2]int // of each role: the tokens of the prompt before its texts
 }
 
 // Depth is how many documents of each query are ranked to be measured: the deepest cut-off of evaluate.Standard.
@@ -118,6 +128,7 @@ func NewTask(ctx context.Context, r *dataset.Retrieval, x Text) (*Task, error) {
 		return nil, err
 	}
 	t.docs, err = x.tokens(ctx, Document, r.Docs)
+	t.prompts = x.prompts()
 	return t, err
 }
 

@@ -45,7 +45,7 @@ func (t *Teacher) embedOnce(ctx context.Context, role Role, prompt string, texts
 		places = append(places, place[text])
 	}
 	x = make([]float32, len(distinct)*t.Size())
-	cut, err = t.EmbedAs(ctx, role, "", prompted(prompt, distinct), x)
+	cut, err = t.embedAs(ctx, role, prompt, distinct, x, func(int) {})
 	if err != nil && !errors.Is(err, ErrNotFinite) { // who has the pair names it
 		return nil, nil, 0, err
 	}

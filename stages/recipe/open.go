@@ -498,6 +498,12 @@ func (x *Run) head() (transformer.Head, error) {
 	}
 	h, err := embedder.TrainableHead(f, m.Pooling, m.Normalize)
 	h.Dot = x.Recipe.byProducts()
+	switch {
+	case m.Kind == "multi_vector" || m.Kind == "sparse": // no hidden states are pooled, whatever the folder says
+		h.SkipPrompt = false
+	case m.IncludePrompt != nil:
+		h.SkipPrompt = !*m.IncludePrompt
+	}
 	return h, err
 }
 

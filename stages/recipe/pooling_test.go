@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -138,6 +139,59 @@ func TestEOS(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := Parse("r.yaml", []byte(minimal), []string{"model.kind=m3", "model.eos=true"}); err == nil || !strings.Contains(err.Error(), "model.eos: is for model.kind: embedder") {
+		t.Error(err)
+	}
+}
+
+// With model.include_prompt: false pooling leaves prompts out, with gradients that verify, and the saved model says so; a folder that does trains alike without the key.
+// A prompt that is in front of texts makes a difference all the same, as they attend to it.
+func TestIncludePrompt(t *testing.T) {
+	j := newJob(t, 30)
+	prompts := fmt.Sprintf("data.train.0.prompts={query: %q, document: %q}", j.words[3]+" ", j.words[4]+" "+j.words[5]+" ")
+	losses := func(name string, sets ...string) map[int]float64 {
+		t.Helper()
+		o, err := j.run(t, name, nil, 0, false, append(sets, "train.max_steps=2", "model.dropout=0")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.losses
+	}
+	without := losses("without", "model.include_prompt=false", prompts)
+	for name, other := range map[string]map[int]float64{"with": losses("with", prompts), "none": losses("none", "model.include_prompt=false")} {
+		if maps.Equal(without, other) {
+			t.Errorf("%s: the same losses as without prompts in pooling", name)
+		}
+	}
+	if !maps.Equal(losses("none, with", "model.include_prompt=true"), losses("none, without", "model.include_prompt=false")) {
+		t.Error("without prompts there are other losses")
+	}
+	const config = "1_Pooling/config.json"
+	for name, want := range map[string]string{"without": `"include_prompt":false`, "with": `"include_prompt":true`} {
+		if raw, err := os.ReadFile(filepath.Join(j.dir, name, "model", config)); err != nil || !strings.Contains(strings.ReplaceAll(string(raw), " ", ""), want) {
+			t.Errorf("%s: %s %v", name, raw, err)
+		}
+	}
+	folder := filepath.Join(j.dir, "folder")
+	if err := errors.Join(os.CopyFS(folder, os.DirFS(filepath.Join(j.dir, "model"))), os.WriteFile(filepath.Join(folder, config), []byte(`{"word_embedding_dimension": 32, "include_prompt": false}`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if got := losses("folder", "model.path="+folder, prompts); !maps.Equal(got, without) {
+		t.Errorf("a folder without include_prompt has the losses %v, want %v", got, without)
+	}
+	if _, err := j.run(t, "vectors", nil, 0, false, "model.path="+folder, "model.kind=multi_vector", "train.max_steps=1", prompts); err != nil {
+		t.Error(err)
+	}
+	if got := losses("folder, with", "model.path="+folder, "model.include_prompt=true", prompts); maps.Equal(got, without) {
+		t.Error("a folder without include_prompt trains without it where the recipe says otherwise")
+	}
+
+	x := j.opened(t, []string{"model.include_prompt=false", prompts, "save.dir=" + filepath.Join(j.dir, "verified")})
+	o := DefaultVerify()
+	o.Accumulate, o.SubBatches, o.Rows, o.Replicas = []int{2}, []int{5}, 4, []int{1, 2}
+	if ok, err := x.Verify(t.Context(), o); err != nil || !ok {
+		t.Errorf("gradients are right: %t, %v", ok, err)
+	}
+	if _, err := Parse("r.yaml", []byte(minimal), []string{"model.kind=sparse", "model.include_prompt=false"}); err == nil || !strings.Contains(err.Error(), "model.include_prompt: is for model.kind: embedder") {
 		t.Error(err)
 	}
 }

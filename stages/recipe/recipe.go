@@ -50,10 +50,11 @@ type Recipe struct {
 type Model struct {
 	Path                    string        `yaml:"path" path:"~"`
 	Kind                    string        `yaml:"kind"`
-	Pooling                 string        `yaml:"pooling,omitempty"`                  // empty: what the folder says
-	Normalize               *bool         `yaml:"normalize,omitempty"`                // nil: what the folder says
-	Similarity              string        `yaml:"similarity,omitempty" of:"embedder"` // of embeddings in measures, and what the saved folder says: cosine or dot; empty: dot where the losses are all of that
-	EOS                     *bool         `yaml:"eos,omitempty" of:"embedder"`        // the tokenizer's EOS token stands behind every text; nil, and false: what the folder's tokenizer does
+	Pooling                 string        `yaml:"pooling,omitempty"`                      // empty: what the folder says
+	Normalize               *bool         `yaml:"normalize,omitempty"`                    // nil: what the folder says
+	IncludePrompt           *bool         `yaml:"include_prompt,omitempty" of:"embedder"` // pooling takes the tokens of prompts too; nil: what the folder says
+	Similarity              string        `yaml:"similarity,omitempty" of:"embedder"`     // of embeddings in measures, and what the saved folder says: cosine or dot; empty: dot where the losses are all of that
+	EOS                     *bool         `yaml:"eos,omitempty" of:"embedder"`            // the tokenizer's EOS token stands behind every text; nil, and false: what the folder's tokenizer does
 	MaxLength               Lengths       `yaml:"max_length,omitempty"`
 	Dropout                 *float64      `yaml:"dropout,omitempty"` // nil: the model's
 	LoRA                    *LoRA         `yaml:"lora,omitempty"`    // nil: the model's own parameters train

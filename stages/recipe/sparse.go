@@ -173,7 +173,7 @@ func pooled(m *transformer.Model) string {
 		}
 		return fmt.Sprintf("sparse embeddings of %d features%s", m.Config.Vocab, of)
 	}
-	return m.Head.Pooling.String() + " pooling"
+	return m.Head.Pooling.String() + " pooling" + map[bool]string{true: " without the prompt's tokens"}[m.Head.SkipPrompt]
 }
 
 // sparsity takes over what a step has found, as far as it is there.

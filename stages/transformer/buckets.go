@@ -99,7 +99,7 @@ func (p *Pass) repeat(ops func()) {
 // pad adds rows of padding. Texts without tokens alone get one too: there is no tensor of no rows.
 func (m *Model) pad(r Rows) Rows {
 	if len(r.IDs) == 0 {
-		r = Rows{IDs: []int32{0}, Cu: append(slices.Clone(r.Cu), 1), Keys: r.Keys, Shown: r.Shown, Seen: r.Seen}
+		r = Rows{IDs: []int32{0}, Cu: append(slices.Clone(r.Cu), 1), Keys: r.Keys, Shown: r.Shown, Seen: r.Seen, Prompt: r.Prompt}
 		if r.Keys != nil {
 			r.Keys = append(slices.Clone(r.Keys), 0)
 		}
@@ -108,7 +108,7 @@ func (m *Model) pad(r Rows) Rows {
 		return r
 	}
 	to := r.shape().bucket(m.Config.MaxPositions)
-	out := Rows{IDs: slices.Grow(slices.Clone(r.IDs), to.tokens-len(r.IDs)), Cu: slices.Clone(r.Cu), Kinds: slices.Clone(r.Kinds), Keys: slices.Clone(r.Keys), Shown: r.Shown, Seen: r.Seen, longest: to.longest}
+	out := Rows{IDs: slices.Grow(slices.Clone(r.IDs), to.tokens-len(r.IDs)), Cu: slices.Clone(r.Cu), Kinds: slices.Clone(r.Kinds), Keys: slices.Clone(r.Keys), Shown: r.Shown, Seen: r.Seen, Prompt: r.Prompt, longest: to.longest}
 	for left := to.rows - r.Len(); left > 0; left-- {
 		for range (to.tokens - len(out.IDs) + left - 1) / left {
 			out.IDs = append(out.IDs, r.IDs[0])

@@ -82,6 +82,13 @@ func TestPadding(t *testing.T) {
 		}
 		return unseen(m), s, halfSeen(rows)
 	}
+	for _, pooling := range []gpustage.Pooling{gpustage.MeanPooling, gpustage.CLSPooling, gpustage.LastPooling} {
+		models[fmt.Sprintf("without prompts, %v", pooling)] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {
+			m, s, rows := loadColBERT(t, d, o, Head{Pooling: pooling, SkipPrompt: true, Normalize: true}, false)
+			rows.Prompt = halfSeen(rows).Seen
+			return m, s, rows
+		}
+	}
 	for _, name := range []string{"bert", "modernbert"} {
 		models["splade/"+name] = func(d gpustage.Device, o Options) (*Model, gpustage.Stream, Rows) {
 			m, s, _, rows := loadSparse(t, name, d, o, nil)

@@ -18,11 +18,17 @@ import (
 // tokens, or embeddings by a pooling.
 func loadColBERT(t testing.TB, d gpustage.Device, o Options, h Head, alone bool) (*Model, gpustage.Stream, Rows) {
 	t.Helper()
+	return loadTokens(t, d, o, h, alone, Dense{Name: "1_Dense", Out: 20}, Dense{Name: "2_Dense", Out: 12, Bias: true, Activation: gpustage.Tanh})
+}
+
+// loadTokens is loadColBERT with other dense layers, or none.
+func loadTokens(t testing.TB, d gpustage.Device, o Options, h Head, alone bool, dense ...Dense) (*Model, gpustage.Stream, Rows) {
+	t.Helper()
 	c, err := ParseConfig(configAt(t, "families/modernbert"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Dense = []Dense{{Name: "1_Dense", Out: 20}, {Name: "2_Dense", Out: 12, Bias: true, Activation: gpustage.Tanh}}
+	c.Dense = dense
 	if alone {
 		c.Tokens = c.ColBERT(true, 7)
 	}

@@ -5,10 +5,11 @@ import "contraflow/gpustage"
 // input is a sub-batch on the device, and what positions have to do with it.
 type input struct {
 	seqs   gpustage.Sequences
-	ids    gpustage.Tensor // i32 [1, T]
-	kinds  gpustage.Tensor // i32 [1, T]: token types
-	places gpustage.Tensor // i32 [1, T]: rows of the learned positions
-	seen   gpustage.Tensor // i32 [1, B], as attention has it; absent where all tokens are keys
+	ids    gpustage.Tensor    // i32 [1, T]
+	kinds  gpustage.Tensor    // i32 [1, T]: token types
+	places gpustage.Tensor    // i32 [1, T]: rows of the learned positions
+	seen   gpustage.Tensor    // i32 [1, B], as attention has it; absent where all tokens are keys
+	halves gpustage.Sequences // 2B: each row's prompt, and the rest of it; without rows where prompts are pooled too
 
 	rotary, localRotary turns
 	distances           distances
@@ -48,6 +49,9 @@ func (m *Model) upload(s gpustage.Stream, a *gpustage.Arena, r Rows) input {
 		if counts := ints(counts); some {
 			in.seen = counts
 		}
+	}
+	if m.Head.skips() {
+		in.halves = gpustage.Sequences{Rows: 2 * b, Tokens: t, MaxLen: in.seqs.MaxLen, Cu: ints(r.halves(m.Head.Pooling))}
 	}
 	switch {
 	case c.Rotary != nil:

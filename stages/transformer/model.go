@@ -15,6 +15,9 @@ type Head struct {
 	Pooling   gpustage.Pooling
 	Normalize bool
 	Dot       bool // by their inner product; otherwise by their cosine
+	// SkipPrompt leaves the tokens of a text's prompt, Rows.Prompt, out of what is pooled, as INSTRUCTOR has it (Su et al., arXiv 2212.09741): the others
+	// attend to them all the same. Of CLS pooling it is the first token behind the prompt that counts; the last token is what it is.
+	SkipPrompt bool
 }
 
 // Options choose how a model computes.
@@ -170,6 +173,10 @@ type Rows struct {
 	// Seen [B] is how many of each row's tokens others attend to, the first so many; nil: all. See Reading.
 	Seen []int32
 
+	// Prompt [B] is how many of each row's tokens are its prompt's, the first so many (tokenize.Tokenizer.PromptTokens); nil: none. Of a row that is nothing
+	// but its prompt the mean is zero, and CLS pooling takes the first token. Models whose Head has no SkipPrompt don't look at it.
+	Prompt []int32
+
 	// Weighed tells that the rows are queries that the model's QueryWeights make embeddings of: tokens of each are Distinct, and may be none.
 	Weighed bool
 
@@ -225,6 +232,14 @@ func (m *Model) Check(r Rows) error {
 	for b, n := range r.Seen {
 		if have := r.Cu[b+1] - r.Cu[b]; n < 0 || n > have {
 			return fmt.Errorf("row %d of the sub-batch has %d tokens, of which the others attend to %d, want 0 to %d", b, have, n, have)
+		}
+	}
+	if n := len(r.Prompt); n > 0 && n != r.Len() {
+		return fmt.Errorf("a sub-batch of %d rows says of %d how many of their tokens are a prompt's: want one number for each", r.Len(), n)
+	}
+	for b, n := range r.Prompt {
+		if n < 0 {
+			return fmt.Errorf("row %d of the sub-batch has a prompt of %d tokens", b, n)
 		}
 	}
 	for t, kind := range r.Kinds {

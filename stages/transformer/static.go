@@ -59,5 +59,8 @@ func (c Config) checkHead(h Head) error {
 	if c.static() && h.Pooling != gpustage.MeanPooling {
 		return fmt.Errorf("static embeddings are pooled by their mean; %v is %w", h.Pooling, ErrUnsupported)
 	}
+	if h.SkipPrompt && (c.static() || !c.Tokens.None() || !c.MLMHead.None()) {
+		return fmt.Errorf("pooling without the prompt's tokens (include_prompt: false) is %w in a model of static or sparse embeddings or with vectors of tokens", ErrUnsupported)
+	}
 	return nil
 }

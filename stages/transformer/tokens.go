@@ -251,7 +251,7 @@ func (p *Pass) pool(x gpustage.Tensor) {
 	case !c.MLMHead.None():
 		p.forwardMLM(x)
 	default:
-		p.s.Pool(p.pooled, x, p.in.seqs, p.m.Head.Pooling)
+		p.poolTexts(x)
 	}
 }
 
@@ -264,7 +264,7 @@ func (p *Pass) poolBackward(d, dPooled gpustage.Tensor, g *weights) {
 	case !c.MLMHead.None():
 		p.backwardMLM(d, dPooled, g)
 	default:
-		p.s.PoolBackward(d, dPooled, p.in.seqs, p.m.Head.Pooling)
+		p.poolTextsBackward(d, dPooled)
 	}
 }
 

@@ -125,7 +125,7 @@ class Draw:
             return st.SparseEncoder(modules=[MLMTransformer(self.family), SpladePooling("max", self.one("relu", "log1p_relu"))], device="cpu")
         if self.kind == "vectors":
             return self.late()
-        pooling = Pooling(32, pooling_mode=self.one("mean", "lasttoken" if self.family in CAUSAL else "cls"))
+        pooling = Pooling(32, pooling_mode=self.one("mean", "lasttoken" if self.family in CAUSAL else "cls"), include_prompt=self.one(True, True, False))
         modules = [Transformer(self.family, **self.one({}, {}, {"max_seq_length": 9})), pooling]
         for size in self.one([], [], [24], [48, 20]):
             modules.append(Dense(self.size, size, bias=self.one(True, False), activation_function=self.one(torch.nn.Tanh(), torch.nn.Identity(), torch.nn.GELU())))

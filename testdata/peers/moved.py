@@ -132,6 +132,13 @@ def prompted():
     return st.SentenceTransformer("start", prompts={"query": "fish ", "document": "road rain ", "all": "wind wind "}, default_prompt_name="all", device="cpu")
 
 
+def skipping():
+    """That pools without prompts."""
+    model = dense()
+    model.set_pooling_include_prompt(False)
+    return model
+
+
 def products():
     """Of a model whose embeddings are compared by dot products."""
     return [(of, {name: key.replace("cosine", "dot") for name, key in names.items()}) for of, names in evaluators()]
@@ -159,6 +166,7 @@ CASES = {
     "margins to several": (dense, several, L.MarginMSELoss, {}, None),
     "measured by products": (lambda: st.SentenceTransformer("start", similarity_fn_name="dot", device="cpu"), triplets, L.MultipleNegativesRankingLoss, {}, products),
     "the model's prompts": (prompted, triplets, L.MultipleNegativesRankingLoss, {"prompts": "river "}, lambda: [*evaluators(), *of_languages()[:2]]),
+    "pooling without prompts": (skipping, triplets, L.MultipleNegativesRankingLoss, {"prompts": {"anchor": "fish road ", "negative": "rain "}}, evaluators),
     "LoRA": (lambda: adapted(trained=False), triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # which begins at random
     "LoRA that goes on": (adapted, triplets, L.MultipleNegativesRankingLoss, {}, evaluators),
     "LoRA beside a layer": (lambda: adapted(more=[("2", Dense(32, 20))]), triplets, L.MultipleNegativesRankingLoss, {}, None),
