@@ -101,12 +101,12 @@ func TestFamilies(t *testing.T) {
 			}
 			checkRow(t, tok, row)
 			checkNoAllocations(t, row.Name, tok, strings.Repeat("The Übermaß of [MASK] 中文 말 re-use; a\u0301 İ "+strings.Repeat("long", 99), 20))
-			if tok.chunk == 0 && row.Name != "roberta-prefix" && row.Name != "unigram-bytes" && row.Name != "clusters" && row.Name != "deberta-punct" {
+			if tok.chunk == 0 && row.Name != "roberta-prefix" && row.Name != "unigram-bytes" && row.Name != "clusters" && row.Name != "deberta-punct" && !strings.HasPrefix(row.Name, "Digits") {
 				t.Error("long texts don't go through in chunks")
 			}
 		})
 	}
-	if count < 21 {
+	if count < 28 {
 		t.Errorf("only %d families", count)
 	}
 }

@@ -76,7 +76,7 @@ def pieces(pre):
     return lambda s: [p for p, _ in pre.pre_tokenize_str(s)]
 
 
-bert, split, words, punct = map(pieces, (P.BertPreTokenizer(), P.WhitespaceSplit(), P.Whitespace(), P.Punctuation()))
+bert, split, words, punct, digits = map(pieces, (P.BertPreTokenizer(), P.WhitespaceSplit(), P.Whitespace(), P.Punctuation(), P.Digits(individual_digits=True)))
 
 # char::is_whitespace, which regex's \s must equal.
 space = ask("space", lambda s, c: split(s) == ["a", "b"])
@@ -95,6 +95,8 @@ punctuation = ask("punctuation", lambda s, c: bert(s) == ["a", c, "b"])
 assert punctuation == {c for c in ALL if punct("a" + chr(c) + "b") == ["a", chr(c), "b"]}
 # regex's \w.
 ask("word", lambda s, c: words(s) == [s])
+# char::is_numeric, of a later Unicode than \p{N} below.
+ask("numeric", lambda s, c: digits(s) == ["a", c, "b"])
 
 
 # The classes of the regular expressions in Split and ByteLevel, which another engine runs (Oniguruma).

@@ -176,15 +176,16 @@ func parsePreTokenizer(u *unicodeData, raw json.RawMessage, nesting int) (preTok
 	}
 	// The fields of all of them.
 	var c struct {
-		Behavior       *string           `json:"behavior"`
-		Pattern        *patternJSON      `json:"pattern"`
-		Invert         *bool             `json:"invert"`
-		AddPrefixSpace *bool             `json:"add_prefix_space"`
-		UseRegex       *bool             `json:"use_regex"`
-		Replacement    *string           `json:"replacement"`
-		PrependScheme  *string           `json:"prepend_scheme"`
-		Split          *bool             `json:"split"`
-		PreTokenizers  []json.RawMessage `json:"pretokenizers"`
+		Behavior         *string           `json:"behavior"`
+		Pattern          *patternJSON      `json:"pattern"`
+		Invert           *bool             `json:"invert"`
+		AddPrefixSpace   *bool             `json:"add_prefix_space"`
+		UseRegex         *bool             `json:"use_regex"`
+		Replacement      *string           `json:"replacement"`
+		PrependScheme    *string           `json:"prepend_scheme"`
+		Split            *bool             `json:"split"`
+		IndividualDigits *bool             `json:"individual_digits"`
+		PreTokenizers    []json.RawMessage `json:"pretokenizers"`
 	}
 	if err := decodeJSON(raw, &c); err != nil {
 		return nil, in("pre_tokenizer", err)
@@ -201,9 +202,15 @@ func parsePreTokenizer(u *unicodeData, raw json.RawMessage, nesting int) (preTok
 	case "Whitespace":
 		return newRunSplitter(u, whitespaceKind), nil
 	case "Punctuation":
-		p := delimiterSplitter{pattern: punctuation{u}, behavior: behaviorIsolated}
+		p := delimiterSplitter{pattern: character{u, classPunctuation}, behavior: behaviorIsolated}
 		if c.Behavior != nil {
 			p.behavior = *c.Behavior
+		}
+		return p, nil
+	case "Digits":
+		p := delimiterSplitter{pattern: character{u, classNumeric}, behavior: behaviorContiguous}
+		if c.IndividualDigits != nil && *c.IndividualDigits {
+			p.behavior = behaviorIsolated
 		}
 		return p, nil
 	case "ByteLevel":
@@ -253,7 +260,7 @@ func parsePreTokenizer(u *unicodeData, raw json.RawMessage, nesting int) (preTok
 		return all, nil
 	}
 	return nil, unsupported("pre_tokenizer type", kind,
-		"BertPreTokenizer, ByteLevel, Metaspace, Punctuation, Split, Whitespace, WhitespaceSplit and Sequence are")
+		"BertPreTokenizer, ByteLevel, Digits, Metaspace, Punctuation, Split, Whitespace, WhitespaceSplit and Sequence are")
 }
 
 func parseSplit(u *unicodeData, pattern *patternJSON, behavior string, invert bool) (preTokenizer, error) {
@@ -267,7 +274,7 @@ func parseSplit(u *unicodeData, pattern *patternJSON, behavior string, invert bo
 	}
 	p, ok := newRegexSplitter(u, *pattern.Regex)
 	if !ok {
-		return nil, unsupported("pre_tokenizer: Split regular expression", *pattern.Regex, "those of GPT-2, Llama 3, Qwen 2 and 3, Qwen 3.5 and Mistral's Tekken are")
+		return nil, unsupported("pre_tokenizer: Split regular expression", *pattern.Regex, "those of GPT-2, Llama 3, Qwen 2 and 3, Qwen 3.5, Mistral's Tekken and GPT-4o's o200k are")
 	}
 	// Nothing lies between the matches of these.
 	if behavior != behaviorIsolated && (behavior != behaviorRemoved || !invert) {

@@ -134,7 +134,7 @@ func (p *runSplitter) split(s *scratch) {
 	s.swapSpans(out)
 }
 
-// delimiterSplitter cuts at matches of a pattern: Hugging Face's Punctuation, and its Split at a given text.
+// delimiterSplitter cuts at matches of a pattern: Hugging Face's Punctuation and Digits, and its Split at a given text.
 type delimiterSplitter struct {
 	pattern  delimiter
 	behavior string // what becomes of a match
@@ -156,13 +156,16 @@ const (
 	behaviorMergedWithNext     = "MergedWithNext"
 )
 
-// punctuation matches one punctuation character.
-type punctuation struct{ u *unicodeData }
+// character matches one of some classes.
+type character struct {
+	u       *unicodeData
+	classes class
+}
 
-func (d punctuation) match(text []byte) (start, end int) {
+func (d character) match(text []byte) (start, end int) {
 	for i := 0; i < len(text); {
 		r, size := utf8.DecodeRune(text[i:])
-		if d.u.class.at(r)&classPunctuation != 0 {
+		if d.u.class.at(r)&d.classes != 0 {
 			return i, i + size
 		}
 		i += size
@@ -180,7 +183,13 @@ func (d literal) match(text []byte) (start, end int) {
 	return len(text), len(text)
 }
 
-func (p delimiterSplitter) cut(edge) (edge, bool) { return 0, false }
+// cut: neither a space nor what is before it is a number, so that all is the same on either side.
+func (p delimiterSplitter) cut(at edge) (edge, bool) {
+	if c, ok := p.pattern.(character); ok && c.classes == classNumeric {
+		return at, false
+	}
+	return 0, false
+}
 
 func (p delimiterSplitter) split(s *scratch) {
 	out := s.spareSpans[:0]

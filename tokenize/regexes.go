@@ -15,6 +15,8 @@ const (
 	regexQwenMarks = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	// Of Mistral's Tekken: a word ends where a capital follows a small letter.
 	regexTekken = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	// GPT-4o's, of o200k: likewise, with a contraction behind the word.
+	regexO200k = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 )
 
 // regexSplitter cuts a text into the matches of one of them.
@@ -59,6 +61,8 @@ func newRegexSplitter(u *unicodeData, regex string) (*regexSplitter, bool) {
 		letters |= classMarked
 	case regexTekken:
 		p.contractions, p.word, p.slash = false, (*regexSplitter).casedWord, true
+	case regexO200k:
+		p.contractions, p.word, p.slash, p.digits = false, (*regexSplitter).contractedWord, true, 3
 	default:
 		return nil, false
 	}
@@ -294,4 +298,15 @@ func (p *regexSplitter) smallWord(text []byte, i int) int {
 		return more
 	}
 	return both
+}
+
+// contractedWord is o200k's first two alternatives: Tekken's, and a contraction behind them.
+func (p *regexSplitter) contractedWord(text []byte, i int) int {
+	end := p.casedWord(text, i)
+	if end > i && end < len(text) && text[end] == '\'' {
+		if n := foldedContraction(text[end+1:]); n > 0 {
+			return end + 1 + n
+		}
+	}
+	return end
 }

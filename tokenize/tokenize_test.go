@@ -402,7 +402,7 @@ func TestLoadErrors(t *testing.T) {
 		{fileTokenizer, `{"model": {"vocab": {}}}`, `model: type "" is not supported yet`, true},
 		{fileTokenizer, `{"normalizer": {"type": "Nmt"}, ` + model + `}`, `normalizer type "Nmt"`, true},
 		{fileTokenizer, `{"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "ByteLevel"}]}, ` + model + `}`, `normalizer type "ByteLevel"`, true},
-		{fileTokenizer, `{"pre_tokenizer": {"type": "Digits"}, ` + model + `}`, `pre_tokenizer type "Digits"`, true},
+		{fileTokenizer, `{"pre_tokenizer": {"type": "UnicodeScripts"}, ` + model + `}`, `pre_tokenizer type "UnicodeScripts"`, true},
 		{fileTokenizer, `{"pre_tokenizer": {"type": "Punctuation", "behavior": "Sideways"}, ` + model + `}`, `behavior "Sideways"`, true},
 		{fileTokenizer, `{"post_processor": {"type": "GPT"}, ` + model + `}`, `post_processor type "GPT"`, true},
 		{fileTokenizer, `{"truncation": {"direction": "Left"}, ` + model + `}`, `truncation direction "Left"`, true},

@@ -29,6 +29,7 @@ const (
 	classMark                          // any mark (M), which the StripAccents normalizer drops
 	classPunctuation                   // ASCII punctuation or category P
 	classWord                          // regex's \w
+	classNumeric                       // Rust's char::is_numeric
 	classLower                         // has another lower case
 	classNFD                           // has a canonical decomposition
 	classNFKD                          // has a compatibility decomposition that isn't the canonical one
@@ -81,7 +82,7 @@ func parseUnicodeTables(text string) (*unicodeData, error) {
 	var lower, nfd, nfkd pageBuilder[uint16]
 	var clusters pageBuilder[clusterClass]
 	ranges := map[string]class{"space": classSpace, "removed": classRemoved, "chinese": classChinese, "mn": classMn,
-		"mark": classMark, "punctuation": classPunctuation, "word": classWord, "combining": classCombining,
+		"mark": classMark, "punctuation": classPunctuation, "word": classWord, "numeric": classNumeric, "combining": classCombining,
 		"letter": classLetter, "number": classNumber, "marked": classMarked, "capital": classCapital, "small": classSmall}
 	clusterRanges := map[string]clusterClass{"control": clusterControl, "joining": clusterJoining, "prepend": clusterPrepend,
 		"extend": clusterExtend, "pictographic": clusterPictographic, "hangul_l": clusterL, "hangul_v": clusterV,

@@ -79,7 +79,7 @@ def dense(alphabet, count):
 
 
 SPLIT = ["'s", "'T", "'ſ", "'re", "'VE", "'lL", "'x", "'", " ", " ", "  ", "\n", "\r\n", "\t", "\u00A0", "\u2028", "a", "bc", "A", "Bc",
-         "ǅ", "ʰ", "ª", "中", "ß", "İ", "\u0301", "\u0903", "\u20DD", "1", "12", "1234", "٣", "Ⅷ", "½", "/", "//", ".", "!?", "_", "😀", "\x01", "\u0378"]
+         "ǅ", "ʰ", "ª", "中", "ß", "İ", "\u0301", "\u0903", "\u20DD", "1", "12", "1234", "٣", "Ⅷ", "½", "\U00011DE3", "/", "//", ".", "!?", "_", "😀", "\x01", "\u0378"]
 
 
 def pairs(file, count):
@@ -122,6 +122,8 @@ def family_rows():
     prefix = families.byte_level(prefix=True, regex=False)
     for name, regex in families.REGEXES.items():
         yield bytes_row(name, None, families.sequence("Sequence", "pretokenizers", families.regex_split(regex), prefix), model, dense(SPLIT, 250))
+    for one in (True, False):
+        yield bytes_row(f"Digits, {one}", None, families.sequence("Sequence", "pretokenizers", families.digits(one), prefix), model, dense(SPLIT, 250))
     ones = families.precompiled(charsmap({c: "1" for c in clusters.HARD}))  # how many tells where clusters end
     yield bytes_row("clusters", ones, prefix, model, dense(clusters.HARD + clusters.TEXTS, 300))
 
@@ -254,7 +256,7 @@ def normalizer(depth=0):
 def pre_tokenizer(byte_level, depth=0):
     if byte_level:
         last = families.byte_level(rng.random() < 0.5, True, rng.random() < 0.5)
-        first = rng.choice([None, families.regex_split(rng.choice([families.LLAMA3, families.QWEN, families.QWEN35, families.TEKKEN])),
+        first = rng.choice([None, families.regex_split(rng.choice([families.LLAMA3, families.QWEN, families.QWEN35, families.TEKKEN, families.O200K])),
                             pre_tokenizer(False, 1)])
         return families.sequence("Sequence", "pretokenizers", first, last) if first else last
     kind = rng.randrange(9)
@@ -265,6 +267,8 @@ def pre_tokenizer(byte_level, depth=0):
     if kind < 6:
         return {"type": "Split", "pattern": {"String": rng.choice([" ", "▁", "a", "ab", "."])}, "invert": rng.random() < 0.3,
                 "behavior": rng.choice(["Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"])}
+    if kind == 7:
+        return families.digits(rng.random() < 0.5)
     if kind == 6 and not depth:
         return families.sequence("Sequence", "pretokenizers", *[p for _ in range(rng.randrange(1, 4)) if (p := pre_tokenizer(False, 1))])
     return None

@@ -32,7 +32,8 @@ QWEN35 = QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+"
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
           r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
           r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-REGEXES = {"GPT-2": GPT2, "Llama 3": LLAMA3, "Qwen": QWEN, "Qwen 3.5": QWEN35, "Tekken": TEKKEN}
+O200K = TEKKEN.replace(r"\p{N}|", r"\p{N}{1,3}|").replace(r"\p{M}]+|", r"\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|").replace(r"\p{M}]*|", r"\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|")
+REGEXES = {"GPT-2": GPT2, "Llama 3": LLAMA3, "Qwen": QWEN, "Qwen 3.5": QWEN35, "Tekken": TEKKEN, "o200k": O200K}
 
 
 def corpus(megabytes):
@@ -161,6 +162,10 @@ def regex_split(regex):
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
+def digits(one):
+    return {"type": "Digits", "individual_digits": one}
+
+
 def byte_level(prefix=False, trim=True, regex=True):
     return {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": regex}
 
@@ -243,6 +248,10 @@ def families(texts, size):
         bpe(vocab, merges, ignore_merges=True), [special(s) for s in ("<unk>", "<s>", "</s>", "[INST]", "<pad>")], None,
         sequence("Sequence", "pretokenizers", regex_split(TEKKEN), byte_level(regex=False)),
         template("<s> $A", "<s> $A <s>:1 $B:1", {"<s>": 1}))
+
+    yield "smollm2", file(
+        bpe(letters, merges), [special("<|endoftext|>"), special("<|im_start|>")], None,
+        sequence("Sequence", "pretokenizers", digits(True), byte_level()))
 
     # SentencePiece's BPE with byte fallback.
     pieces, _ = sentencepiece_model(
