@@ -9,6 +9,7 @@ import (
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/cpu"
+	"contraflow/gpustage/cuda/onhost"
 	"contraflow/gpustage/ref"
 )
 
@@ -88,28 +89,42 @@ func TestSkipPrompt(t *testing.T) {
 	}
 }
 
-// The processor's device has the reference's numbers, and those that the model does not skip have no part in prompts.
+// Other devices have the reference's numbers, padded ones too, and a model that does not skip prompts doesn't look at them.
 func TestSkipPromptDevices(t *testing.T) {
-	run := func(d gpustage.Device, skip bool, prompt []int32) []float64 {
-		m, s, rows := loadTokens(t, d, Options{}, Head{SkipPrompt: skip, Normalize: true}, false)
-		rows.Prompt = prompt
-		return floats(t, s, m.Forward(s, newArena(t, d), rows, false, false).Embeddings())
-	}
-	prompt := []int32{2, 1, 3, 1, 2}
 	processor, err := cpu.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := run(ref.New(), true, prompt)
-	if e := relative(run(processor, true, prompt), want, 0); !(e <= 1e-5) {
-		t.Errorf("the processor's embeddings differ by %.3g", e)
+	devices := map[string]gpustage.Device{"processor": processor}
+	if onhost.Here && !testing.Short() {
+		devices["kernels"] = onhost.OpenUnchecked(t, onhost.Padded)
 	}
-	all := run(ref.New(), false, prompt)
-	if !slices.Equal(all, run(ref.New(), true, nil)) {
-		t.Error("a prompt that is not skipped, and none, give different embeddings")
+	prompt := []int32{2, 1, 3, 1, 2}
+	run := func(d gpustage.Device, h Head, prompt []int32) (embeddings, grads []float64) {
+		m, s, rows := loadTokens(t, d, Options{}, h, false)
+		rows.Prompt = prompt
+		flat, _ := m.NewGradients()
+		p := m.Forward(s, newArena(t, d), rows, true, true)
+		x := p.Embeddings()
+		p.BackwardTo([]gpustage.Tensor{x}, Gradients{Flat: flat})
+		return floats(t, s, x), floats(t, s, flat)
 	}
-	if slices.Equal(all, want) {
-		t.Error("a prompt makes no difference")
+	for _, mode := range []gpustage.Pooling{gpustage.MeanPooling, gpustage.CLSPooling} {
+		h := Head{Pooling: mode, SkipPrompt: true}
+		want, grads := run(ref.New(), h, prompt)
+		for name, d := range devices {
+			got, g := run(d, h, prompt)
+			if e := relative(got, want, 0); !(e <= 1e-5) {
+				t.Errorf("%s, %v pooling: embeddings differ by %.3g", name, mode, e)
+			}
+			if e := relative(g, grads, 0); !(e <= 1e-4) {
+				t.Errorf("%s, %v pooling: gradients differ by %.3g", name, mode, e)
+			}
+		}
+		none, _ := run(ref.New(), h, nil)
+		if all, _ := run(ref.New(), Head{Pooling: mode}, prompt); !slices.Equal(all, none) || slices.Equal(all, want) {
+			t.Errorf("%v pooling: a prompt that is not skipped, and none, give different embeddings, or one that is makes no difference", mode)
+		}
 	}
 }
 
