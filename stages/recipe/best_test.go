@@ -710,13 +710,22 @@ func TestBestMerged(t *testing.T) {
 		"reranker": {fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")), "eval.rerank=" + data},
 		"m3":       {"eval.retrieval=" + data, "optimizer.lr=0.3"},
 	} {
-		run, err := j.run(t, kind, nil, 0, false, append([]string{"model.kind=" + kind, "model.lora={rank: 2, targets: all-linear}", "eval.every=1", "save.best=true", "train.epochs=9",
-			"train.max_steps=12", "optimizer.lr=2e-2"}, sets...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if notes := strings.Join(run.notes, "\n"); !strings.Contains(notes, "the best evaluation's") {
-			t.Errorf("%s: the last evaluation is the best: nothing was tested; notes: %s", kind, notes)
+		for seed := 0; ; seed++ { // which evaluation is the best depends on the processor's rounding too
+			run, err := j.run(t, kind, nil, 0, false, append([]string{"model.kind=" + kind, "model.lora={rank: 2, targets: all-linear}", "eval.every=1", "save.best=true", "train.epochs=9",
+				"train.max_steps=12", "optimizer.lr=2e-2", fmt.Sprint("train.seed=", seed)}, sets...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			notes := strings.Join(run.notes, "\n")
+			if strings.Contains(notes, "the best evaluation's") {
+				break
+			}
+			if seed == 4 {
+				t.Fatalf("%s: the last evaluation is the best: nothing was tested; notes: %s", kind, notes)
+			}
+			if err := os.RemoveAll(filepath.Join(j.dir, kind)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		kept, err := os.ReadFile(filepath.Join(j.dir, kind, "best", "model.safetensors"))
 		if err != nil || !bytes.Equal(kept, j.model(t, kind)) {
