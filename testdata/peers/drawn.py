@@ -2,6 +2,7 @@
 frozen, as a seed has them meet. moved.py --random trains them."""
 
 import random
+import re
 
 import datasets
 import peft
@@ -286,7 +287,7 @@ class Draw:
         texts = {str(i): text for i, text in enumerate(self.texts(3 * n))}
         return E.ParaphraseMiningEvaluator(texts, [(str(i), str(i + 1)) for i in range(0, 3 * n - 1, 2)], **more)
 
-    def arguments(self, rows):
+    def arguments(self, model, rows):
         first = rows["first"] if isinstance(rows, dict) else rows
         columns = [c for c in first.column_names if c not in NUMBERS and c != "docs"]
         # Adam makes steps of gradients' signs where these are small, and of noise, unless epsilon is large.
@@ -297,6 +298,11 @@ class Draw:
             {}, {"lr_scheduler_type": "cosine"}, {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}}, {"lr_scheduler_type": "constant"},
             {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0}}, {"lr_scheduler_type": "constant_with_warmup"}, {"lr_scheduler_type": "inverse_sqrt"},
             {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-4}}, {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 2}})  # fmt: skip
+        if self.one(True, False, False):
+            named = [".".join(n.split(".")[-3:]) for n, p in model.named_parameters() if p.requires_grad]
+            patterns = [r"embed", r"\.bias$", r"[Ll]ayers?\.1\.", r"weight", r"norm|Norm", "lora_B", *map(re.escape, self.random.sample(named, min(3, len(named))))]
+            rates = {p: self.one(1e-4, 1e-2) for p in self.random.sample(patterns, 2) if any(re.search(p, n) for n, q in model.named_parameters() if q.requires_grad)}
+            said |= {"learning_rate_mapping": rates} if rates else {}
         said |= self.maybe(weight_decay=[0.01, 0.5], adam_beta1=[0.8], adam_beta2=[0.95], max_grad_norm=[0.0, 0.1, 5.0])
         if self.one(*[False] * 6, True):
             said |= {"optim": "sgd", "learning_rate": 0.02}
@@ -324,7 +330,7 @@ class Draw:
                 lowest = ".block.0." in name if ".block." in name else ".layer.0." in name or ".layers.0." in name
                 if lowest or any(below in name for below in (".embeddings", ".embed_tokens", ".shared", "relative_attention_bias", "encoder.rel_embeddings", "encoder.LayerNorm")):
                     p.requires_grad = False
-        said = self.arguments(rows)
+        said = self.arguments(model, rows)
         if isinstance(rows, datasets.Dataset) and "docs" in rows.column_names:  # means over a batch's documents, or pairs of them
             said.pop("gradient_accumulation_steps", None)
         return model, rows, loss, said, self.evaluator(model)

@@ -34,6 +34,7 @@ from sentence_transformers.sentence_transformer import evaluation as E
 from sentence_transformers.sentence_transformer import losses as L
 from sentence_transformers.sentence_transformer.modules import Dense
 from sentence_transformers.sparse_encoder import losses as S
+from sentence_transformers.sparse_encoder.modules import Router, SparseStaticEmbedding, SpladePooling, Transformer
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -139,6 +140,12 @@ def skipping():
     return model
 
 
+def weighed():
+    """With queries of weights of tokens alone, which learn at a rate of their own."""
+    document = Transformer("start", transformer_task="fill-mask")
+    return st.SparseEncoder(modules=[Router.for_query_document([SparseStaticEmbedding(document.tokenizer)], [document, SpladePooling("max")])], similarity_fn_name="dot", device="cpu")
+
+
 def products():
     """Of a model whose embeddings are compared by dot products."""
     return [(of, {name: key.replace("cosine", "dot") for name, key in names.items()}) for of, names in evaluators()]
@@ -174,6 +181,8 @@ CASES = {
     "lists": (lambda: st.CrossEncoder("start", num_labels=1, device="cpu"), lists, lambda m: C.LambdaLoss(m, C.NDCGLoss2PPScheme(mu=3), k=2), {}, None),
     "sparse": (lambda: st.SparseEncoder("start", device="cpu"), triplets, lambda m: S.SpladeLoss(m, S.SparseMultipleNegativesRankingLoss(m), 0.01, 0.02), {}, None),
     "sparse, documents alone": (tied, scored, lambda m: S.SpladeLoss(m, S.SparseCoSENTLoss(m), 0.02, use_document_regularizer_only=True), {}, None),
+    "sparse, queries of weights": (weighed, triplets, lambda m: S.SpladeLoss(m, S.SparseMultipleNegativesRankingLoss(m), 0.01, 0.02), {
+        "router_mapping": {"anchor": "query", "positive": "document", "negative": "document"}, "learning_rate_mapping": {r"sub_modules\.query": 1e-1}}, None),
     "multi-vector": (lambda: st.MultiVectorEncoder("start", device="cpu"), triplets, V.MultiVectorMultipleNegativesRankingLoss, {"max_length": {"query": 7, "document": 5}}, None),
 }  # fmt: skip
 

@@ -87,7 +87,31 @@ func (r *recipe) separate() {
 		}
 		r.each("prompts", v, func(any) bool { return !mapped || !byName }, func(p *part, v any) { p.prompts = v })
 	}
+	r.routes()
 	r.separateLosses()
+}
+
+// routes looks whether a Router's mapping of columns is what a recipe has anyway: each dataset's first column is a query, and others are documents.
+func (r *recipe) routes() {
+	v, ok := r.settings["router_mapping"].(map[string]any)
+	if !ok {
+		return
+	}
+	for _, p := range r.parts {
+		of := v
+		if own, ok := v[p.name].(map[string]any); ok {
+			of = own
+		}
+		for i, c := range p.columns {
+			if i == 0 && of[c] != "query" || i > 0 && of[c] != nil && of[c] != "document" {
+				return
+			}
+		}
+		if p.columns == nil {
+			return
+		}
+	}
+	r.used["router_mapping"] = true
 }
 
 // each gives all datasets what a setting says: the same, or to each what a mapping says by its name.

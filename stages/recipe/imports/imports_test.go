@@ -608,6 +608,33 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// A mapping of columns to routes that is what a recipe has anyway goes without a word, of all datasets or of each; another does not.
+func TestRoutes(t *testing.T) {
+	for routes, usual := range map[string]bool{
+		`{"a": "query", "b": "document"}`: true, `{"a": "query"}`: true, `{"a": "query", "b": "document", "c": "query"}`: true, `{}`: true, `{"x": {"a": "query"}, "y": {"c": "query", "d": "document"}}`: false,
+		`{"b": "document"}`: false, `{"a": "document", "b": "query"}`: false, `{"a": "query", "b": "query"}`: false, `{"a": "query", "b": null}`: true, `"a"`: false,
+	} {
+		s, err := imports.ReadMapping("args.json", []byte(`{"model": "m", "train_dataset": "d.parquet", "columns": ["a", "b"], "loss": "MultipleNegativesRankingLoss", "router_mapping": `+routes+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, res := convert(t, imports.SentenceTransformers, s, 1); usual != (len(res.Without) == 0) {
+			t.Errorf("%s: without %q", routes, res.Without)
+		}
+	}
+	for routes, usual := range map[string]bool{
+		`{"x": {"a": "query"}, "y": {"c": "query", "d": "document"}}`: true, `{"a": "query", "c": "query"}`: true, `{"x": {"a": "query"}, "y": {"c": "document"}}`: false, `{"x": {"a": "query"}}`: false,
+	} {
+		s, err := imports.ReadMapping("args.json", []byte(`{"model": "m", "train_dataset": {"x": "d.parquet", "y": "e.parquet"}, "columns": {"x": ["a", "b"], "y": ["c", "d"]}, "loss": "MultipleNegativesRankingLoss", "router_mapping": `+routes+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, res := convert(t, imports.SentenceTransformers, s, 2); usual != (len(res.Without) == 0) {
+			t.Errorf("two datasets, %s: without %q", routes, res.Without)
+		}
+	}
+}
+
 // A trainer with SGD has what it says of Adam all the same, of which a recipe has none then.
 func TestSGD(t *testing.T) {
 	s := imports.Settings{"model": "m", "train_dataset": "d.parquet", "columns": []any{"a", "b"}, "output_dir": "out", "optim": "sgd", "adam_beta2": 0.98, "adam_epsilon": 1e-6, "weight_decay": 0.3}

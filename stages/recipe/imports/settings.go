@@ -51,6 +51,7 @@ func (r *recipe) model() {
 		r.multiVector()
 	}
 	r.frozen()
+	r.rates()
 	embeds := r.from == FlagEmbedding && !r.reranks() // with defaults of its own
 	if m, ok := r.word("sentence_pooling_method"); ok {
 		r.keys["model.pooling"] = plain(strings.TrimSuffix(m, "_token"))
@@ -717,7 +718,7 @@ var counterparts = map[string]string{
 	"label_smoothing_factor":                  "there is none",
 	"neftune_noise_alpha":                     "there is none",
 	"fix_position_embedding":                  "position embeddings train; model.freeze: {embeddings: true} freezes all embeddings",
-	"learning_rate_mapping":                   "optimizer.groups: [{params: [...], lr: ...}]",
+	"learning_rate_mapping":                   "optimizer.groups: [{params: [...], lr: ...}]; what contraflow import --python writes finds the parameters",
 	"router_mapping":                          "a dataset's query and positive say what is a query and what a document; model.queries has queries made without the model (SparseStaticEmbedding)",
 	"data_seed":                               "train.seed is the seed of everything",
 	"full_determinism":                        "runs are bit-equal for one mesh always",

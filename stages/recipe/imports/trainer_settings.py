@@ -11,6 +11,7 @@ import copy
 import itertools
 import json
 import os
+import re
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -30,6 +31,8 @@ def write(trainer, folder):
         if not isinstance(sampler := getattr(args, name), str):  # a class, a function or an object, which to_dict leaves out
             settings[name] = getattr(sampler, "__name__", type(sampler).__name__)
     settings |= model(trainer.model, folder)
+    if groups := rates(trainer):
+        settings |= {"learning_rate_mapping": None, "rates": groups}
     rows = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size if args.max_steps > 0 else None
     settings |= dict(zip(["train_dataset", "columns", "label_length"], datasets(trainer.train_dataset, folder + "/train", rows)))
     each = trainer.train_dataset.values() if isinstance(trainer.train_dataset, dict) else [trainer.train_dataset]
@@ -117,6 +120,61 @@ def model(of, folder):
         said["torch_dtype"] = str(next(p.dtype for p in of.parameters() if p.dtype != torch.float32))
     of.save_pretrained(folder + "/model", create_model_card=False)
     return said
+
+
+def rates(trainer):
+    """Learning rates of their own, each with parts of names that the parameters which have it have, and no others that train."""
+    losses = trainer.loss
+    trained = torch.nn.ModuleDict(losses) if isinstance(losses, dict) else losses
+    found = {}
+    for pattern, rate in (trainer.args.learning_rate_mapping or {}).items():  # of several that a parameter matches the last has it
+        found |= {id(p): rate for name, p in trained.named_parameters() if re.search(pattern, name)}
+    names = called(trainer.model)
+    if not all(rate > 0 for rate in found.values()):
+        return None
+    groups = []
+    for rate in dict.fromkeys(found.values()):
+        alike = [name for key, name in names.items() if found.get(key) == rate]
+        others = [name for key, name in names.items() if found.get(key) != rate]
+        if alike:
+            groups.append({"params": parts(alike, others), "lr": rate})
+    return groups
+
+
+def called(of):
+    """What the parameters that train are called in a recipe."""
+    names = {}
+    for name, p in of.named_parameters(remove_duplicate=False):
+        name = re.sub(r"^.*?\b(auto_)?model\.", "", name.replace(".default.", "."), count=1)
+        names[id(p)] = name if "embed" in name else names.get(id(p), name)
+    for m in of.modules():
+        body = getattr(m, "base_model_prefix", "")
+        names |= {id(p): names[id(p)].removeprefix(body + ".") for p in m.parameters() if body}
+        if type(m).__name__ == "SparseStaticEmbedding":
+            names |= {id(p): "queries.weight" for p in m.parameters()}
+    for i, m in enumerate(of):
+        if type(m).__name__ == "Dense":
+            names |= {id(p): f"{i}_Dense.{name}" for name, p in m.named_parameters()}
+    return {id(p): names[id(p)] for p in of.parameters() if p.requires_grad}
+
+
+def parts(names, others):
+    """Few and short parts of names, of which each name has one, and none of the others."""
+    pieces = {}
+    for name in names:
+        words = name.split(".")
+        for i, j in itertools.combinations(range(len(words) + 1), 2):
+            piece = ".".join(words[i:j]) + ("." if j < len(words) else "")
+            pieces.setdefault(piece, set()).add(name)
+    pieces = {piece: {name for name in names if piece in name} for piece in pieces if not any(piece in other for other in others)}
+    left, chosen = set(names), []
+    while left:
+        best = max(pieces, key=lambda piece: (len(pieces[piece] & left), -len(piece)))
+        if not pieces[best] & left:
+            return names  # one is a part of another's
+        chosen.append(best)
+        left -= pieces[best]
+    return chosen
 
 
 def below(of):
