@@ -222,6 +222,7 @@ func TestNothing(t *testing.T) {
 	d := open(t, Threads(2))
 	h := newSheet(t, d)
 	h.s.ScatterAdd(h.out(4, 0), h.out(3, 0), h.ints([]int32{0, 1, 3}))
+	h.s.(gpustage.Bagger).BagBackward(h.out(4, 0), h.out(1, 0), h.ints([]int32{0, 1, 3}), h.sequences([]int{3}))
 	q := h.sequences([]int{0, 3, 0})
 	o := gpustage.Attention{Seqs: q, Heads: 2, HeadDim: 4, Scale: 0.5, Bias: h.in(gpustage.F32, 3, 2), DBias: h.out(3, 2)}
 	x := func() gpustage.Tensor { return h.in(gpustage.F32, 3, 8) }
