@@ -442,7 +442,7 @@ func TestEpilogue(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
 		ws := thorough[float32](k)
-		for _, d := range [][3]int{{1, 1, 1}, {5, 7, 0}, {150, 210, 500}, {17, 33, 1000}, {100, 1, 3}} {
+		for _, d := range [][3]int{{1, 1, 1}, {5, 7, 0}, {100, 500, 0}, {150, 210, 500}, {17, 33, 1000}, {100, 1, 3}} {
 			for way := range 4 {
 				j := randomJob[float32](r, d[0], d[1], d[2])
 				want, tolerance := expect(j)
@@ -450,6 +450,9 @@ func TestEpilogue(t *testing.T) {
 				j.Epilogue = func(worker, row0, row1, col0, col1 int) {
 					if worker < 0 || worker > 2 {
 						t.Errorf("worker %d", worker)
+					}
+					if row1-row0 > 32 || col1-col0 > 384 {
+						t.Errorf("%s: a block of %d x %d", describe(j), row1-row0, col1-col0)
 					}
 					for i := row0; i < row1; i++ {
 						for n := col0; n < col1; n++ {
