@@ -197,3 +197,79 @@ func FuzzFrame(f *testing.F) {
 		}
 	})
 }
+
+// fake is the other end of a connection that has been greeted: what a test says for rank 0.
+func fake(t *testing.T) (*Client, *wire) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	joined := make(chan *Client, 1)
+	go func() {
+		c, err := Join(context.Background(), Config{Rank: 1, Size: 2, Start: time.Minute, Deadline: time.Minute, Addresses: []string{l.Addr().String()}})
+		if err != nil {
+			t.Error(err)
+		}
+		joined <- c
+	}()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wire{conn: conn, limit: maxHello}
+	if f, err := w.read(); err != nil || f.kind != hello {
+		t.Fatalf("it begins with %v, %v", f, err)
+	}
+	if err := w.write(newFrame(welcome).string("")); err != nil {
+		t.Fatal(err)
+	}
+	c := <-joined
+	t.Cleanup(func() {
+		conn.Close()
+		c.Close()
+	})
+	return c, w
+}
+
+// Whoever has nothing to say shows that it lives, rank 0 and the others.
+func TestSignsOfLife(t *testing.T) {
+	_, rank0 := fake(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(l, 2, "")
+	defer s.close()
+	other, err := greet(context.Background(), Config{Rank: 1, Size: 2}, l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.conn.Close()
+	for what, w := range map[string]*wire{"a rank": rank0, "rank 0": other} {
+		if f, err := w.read(); err != nil || f.kind != ping {
+			t.Errorf("%s says %v, %v; want a sign of life", what, f, err)
+		}
+	}
+}
+
+// A result that is cut off is no result.
+func TestHalfResult(t *testing.T) {
+	c, rank0 := fake(t)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := c.Exchange(context.Background(), "all", 1, []byte("mine"))
+		failed <- err
+	}()
+	if f, err := rank0.read(); err != nil || f.kind != exchange {
+		t.Fatalf("%v, %v", f, err)
+	}
+	if err := rank0.write(newFrame(result).string("all").int(1).int(2).string("mine")); err != nil {
+		t.Fatal(err)
+	}
+	var re *collective.RankError
+	if err := <-failed; !errors.As(err, &re) || re.Rank != 0 {
+		t.Errorf("%v; want that what rank 0 says is malformed", err)
+	}
+}
