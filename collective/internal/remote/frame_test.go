@@ -273,3 +273,27 @@ func TestHalfResult(t *testing.T) {
 		t.Errorf("%v; want that what rank 0 says is malformed", err)
 	}
 }
+
+// A rank that gives two reasons has its first one back, as the error that it was, when rank 0 says so.
+func TestFirstReason(t *testing.T) {
+	c, rank0 := fake(t)
+	first, second := errors.New("no space left"), errors.New("stopped")
+	ended := make(chan error, 2)
+	for _, reason := range []error{first, second} {
+		go func() { ended <- c.Abort(reason) }()
+		for f := (&frame{}); f.kind != abort; {
+			var err error
+			if f, err = rank0.read(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := rank0.write(newFrame(abort).int(1).string(first.Error())); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := <-ended; !errors.Is(err, first) {
+			t.Errorf("%v; want the first reason itself", err)
+		}
+	}
+}
