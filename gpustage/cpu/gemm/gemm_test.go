@@ -516,6 +516,22 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// Pack refuses what a product would.
+func TestPackErrors(t *testing.T) {
+	p, b := new(Packed[float32]), make([]float32, 20)
+	ws := NewWorkspace[float32](Portable)
+	for want, err := range map[string]error{
+		"gemm: B of [6 4], rows 4 elements apart, needs 24 elements and has 20": ws.Pack(p, b, 4, false, 6, 4, false, serial{}),
+		"gemm: B of [5 4] has rows 3 elements apart":                            ws.Pack(p, b, 3, false, 5, 4, false, serial{}),
+		"gemm: B of [4 5] has rows 4 elements apart":                            ws.Pack(p, b, 4, true, 5, 4, true, serial{}),
+		errBF16.Error(): NewWorkspace[float64](Portable).Pack(new(Packed[float64]), nil, 4, false, 0, 0, true, serial{}),
+	} {
+		if err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 func TestNothingAllocated(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
