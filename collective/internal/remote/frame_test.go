@@ -297,3 +297,33 @@ func TestFirstReason(t *testing.T) {
 		}
 	}
 }
+
+// Two ranks that call different things are told so, whichever came first.
+func TestTwoDisagree(t *testing.T) {
+	for first := range 2 {
+		cs := star(t, 2, time.Minute)
+		for i := range 2 {
+			r := (first + i) % 2
+			if err := cs[r].Register("both", []int{0, 1}); err != nil {
+				t.Fatal(err)
+			}
+			op := []string{"a sum", "a gather"}[r]
+			if err := cs[r].Issued("both", 1, op, op); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, c := range cs {
+			select {
+			case <-c.fate.Done():
+			case <-time.After(10 * time.Second):
+			}
+			if err := c.fate.Err(); err == nil || err.Error() != "rank 1: ranks disagree: rank 0 calls a sum, rank 1 calls a gather" {
+				t.Errorf("rank %d: %v", c.Rank, err)
+			}
+		}
+		for _, c := range cs {
+			c.Close()
+		}
+	}
+}
