@@ -495,6 +495,8 @@ func TestErrors(t *testing.T) {
 		{func(j *Job[float32]) {}, ""},
 		{func(j *Job[float32]) { j.Packed, j.B = packed, nil }, ""},
 		{func(j *Job[float32]) { j.M = -1 }, "gemm: a product of [-1 5] and [5 4]"},
+		{func(j *Job[float32]) { j.N = -1 }, "gemm: a product of [3 5] and [5 -1]"},
+		{func(j *Job[float32]) { j.K = -1 }, "gemm: a product of [3 -1] and [-1 4]"},
 		{func(j *Job[float32]) { j.LDA = 4 }, "gemm: A of [3 5] has rows 4 elements apart"},
 		{func(j *Job[float32]) { j.A = x[:14] }, "gemm: A of [3 5], rows 5 elements apart, needs 15 elements and has 14"},
 		{func(j *Job[float32]) { j.B = nil }, "gemm: B of [5 4], rows 4 elements apart, needs 20 elements and has 0"},
