@@ -504,6 +504,8 @@ func TestErrors(t *testing.T) {
 		{func(j *Job[float32]) { j.LDC = 5 }, "gemm: C of [3 4], rows 5 elements apart, needs 14 elements and has 12"},
 		{func(j *Job[float32]) { j.Packed, j.BF16 = packed, true },
 			"gemm: the product needs B of [5 4], bf16 true; the packed one is [5 4], bf16 false"},
+		{func(j *Job[float32]) { j.Packed, j.N = packed, 3 }, "gemm: the product needs B of [5 3], bf16 false; the packed one is [5 4], bf16 false"},
+		{func(j *Job[float32]) { j.Packed, j.K = packed, 4 }, "gemm: the product needs B of [4 4], bf16 false; the packed one is [5 4], bf16 false"},
 		{func(j *Job[float32]) { j.Packed = &foreign }, "gemm: B was packed for other kernels than the product's"},
 	} {
 		j := good
