@@ -32,6 +32,7 @@ func TestFromEnvironment(t *testing.T) {
 		{"", Job{Size: 1, LocalSize: 1}},
 		{batch, Job{Size: 1, LocalSize: 1}}, // a batch script's own process is one
 		{torch, Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", true, "none.2"}},
+		{strings.Replace(torch, "True", "False", 1), Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", false, "none.2"}},
 		{"RANK=0 WORLD_SIZE=1", Job{"torchrun", 0, 1, 0, 0, "", false, ""}},
 		{"RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=::1 MASTER_PORT=1234", Job{"torchrun", 1, 2, 0, 0, "[::1]:1234", false, ""}},
 		{ompi, Job{"mpirun", 3, 4, 3, 4, "127.0.0.1:24824", false, "12345"}},
