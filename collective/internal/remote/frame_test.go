@@ -327,3 +327,44 @@ func TestTwoDisagree(t *testing.T) {
 		}
 	}
 }
+
+// What a rank says in the name of a group that is not its own, or that there can't be, ends the job as a malformed message. Passed over, it would
+// bring rank 0 down when a member of the group leaves.
+func TestForeigners(t *testing.T) {
+	for _, says := range [][]*frame{
+		{newFrame(register).string("others").ints([]int{0, 2})},
+		{newFrame(register).string("too many").ints([]int{1, 3})},
+		{newFrame(register).string("negative").ints([]int{-1, 1})},
+		{newFrame(register).string("twice").ints([]int{1, 1})},
+		{newFrame(exchange).string("theirs").int(1).string("an exchange").string(""), newFrame(bye)},
+		{newFrame(issued).string("theirs").int(1).string("a sum").string("a sum"), newFrame(bye)},
+		{newFrame(late).string("theirs").int(1).int(1).string("a sum").string("within 1s")},
+		{newFrame(exchange).string("nobody's").int(1).string("an exchange").string("")},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := serve(l, 3, "")
+		s.mu.Lock()
+		s.groups["theirs"] = &gathering{ranks: []int{0, 2}, exchanges: map[int]*round{}, calls: map[int]*round{}, last: make([]int, 2)}
+		s.mu.Unlock()
+		w, err := greet(context.Background(), Config{Rank: 1, Size: 3}, l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range says {
+			_ = w.write(f) // the second may be too late
+		}
+		for err == nil { // until the connection ends
+			_, err = w.read()
+		}
+		s.mu.Lock()
+		if want := "rank 1: a malformed message"; s.failed != want {
+			t.Errorf("the job has ended with %q, want %q", s.failed, want)
+		}
+		s.mu.Unlock()
+		s.close()
+		w.conn.Close()
+	}
+}
