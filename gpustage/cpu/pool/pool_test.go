@@ -74,6 +74,31 @@ func TestAtTheSameTime(t *testing.T) {
 	})
 }
 
+// A wake-up that comes late, of a region that is over, does not end the present one.
+func TestWokenForNothing(t *testing.T) {
+	p := New(2)
+	defer p.Close()
+	var met sync.WaitGroup
+	met.Add(2)
+	var ended atomic.Bool
+	p.Run(2, func(worker, _ int) {
+		met.Done()
+		met.Wait()
+		if worker == 0 {
+			return
+		}
+		for !p.owner.parked.Load() {
+			time.Sleep(time.Microsecond)
+		}
+		p.owner.unpark()
+		time.Sleep(5 * time.Millisecond)
+		ended.Store(true)
+	})
+	if !ended.Load() {
+		t.Error("Run returned before a task had")
+	}
+}
+
 func TestPanic(t *testing.T) {
 	p := New(3)
 	defer p.Close()
