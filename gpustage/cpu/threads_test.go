@@ -296,6 +296,31 @@ func TestMatMul64(t *testing.T) {
 	}
 }
 
+// What a product keeps for the backward pass is its result where there is no activation, with a bias or without.
+func TestKeptWithoutActivation(t *testing.T) {
+	for _, bias := range []bool{false, true} {
+		run := func(d gpustage.Device) []float32 {
+			h := newSheet(t, d)
+			c, kept := h.out(5, 40), h.out(5, 40)
+			o := gpustage.MatMul{PreAct: kept}
+			if bias {
+				o.Bias = h.in(gpustage.F32, 1, 40)
+			}
+			h.s.MatMul(c, h.in(gpustage.F32, 5, 7), h.in(gpustage.F32, 7, 40), o)
+			if err := h.s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			return slices.Concat(f32(c), f32(kept))
+		}
+		got, want := run(open(t, Threads(1))), run(ref.New())
+		for i, w := range want {
+			if !(math.Abs(float64(got[i]-w)) <= 1e-5) {
+				t.Fatalf("bias %t: element %d is %v, want %v", bias, i, got[i], w)
+			}
+		}
+	}
+}
+
 // The backward pass makes a query's probabilities sum to one, as ref does: a log-sum-exp that is off, by rounding or here by much more,
 // changes no gradient.
 func TestAttentionBackwardNormalizes(t *testing.T) {

@@ -19,8 +19,12 @@ func TestRun(t *testing.T) {
 		}
 		for n := range 40 {
 			calls := make([]int, n) // plain: the race detector checks that Run waits, and that workers differ
-			scratch := make([]int, p.Threads())
+			scratch, next := make([]int, p.Threads()), make([]int, p.Threads())
 			p.Run(n, func(worker, i int) {
+				if i < next[worker] {
+					t.Errorf("%d threads, %d tasks: task %d is taken after task %d", threads, n, i, next[worker]-1)
+				}
+				next[worker] = i + 1
 				calls[i]++
 				scratch[worker]++
 			})
