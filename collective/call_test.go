@@ -60,6 +60,12 @@ func TestSentReceived(t *testing.T) {
 	if got := collective.BroadcastCall(17, 4, 2, f32).Received(1); got != 17*4 {
 		t.Errorf("broadcast: %d bytes", got)
 	}
+	if c := collective.ExchangeCall(rows); c.Sent(2) != 7*3 || c.Received(2) != 5 {
+		t.Errorf("exchange: %d bytes and %d", c.Sent(2), c.Received(2))
+	}
+	if got := collective.AllReduceCall(999, 4, f32, bf16).Sent(0); got != (240*3+759)*2 { // its sums of 240 elements, and 759 for others to sum
+		t.Errorf("all-reduce: %d bytes", got)
+	}
 }
 
 func TestEqual(t *testing.T) {

@@ -32,6 +32,7 @@ func TestFromEnvironment(t *testing.T) {
 		{"", Job{Size: 1, LocalSize: 1}},
 		{batch, Job{Size: 1, LocalSize: 1}}, // a batch script's own process is one
 		{torch, Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", true, "none.2"}},
+		{strings.Replace(torch, "True", "False", 1), Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", false, "none.2"}},
 		{"RANK=0 WORLD_SIZE=1", Job{"torchrun", 0, 1, 0, 0, "", false, ""}},
 		{"RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=::1 MASTER_PORT=1234", Job{"torchrun", 1, 2, 0, 0, "[::1]:1234", false, ""}},
 		{ompi, Job{"mpirun", 3, 4, 3, 4, "127.0.0.1:24824", false, "12345"}},
@@ -51,6 +52,8 @@ func TestFromEnvironment(t *testing.T) {
 		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1", Job{"mpirun", 0, 1, 0, 1, "", false, ""}},
 		{"PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 MASTER_PORT=5", Job{"mpirun", 0, 1, 0, 1, "127.0.0.1:5", false, ""}},
 		{"SLURM_JOB_ID=7 SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NODELIST=r[1-2]n[1-4] MASTER_PORT=5", Job{"Slurm", 0, 1, 0, 0, "", false, "7.1"}},
+		// mpirun's first rank need not be on the first machine of the Slurm step that mpirun runs in.
+		{"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=12345 SLURM_STEP_NODELIST=gpu[017-018]", Job{"mpirun", 3, 4, 1, 2, "", false, "12345"}},
 		{hydra + " MASTER_ADDR=a", Job{"mpirun", 1, 2, 0, 1, "", false, ""}}, // no port
 		{torch + " " + srun, Job{"torchrun", 5, 8, 1, 4, "10.0.0.7:29500", true, "none.2"}},
 	} {

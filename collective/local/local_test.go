@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -529,6 +530,32 @@ func TestCancelledTooLate(t *testing.T) {
 	if late == 0 {
 		t.Error("it never happened")
 	}
+}
+
+// A rank that leaves while it waits has come to that meeting: it takes place, and only the next one does not.
+func TestLeavesWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ws, background := local.New(2), context.Background()
+		waits := make(chan error, 1)
+		go func() {
+			_, err := ws[1].Exchange(background, nil)
+			waits <- err
+		}()
+		synctest.Wait()
+		if err := ws[1].Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := ws[0].Exchange(background, nil); err != nil {
+			t.Error(err)
+		}
+		if err := <-waits; err != nil {
+			t.Error(err)
+		}
+		var re *collective.RankError
+		if _, err := ws[0].Exchange(background, nil); !errors.As(err, &re) || re.Rank != 1 {
+			t.Errorf("%v; want that rank 1 has left", err)
+		}
+	})
 }
 
 // slow is a link on which everything takes a while.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"contraflow/collective"
@@ -84,6 +85,37 @@ func TestPace(t *testing.T) {
 	if limit := link.Time(call) * 12 / 10; best > limit {
 		t.Errorf("an all-reduce took at least %v, its link %v", best, link.Time(call))
 	}
+}
+
+// computes is a stream whose additions take a while.
+type computes struct{ gpustage.Stream }
+
+func (s computes) Add(y, a, b gpustage.Tensor) {
+	time.Sleep(10 * time.Millisecond)
+	s.Stream.Add(y, a, b)
+}
+
+// What ranks compute in the middle of an operation is part of the time that its link takes.
+func TestPaceCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		link := sim.Link{Bandwidth: 2e6, Latency: 5 * time.Millisecond}
+		want := link.Time(collective.AllReduceCall(20000, 2, gpustage.F32, gpustage.F32)) // 50 ms
+		err := local.Run(2, func(w collective.World) error {
+			s, x, err := vector(20000)
+			if err != nil {
+				return err
+			}
+			start := time.Now()
+			w.AllReduce(computes{s}, x, gpustage.F32) // three blocks are added
+			if took := time.Since(start); took != want {
+				t.Errorf("an all-reduce took %v, its link %v", took, want)
+			}
+			return s.Sync()
+		}, local.Pace(link))
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // A rank that sleeps out an operation's time hears of a failure at once.

@@ -113,16 +113,18 @@ func TestAttention64(t *testing.T) {
 	}
 }
 
+// mapped is this process's mapped memory in MiB.
+func mapped(t *testing.T) (pages int) {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Skip(err)
+	}
+	fmt.Sscan(string(b), &pages)
+	return pages * os.Getpagesize() >> 20
+}
+
 // What gradients of positions are summed in, in f64, is mapped memory of its own for each part of a sub-batch: it is given back.
 func TestAttention64GivesBack(t *testing.T) {
-	size := func() (pages int) {
-		b, err := os.ReadFile("/proc/self/statm")
-		if err != nil {
-			t.Skip(err)
-		}
-		fmt.Sscan(string(b), &pages)
-		return pages * os.Getpagesize() >> 20
-	}
 	h := newSheet(t, open(t, Threads(2)))
 	q := h.sequences(slices.Repeat([]int{1}, positionParts))
 	x, lse := h.in(gpustage.F64, q.Tokens, 64), h.in(gpustage.F64, 1, q.Tokens)
@@ -131,7 +133,7 @@ func TestAttention64GivesBack(t *testing.T) {
 	before := 0
 	for i := range 14 {
 		if i == 4 {
-			before = size()
+			before = mapped(t)
 		}
 		d := func() gpustage.Tensor { return h.in(gpustage.F64, q.Tokens, 64) }
 		h.s.AttentionBackward(d(), d(), d(), x, x, lse, x, x, x, o)
@@ -139,8 +141,28 @@ func TestAttention64GivesBack(t *testing.T) {
 	if err := h.s.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	if grown := size() - before; grown > 80 { // otherwise by 160
+	if grown := mapped(t) - before; grown > 80 { // otherwise by 160
 		t.Errorf("10 backward passes have left %d MiB", grown)
+	}
+}
+
+// So is what a product in f64 is in before its epilogue.
+func TestMatMul64GivesBack(t *testing.T) {
+	h := newSheet(t, open(t, Threads(2)))
+	a, b, c := h.in(gpustage.F64, 512, 1), h.in(gpustage.F64, 1, 512), h.in(gpustage.F64, 512, 512) // 2 MiB
+	o := gpustage.MatMul{Bias: h.in(gpustage.F64, 1, 512)}
+	before := 0
+	for i := range 54 {
+		if i == 4 {
+			before = mapped(t)
+		}
+		h.s.MatMul(c, a, b, o)
+	}
+	if err := h.s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if grown := mapped(t) - before; grown > 50 { // otherwise by 100
+		t.Errorf("50 products have left %d MiB", grown)
 	}
 }
 

@@ -356,7 +356,7 @@ func (s *Stream) BagBackward(dTable, dy, index gpustage.Tensor, q gpustage.Seque
 		s.Stream.BagBackward(dTable, dy, index, q)
 		return
 	}
-	if s.Refuse(gpustage.CheckBagBackward(dTable, dy, index, q)) || s.Refuse(gpustage.CheckIndex("bag backward", dTable, index)) {
+	if s.Refuse(gpustage.CheckBagBackward(dTable, dy, index, q)) || s.Refuse(gpustage.CheckIndex("bag backward", dTable, index)) || dy.Len() == 0 {
 		return
 	}
 	cu, ids, rows := ints(q.Cu), ints(index), f32(dTable)

@@ -222,6 +222,7 @@ func TestNothing(t *testing.T) {
 	d := open(t, Threads(2))
 	h := newSheet(t, d)
 	h.s.ScatterAdd(h.out(4, 0), h.out(3, 0), h.ints([]int32{0, 1, 3}))
+	h.s.(gpustage.Bagger).BagBackward(h.out(4, 0), h.out(1, 0), h.ints([]int32{0, 1, 3}), h.sequences([]int{3}))
 	q := h.sequences([]int{0, 3, 0})
 	o := gpustage.Attention{Seqs: q, Heads: 2, HeadDim: 4, Scale: 0.5, Bias: h.in(gpustage.F32, 3, 2), DBias: h.out(3, 2)}
 	x := func() gpustage.Tensor { return h.in(gpustage.F32, 3, 8) }
@@ -291,6 +292,31 @@ func TestMatMul64(t *testing.T) {
 	for i, w := range want {
 		if !(math.Abs(got[i]-w) <= 1e-13*(1+math.Abs(w))) { // 150 additions of about 1
 			t.Fatalf("element %d is %v, want %v", i, got[i], w)
+		}
+	}
+}
+
+// What a product keeps for the backward pass is its result where there is no activation, with a bias or without.
+func TestKeptWithoutActivation(t *testing.T) {
+	for _, bias := range []bool{false, true} {
+		run := func(d gpustage.Device) []float32 {
+			h := newSheet(t, d)
+			c, kept := h.out(5, 40), h.out(5, 40)
+			o := gpustage.MatMul{PreAct: kept}
+			if bias {
+				o.Bias = h.in(gpustage.F32, 1, 40)
+			}
+			h.s.MatMul(c, h.in(gpustage.F32, 5, 7), h.in(gpustage.F32, 7, 40), o)
+			if err := h.s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			return slices.Concat(f32(c), f32(kept))
+		}
+		got, want := run(open(t, Threads(1))), run(ref.New())
+		for i, w := range want {
+			if !(math.Abs(float64(got[i]-w)) <= 1e-5) {
+				t.Fatalf("bias %t: element %d is %v, want %v", bias, i, got[i], w)
+			}
 		}
 	}
 }

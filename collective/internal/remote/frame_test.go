@@ -197,3 +197,174 @@ func FuzzFrame(f *testing.F) {
 		}
 	})
 }
+
+// fake is the other end of a connection that has been greeted: what a test says for rank 0.
+func fake(t *testing.T) (*Client, *wire) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	joined := make(chan *Client, 1)
+	go func() {
+		c, err := Join(context.Background(), Config{Rank: 1, Size: 2, Start: time.Minute, Deadline: time.Minute, Addresses: []string{l.Addr().String()}})
+		if err != nil {
+			t.Error(err)
+		}
+		joined <- c
+	}()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wire{conn: conn, limit: maxHello}
+	if f, err := w.read(); err != nil || f.kind != hello {
+		t.Fatalf("it begins with %v, %v", f, err)
+	}
+	if err := w.write(newFrame(welcome).string("")); err != nil {
+		t.Fatal(err)
+	}
+	c := <-joined
+	t.Cleanup(func() {
+		conn.Close()
+		c.Close()
+	})
+	return c, w
+}
+
+// Whoever has nothing to say shows that it lives, rank 0 and the others.
+func TestSignsOfLife(t *testing.T) {
+	_, rank0 := fake(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(l, 2, "")
+	defer s.close()
+	other, err := greet(context.Background(), Config{Rank: 1, Size: 2}, l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.conn.Close()
+	for what, w := range map[string]*wire{"a rank": rank0, "rank 0": other} {
+		if f, err := w.read(); err != nil || f.kind != ping {
+			t.Errorf("%s says %v, %v; want a sign of life", what, f, err)
+		}
+	}
+}
+
+// A result that is cut off is no result.
+func TestHalfResult(t *testing.T) {
+	c, rank0 := fake(t)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := c.Exchange(context.Background(), "all", 1, []byte("mine"))
+		failed <- err
+	}()
+	if f, err := rank0.read(); err != nil || f.kind != exchange {
+		t.Fatalf("%v, %v", f, err)
+	}
+	if err := rank0.write(newFrame(result).string("all").int(1).int(2).string("mine")); err != nil {
+		t.Fatal(err)
+	}
+	var re *collective.RankError
+	if err := <-failed; !errors.As(err, &re) || re.Rank != 0 {
+		t.Errorf("%v; want that what rank 0 says is malformed", err)
+	}
+}
+
+// A rank that gives two reasons has its first one back, as the error that it was, when rank 0 says so.
+func TestFirstReason(t *testing.T) {
+	c, rank0 := fake(t)
+	first, second := errors.New("no space left"), errors.New("stopped")
+	ended := make(chan error, 2)
+	for _, reason := range []error{first, second} {
+		go func() { ended <- c.Abort(reason) }()
+		for f := (&frame{}); f.kind != abort; {
+			var err error
+			if f, err = rank0.read(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := rank0.write(newFrame(abort).int(1).string(first.Error())); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := <-ended; !errors.Is(err, first) {
+			t.Errorf("%v; want the first reason itself", err)
+		}
+	}
+}
+
+// Two ranks that call different things are told so, whichever came first.
+func TestTwoDisagree(t *testing.T) {
+	for first := range 2 {
+		cs := star(t, 2, time.Minute)
+		for i := range 2 {
+			r := (first + i) % 2
+			if err := cs[r].Register("both", []int{0, 1}); err != nil {
+				t.Fatal(err)
+			}
+			op := []string{"a sum", "a gather"}[r]
+			if err := cs[r].Issued("both", 1, op, op); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, c := range cs {
+			select {
+			case <-c.fate.Done():
+			case <-time.After(10 * time.Second):
+			}
+			if err := c.fate.Err(); err == nil || err.Error() != "rank 1: ranks disagree: rank 0 calls a sum, rank 1 calls a gather" {
+				t.Errorf("rank %d: %v", c.Rank, err)
+			}
+		}
+		for _, c := range cs {
+			c.Close()
+		}
+	}
+}
+
+// What a rank says in the name of a group that is not its own, or that there can't be, ends the job as a malformed message. Passed over, it would
+// bring rank 0 down when a member of the group leaves.
+func TestForeigners(t *testing.T) {
+	for _, says := range [][]*frame{
+		{newFrame(register).string("others").ints([]int{0, 2})},
+		{newFrame(register).string("too many").ints([]int{1, 3})},
+		{newFrame(register).string("negative").ints([]int{-1, 1})},
+		{newFrame(register).string("twice").ints([]int{1, 1})},
+		{newFrame(exchange).string("theirs").int(1).string("an exchange").string(""), newFrame(bye)},
+		{newFrame(issued).string("theirs").int(1).string("a sum").string("a sum"), newFrame(bye)},
+		{newFrame(late).string("theirs").int(1).int(1).string("a sum").string("within 1s")},
+		{newFrame(exchange).string("nobody's").int(1).string("an exchange").string("")},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := serve(l, 3, "")
+		s.mu.Lock()
+		s.groups["theirs"] = &gathering{ranks: []int{0, 2}, exchanges: map[int]*round{}, calls: map[int]*round{}, last: make([]int, 2)}
+		s.mu.Unlock()
+		w, err := greet(context.Background(), Config{Rank: 1, Size: 3}, l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range says {
+			_ = w.write(f) // the second may be too late
+		}
+		for err == nil { // until the connection ends
+			_, err = w.read()
+		}
+		s.mu.Lock()
+		if want := "rank 1: a malformed message"; s.failed != want {
+			t.Errorf("the job has ended with %q, want %q", s.failed, want)
+		}
+		s.mu.Unlock()
+		s.close()
+		w.conn.Close()
+	}
+}

@@ -176,6 +176,11 @@ func TestConformance(t *testing.T) {
 func TestDeath(t *testing.T) {
 	for _, dead := range []int{0, 1, 2} {
 		cs := star(t, 3, time.Minute)
+		for _, c := range cs {
+			if err := c.Register("all", []int{0, 1, 2}); err != nil {
+				t.Error(err)
+			}
+		}
 		start := time.Now()
 		if dead == 0 {
 			cs[0].server.listener.Close()
@@ -189,7 +194,7 @@ func TestDeath(t *testing.T) {
 			if r == dead {
 				continue
 			}
-			_, err := c.Exchange(context.Background(), "nobody", 1, nil)
+			_, err := c.Exchange(context.Background(), "all", 1, nil)
 			var re *collective.RankError
 			if !errors.As(err, &re) || re.Rank != dead || !strings.Contains(re.Reason, "process has ended") {
 				t.Errorf("rank %d: %v", r, err)

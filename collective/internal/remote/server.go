@@ -187,22 +187,22 @@ func (s *server) handle(rank int, f *frame) error {
 	case register:
 		name, ranks := f.getString(), f.getInts()
 		if f.err == nil {
-			s.register(name, ranks)
+			return s.register(name, rank, ranks)
 		}
 	case exchange:
 		name, n, what, message := f.getString(), f.getInt(), f.getString(), f.getString()
 		if f.err == nil {
-			s.exchange(name, rank, n, what, message)
+			return s.exchange(name, rank, n, what, message)
 		}
 	case issued:
 		name, n, op, what := f.getString(), f.getInt(), f.getString(), f.getString()
 		if f.err == nil {
-			s.issued(name, rank, n, op, what)
+			return s.issued(name, rank, n, op, what)
 		}
 	case late:
 		name, n, data, what, waited := f.getString(), f.getInt(), f.getInt(), f.getString(), f.getString()
 		if f.err == nil {
-			s.late(name, rank, n, data == 1, what, waited)
+			return s.late(name, rank, n, data == 1, what, waited)
 		}
 	case abort:
 		culprit, reason := f.getInt(), f.getString()
@@ -222,26 +222,45 @@ func (s *server) handle(rank int, f *frame) error {
 	return f.err
 }
 
-func (s *server) register(name string, ranks []int) {
+// register, as what is said in a group's name, is for its members.
+func (s *server) register(name string, rank int, ranks []int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for k, r := range ranks {
+		if r < 0 || r >= len(s.peers) || k > 0 && r <= ranks[k-1] {
+			return errFrame
+		}
+	}
+	if !slices.Contains(ranks, rank) {
+		return errFrame
+	}
 	if s.groups[name] == nil {
 		s.groups[name] = &gathering{ranks: ranks, exchanges: map[int]*round{}, calls: map[int]*round{}, last: make([]int, len(ranks))}
 	}
+	return nil
 }
 
-// join notes that a rank has come to a group's operation n. The lock is held.
-func (s *server) join(g *gathering, rounds map[int]*round, rank, n int, said, what string) *round {
+// group is the one of that name, if a rank is a member, and the rank's number there. The lock is held.
+func (s *server) group(name string, rank int) (*gathering, int) {
+	if g := s.groups[name]; g != nil {
+		if k := slices.Index(g.ranks, rank); k >= 0 {
+			return g, k
+		}
+	}
+	return nil, 0
+}
+
+// join notes that a group's member k has come to operation n. The lock is held.
+func (s *server) join(g *gathering, rounds map[int]*round, k, n int, said, what string) *round {
 	r := rounds[n]
 	if r == nil {
 		r = &round{here: make([]bool, len(g.ranks)), said: make([]string, len(g.ranks)), what: make([]string, len(g.ranks))}
 		rounds[n] = r
 	}
-	k := slices.Index(g.ranks, rank)
-	if k >= 0 && !r.here[k] {
+	if !r.here[k] {
 		r.here[k], r.said[k], r.what[k] = true, said, what
 		r.count++
-		s.peers[rank].last = what
+		s.peers[g.ranks[k]].last = what
 	}
 	if r.count == len(g.ranks) {
 		delete(rounds, n)
@@ -259,14 +278,14 @@ func (s *server) waitsInVain(g *gathering, r *round) (int, bool) {
 	return 0, false
 }
 
-func (s *server) exchange(name string, rank, n int, what, message string) {
+func (s *server) exchange(name string, rank, n int, what, message string) error {
 	s.mu.Lock()
-	g := s.groups[name]
+	g, k := s.group(name, rank)
 	if g == nil {
 		s.mu.Unlock()
-		return
+		return errFrame
 	}
-	r := s.join(g, g.exchanges, rank, n, message, what)
+	r := s.join(g, g.exchanges, k, n, message, what)
 	goner, vain := s.waitsInVain(g, r)
 	var to []*peer
 	if r.count == len(g.ranks) {
@@ -279,7 +298,7 @@ func (s *server) exchange(name string, rank, n int, what, message string) {
 		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in %s", rank, what))
 	}
 	if to == nil {
-		return
+		return nil
 	}
 	f := newFrame(result).string(name).int(n).int(len(r.said))
 	for _, m := range r.said {
@@ -290,6 +309,7 @@ func (s *server) exchange(name string, rank, n int, what, message string) {
 			s.unsent(g.ranks[k], p, what, err)
 		}
 	}
+	return nil
 }
 
 // unsent ends the job for a rank that has not got what it waits for.
@@ -306,17 +326,15 @@ func (s *server) unsent(rank int, p *peer, what string, err error) {
 }
 
 // issued compares what ranks call.
-func (s *server) issued(name string, rank, n int, op, what string) {
+func (s *server) issued(name string, rank, n int, op, what string) error {
 	s.mu.Lock()
-	g := s.groups[name]
+	g, k := s.group(name, rank)
 	if g == nil {
 		s.mu.Unlock()
-		return
+		return errFrame
 	}
-	r := s.join(g, g.calls, rank, n, op, what)
-	if k := slices.Index(g.ranks, rank); k >= 0 {
-		g.last[k] = n
-	}
+	r := s.join(g, g.calls, k, n, op, what)
+	g.last[k] = n
 	goner, vain := s.waitsInVain(g, r)
 	culprit, reason := 0, ""
 	for k := range g.ranks { // the first that came is as good as any; rank 0 reads best
@@ -334,15 +352,16 @@ func (s *server) issued(name string, rank, n int, op, what string) {
 	if vain {
 		s.fail(goner, fmt.Sprintf("it has left the job; rank %d waits for it in %s", rank, what))
 	}
+	return nil
 }
 
 // late finds out whom a rank has waited for too long.
-func (s *server) late(name string, rank, n int, data bool, what, waited string) {
+func (s *server) late(name string, rank, n int, data bool, what, waited string) error {
 	s.mu.Lock()
-	g := s.groups[name]
+	g, _ := s.group(name, rank)
 	if g == nil {
 		s.mu.Unlock()
-		return
+		return errFrame
 	}
 	var missing []string
 	culprit := rank
@@ -373,6 +392,7 @@ func (s *server) late(name string, rank, n int, data bool, what, waited string) 
 	} else {
 		s.fail(culprit, fmt.Sprintf("it did not come to %s, where rank %d waits: %s%s", what, rank, waited, also))
 	}
+	return nil
 }
 
 // leave notes that a rank has closed its world.

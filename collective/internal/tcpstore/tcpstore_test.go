@@ -81,6 +81,41 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// Who waits for a value ends with the context, and says why; the context of an answer that has come stops nothing any more.
+func TestGetEnds(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.CopyN(io.Discard, conn, 5+1+8+8+5)
+		_, _ = conn.Write([]byte("\x00\x03\x00\x00\x00\x00\x00\x00\x00abc"))
+		_, _ = io.Copy(io.Discard, conn) // and no answer to anything else
+	}()
+	client, err := Dial(t.Context(), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	first, cancel := context.WithCancel(t.Context())
+	if v, err := client.Get(first, "name"); err != nil || v != "abc" {
+		t.Fatalf("%q, %v", v, err)
+	}
+	cancel()
+	late := errors.New("too late")
+	second, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, late)
+	defer cancel()
+	if v, err := client.Get(second, "name"); !errors.Is(err, late) {
+		t.Errorf("%q, %v; want %v", v, err, late)
+	}
+}
+
 // CONTRAFLOW_PYTHON is a Python with torch. Both of the store's servers understand us, and their other clients what we set.
 func TestTorch(t *testing.T) {
 	python := os.Getenv("CONTRAFLOW_PYTHON")

@@ -442,7 +442,7 @@ func TestEpilogue(t *testing.T) {
 	forEachKernel(t, func(t *testing.T, k Kernels) {
 		r := newRand(t)
 		ws := thorough[float32](k)
-		for _, d := range [][3]int{{1, 1, 1}, {5, 7, 0}, {150, 210, 500}, {17, 33, 1000}, {100, 1, 3}} {
+		for _, d := range [][3]int{{1, 1, 1}, {5, 7, 0}, {100, 500, 0}, {150, 210, 500}, {17, 33, 1000}, {100, 1, 3}} {
 			for way := range 4 {
 				j := randomJob[float32](r, d[0], d[1], d[2])
 				want, tolerance := expect(j)
@@ -450,6 +450,9 @@ func TestEpilogue(t *testing.T) {
 				j.Epilogue = func(worker, row0, row1, col0, col1 int) {
 					if worker < 0 || worker > 2 {
 						t.Errorf("worker %d", worker)
+					}
+					if row1-row0 > 32 || col1-col0 > 384 {
+						t.Errorf("%s: a block of %d x %d", describe(j), row1-row0, col1-col0)
 					}
 					for i := row0; i < row1; i++ {
 						for n := col0; n < col1; n++ {
@@ -492,6 +495,8 @@ func TestErrors(t *testing.T) {
 		{func(j *Job[float32]) {}, ""},
 		{func(j *Job[float32]) { j.Packed, j.B = packed, nil }, ""},
 		{func(j *Job[float32]) { j.M = -1 }, "gemm: a product of [-1 5] and [5 4]"},
+		{func(j *Job[float32]) { j.N = -1 }, "gemm: a product of [3 5] and [5 -1]"},
+		{func(j *Job[float32]) { j.K = -1 }, "gemm: a product of [3 -1] and [-1 4]"},
 		{func(j *Job[float32]) { j.LDA = 4 }, "gemm: A of [3 5] has rows 4 elements apart"},
 		{func(j *Job[float32]) { j.A = x[:14] }, "gemm: A of [3 5], rows 5 elements apart, needs 15 elements and has 14"},
 		{func(j *Job[float32]) { j.B = nil }, "gemm: B of [5 4], rows 4 elements apart, needs 20 elements and has 0"},
@@ -499,6 +504,8 @@ func TestErrors(t *testing.T) {
 		{func(j *Job[float32]) { j.LDC = 5 }, "gemm: C of [3 4], rows 5 elements apart, needs 14 elements and has 12"},
 		{func(j *Job[float32]) { j.Packed, j.BF16 = packed, true },
 			"gemm: the product needs B of [5 4], bf16 true; the packed one is [5 4], bf16 false"},
+		{func(j *Job[float32]) { j.Packed, j.N = packed, 3 }, "gemm: the product needs B of [5 3], bf16 false; the packed one is [5 4], bf16 false"},
+		{func(j *Job[float32]) { j.Packed, j.K = packed, 4 }, "gemm: the product needs B of [4 4], bf16 false; the packed one is [5 4], bf16 false"},
 		{func(j *Job[float32]) { j.Packed = &foreign }, "gemm: B was packed for other kernels than the product's"},
 	} {
 		j := good
@@ -509,6 +516,22 @@ func TestErrors(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)
+		}
+	}
+}
+
+// Pack refuses what a product would.
+func TestPackErrors(t *testing.T) {
+	p, b := new(Packed[float32]), make([]float32, 20)
+	ws := NewWorkspace[float32](Portable)
+	for want, err := range map[string]error{
+		"gemm: B of [6 4], rows 4 elements apart, needs 24 elements and has 20": ws.Pack(p, b, 4, false, 6, 4, false, serial{}),
+		"gemm: B of [5 4] has rows 3 elements apart":                            ws.Pack(p, b, 3, false, 5, 4, false, serial{}),
+		"gemm: B of [4 5] has rows 4 elements apart":                            ws.Pack(p, b, 4, true, 5, 4, true, serial{}),
+		errBF16.Error(): NewWorkspace[float64](Portable).Pack(new(Packed[float64]), nil, 4, false, 0, 0, true, serial{}),
+	} {
+		if err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
 }

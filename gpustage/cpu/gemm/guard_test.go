@@ -38,7 +38,7 @@ func guarded[T Float](t *testing.T, x []T, atEnd bool) []T {
 	return y
 }
 
-// Nothing may be read or written beyond a matrix's last element or before its first.
+// Nothing may be read or written beyond a matrix's last element or before its first, nor of B beyond what PackedSize says it takes.
 func TestGuardPages(t *testing.T) {
 	forEachKernel(t, inGuards[float32])
 	forEachKernel(t, inGuards[float64])
@@ -60,7 +60,17 @@ func inGuards[T Float](t *testing.T, k Kernels) {
 					t.Fatalf("%s: %v", describe(j), err)
 				}
 			}()
-			if err := verify(j, func() error { return run(ws, j, r.IntN(2)*3) }); err != nil {
+			way := r.IntN(3) * 2
+			if err := verify(j, func() error {
+				if way < 4 {
+					return run(ws, j, way)
+				}
+				j.Packed = NewPacked(guarded(t, make([]T, ws.PackedSize(j.K, j.N, j.BF16)), r.IntN(2) == 0))
+				if err := ws.Pack(j.Packed, j.B, j.LDB, j.TransB, j.K, j.N, j.BF16, threads(2)); err != nil {
+					return err
+				}
+				return ws.Multiply(j, threads(2))
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}()

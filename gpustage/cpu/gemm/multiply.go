@@ -144,16 +144,21 @@ func (ws *Workspace[T]) tile(worker, task int) {
 	st.a, st.b, st.c, st.fetch = nil, nil, nil, nil
 }
 
-// empty is a tile of a product with K = 0.
+// empty is a tile of a product with K = 0, in the blocks of any other.
 func (ws *Workspace[T]) empty(worker, r0, r1, c0, c1 int) {
-	j := ws.job
+	j, s := ws.job, ws.set
 	if !j.Add {
 		for i := r0; i < r1; i++ {
 			clear(j.C[i*j.LDC+c0 : i*j.LDC+c1])
 		}
 	}
-	if j.Epilogue != nil {
-		j.Epilogue(worker, r0, r1, c0, c1)
+	if j.Epilogue == nil {
+		return
+	}
+	for col := c0; col < c1; col += s.nc {
+		for row := r0; row < r1; row += s.rows {
+			j.Epilogue(worker, row, min(row+s.rows, r1), col, min(col+s.nc, c1))
+		}
 	}
 }
 

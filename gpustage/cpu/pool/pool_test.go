@@ -19,8 +19,12 @@ func TestRun(t *testing.T) {
 		}
 		for n := range 40 {
 			calls := make([]int, n) // plain: the race detector checks that Run waits, and that workers differ
-			scratch := make([]int, p.Threads())
+			scratch, next := make([]int, p.Threads()), make([]int, p.Threads())
 			p.Run(n, func(worker, i int) {
+				if i < next[worker] {
+					t.Errorf("%d threads, %d tasks: task %d is taken after task %d", threads, n, i, next[worker]-1)
+				}
+				next[worker] = i + 1
 				calls[i]++
 				scratch[worker]++
 			})
@@ -62,16 +66,77 @@ func TestManyRegions(t *testing.T) {
 	}
 }
 
-// Two tasks that wait for each other need two threads at the same time.
+// Tasks that wait for each other need as many threads at the same time, asleep before or not.
 func TestAtTheSameTime(t *testing.T) {
+	for _, threads := range []int{2, 4} {
+		p := New(threads)
+		for _, asleep := range []bool{false, true} {
+			for _, w := range p.workers {
+				for asleep && !w.parked.Load() {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			done := make(chan bool)
+			go func() {
+				var met sync.WaitGroup
+				met.Add(threads)
+				p.Run(threads, func(_, _ int) {
+					met.Done()
+					met.Wait()
+				})
+				close(done)
+			}()
+			select {
+			case <-done:
+			case <-time.After(20 * time.Second):
+				t.Fatalf("%d threads, asleep: %t: some task is not run beside the others", threads, asleep)
+			}
+		}
+		p.Close()
+	}
+}
+
+// What comes true just before a goroutine sleeps, too late for its last look and too early for a wake-up, is seen.
+func TestParker(t *testing.T) {
+	k := newParker()
+	done := make(chan bool)
+	go func() {
+		k.wait(false, k.parked.Load)
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("it sleeps, and nobody will wake it")
+	}
+	if k.parked.Load() || len(k.wake) > 0 {
+		t.Error("it counts as asleep, or has a wake-up left")
+	}
+}
+
+// A wake-up that comes late, of a region that is over, does not end the present one.
+func TestWokenForNothing(t *testing.T) {
 	p := New(2)
 	defer p.Close()
 	var met sync.WaitGroup
 	met.Add(2)
-	p.Run(2, func(_, _ int) {
+	var ended atomic.Bool
+	p.Run(2, func(worker, _ int) {
 		met.Done()
 		met.Wait()
+		if worker == 0 {
+			return
+		}
+		for !p.owner.parked.Load() {
+			time.Sleep(time.Microsecond)
+		}
+		p.owner.unpark()
+		time.Sleep(5 * time.Millisecond)
+		ended.Store(true)
 	})
+	if !ended.Load() {
+		t.Error("Run returned before a task had")
+	}
 }
 
 func TestPanic(t *testing.T) {

@@ -148,6 +148,11 @@ func TestLayerNormManyRows(t *testing.T) {
 
 func TestNormalize(t *testing.T) {
 	forEach(t, func(t *testing.T, k *Kernels) {
+		tiny := make([]float32, 2) // what is shorter than 1e-12 is divided by that
+		if norm := k.Normalize(tiny, []float32{3e-13, -4e-13}); norm != 1e-12 {
+			t.Errorf("a vector of length 5e-13 is divided by %v", norm)
+		}
+		near(t, "a tiny vector", tiny, func(i int) float64 { return []float64{0.3, -0.4}[i] }, 2)
 		b := newBed(t)
 		for _, n := range lengths {
 			for _, zero := range []bool{false, true} {

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"contraflow/gpustage"
 )
 
 // eps is float32's relative spacing at 1. Tolerances are multiples of it.
@@ -304,27 +306,67 @@ func TestAddRows(t *testing.T) {
 	})
 }
 
-// A shorter slice must not reach the assembly.
+// A shorter slice must not reach the assembly: any one of a call's, but the one that has the output's length.
 func TestShortSlices(t *testing.T) {
+	type slices = [][]float32
+	ids, halves := make([]int32, 39), make([]uint16, 39)
 	forEach(t, func(t *testing.T, k *Kernels) {
-		long, short := make([]float32, 40), make([]float32, 39)
-		for name, f := range map[string]func(){
-			"add":        func() { k.Add(long, long, short) },
-			"dot":        func() { k.Dot(long, short) },
-			"rotate":     func() { k.Rotate(long, long, long, long, long, short) },
-			"exp":        func() { k.Exp(long, short) },
-			"add rows":   func() { k.AddRows(long[:20], Rows{X: short, Stride: 20}, 2) },
-			"layer norm": func() { k.LayerNorm(Rows{long, 20}, long[:2], long[:2], Rows{short, 20}, long[:20], long, 1) },
-			"to bf16":    func() { k.ToBF16(make([]uint16, 40), short) },
+		for name, c := range map[string]struct {
+			lengths []int // of slices, as long as they must be; the first is not shortened
+			call    func(s slices)
+		}{
+			"add":               {[]int{40, 40, 40}, func(s slices) { k.Add(s[0], s[1], s[2]) }},
+			"mul":               {[]int{40, 40, 40}, func(s slices) { k.Mul(s[0], s[1], s[2]) }},
+			"mulAdd":            {[]int{40, 40, 40}, func(s slices) { k.MulAdd(s[0], s[1], s[2], 2) }},
+			"rotate":            {[]int{40, 40, 40, 40, 40, 40}, func(s slices) { k.Rotate(s[0], s[1], s[2], s[3], s[4], s[5]) }},
+			"axpy":              {[]int{40, 40}, func(s slices) { k.Axpy(s[0], s[1], 2) }},
+			"scale":             {[]int{40, 40}, func(s slices) { k.Scale(s[0], s[1], 2) }},
+			"axpby":             {[]int{40, 40, 40}, func(s slices) { k.Axpby(s[0], s[1], s[2], 2, 3) }},
+			"softmax backward":  {[]int{40, 40, 40}, func(s slices) { k.SoftmaxBackward(s[0], s[1], s[2], 2, 3) }},
+			"dot":               {[]int{40, 40}, func(s slices) { k.Dot(s[0], s[1]) }},
+			"exp":               {[]int{40, 40}, func(s slices) { k.Exp(s[0], s[1]) }},
+			"expScale":          {[]int{40, 40}, func(s slices) { k.ExpScale(s[0], s[1], 1, 2) }},
+			"expSum":            {[]int{40, 40}, func(s slices) { k.ExpSum(s[0], s[1], 1) }},
+			"normalize":         {[]int{40, 40}, func(s slices) { k.Normalize(s[0], s[1]) }},
+			"normalizeBackward": {[]int{40, 40, 40}, func(s slices) { k.NormalizeBackward(s[0], s[1], s[2], 1) }},
+			"gelu":              {[]int{40, 40}, func(s slices) { k.Act(gpustage.GELU, s[0], s[1]) }},
+			"identity":          {[]int{40, 40}, func(s slices) { k.Act(gpustage.Identity, s[0], s[1]) }},
+			"gelu backward":     {[]int{40, 40, 40}, func(s slices) { k.ActBackward(gpustage.GELU, s[0], s[1], s[2]) }},
+			"dropout":           {[]int{40, 40, 40}, func(s slices) { k.Dropout(s[0], s[1], s[2], 16, Dropout{}) }},
+			"adamw":             {[]int{40, 40, 40, 40}, func(s slices) { k.AdamW(s[0], s[1], s[2], s[3], gpustage.AdamW{Step: 1}) }},
+			"sgd":               {[]int{40, 40, 40}, func(s slices) { k.SGD(s[0], s[1], s[2], gpustage.SGD{}) }},
+			"add rows":          {[]int{40, 9*41 - 1}, func(s slices) { k.AddRows(s[0], Rows{s[1], 41}, 9) }},
+			"eight rows":        {[]int{40, 8*41 - 1}, func(s slices) { k.AddRows(s[0], Rows{s[1], 41}, 8) }},
+			"layer norm": {[]int{20, 41, 41, 20, 2}, func(s slices) {
+				k.LayerNorm(Rows{s[1], 21}, make([]float32, 2), s[4], Rows{s[2], 21}, s[0], s[3], 1)
+			}},
+			"layer norm backward": {[]int{20, 41, 41, 41, 2, 20, 20}, func(s slices) {
+				k.LayerNormBackward(Rows{s[1], 21}, s[5], s[6], Rows{s[2], 21}, Rows{s[3], 21}, make([]float32, 2), s[4], s[0])
+			}},
+			"mask":    {[]int{40}, func(s slices) { k.MaskRow(s[0], 1, ids) }},
+			"to bf16": {[]int{40, 40}, func(s slices) { k.ToBF16(make([]uint16, 40), s[1]) }},
+			"widen":   {[]int{40}, func(s slices) { k.FromBF16(s[0], halves) }},
 		} {
-			func() {
-				defer func() {
-					if recover() == nil {
-						t.Errorf("%s took a slice that is too short", name)
+			for short := range c.lengths {
+				if short == 0 && len(c.lengths) > 1 {
+					continue
+				}
+				var all slices
+				for i, n := range c.lengths {
+					if i == short && i > 0 {
+						n--
 					}
+					all = append(all, make([]float32, n))
+				}
+				func() {
+					defer func() {
+						if recover() == nil {
+							t.Errorf("%s took a slice, number %d, that is too short", name, short)
+						}
+					}()
+					c.call(all)
 				}()
-				f()
-			}()
+			}
 		}
 	})
 }
