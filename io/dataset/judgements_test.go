@@ -2,10 +2,12 @@ package dataset
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,6 +72,31 @@ func TestBareFiles(t *testing.T) {
 		if _, err := LoadRetrieval(t.Context(), at(c[0]), at(c[1]), at(c[2])); err == nil || !strings.Contains(err.Error(), c[3]) {
 			t.Errorf("%v: %v", c, err)
 		}
+	}
+}
+
+// Queries, texts and judgements at a URL that stands for several files are those of all of them, in the order of their names.
+func TestJudgementsByURL(t *testing.T) {
+	dir := write(t, map[string]string{
+		"q1.tsv": "1\ta\n", "q2.tsv": "2\tb\n", "c1.tsv": "1\tx\n", "c2.tsv": "id\ttext\n2\ty\n", "r1.tsv": "1\t2\t1\n", "r2.tsv": "query-id\tcorpus-id\tscore\n2\t1\t1\n",
+		"r1.csv": "query_id,doc_id,relevance\n1,2,1\n", "r2.csv": "query_id,doc_id,relevance\n2,1,1\n", "r1.trec": "1 0 2 1\n", "r2.trec": "2 0 1 1\n",
+	})
+	RegisterScheme("judged", func(_ context.Context, url string, _ Splits) ([]string, error) {
+		found, err := filepath.Glob(filepath.Join(dir, strings.TrimPrefix(url, "judged://")))
+		slices.Reverse(found)
+		return found, err
+	})
+	want := &Retrieval{QueryIDs: []string{"1", "2"}, Queries: []string{"a", "b"}, DocIDs: []string{"1", "2"}, Docs: []string{"x", "y"}, Judgements: []Judgement{{0, 1, 1}, {1, 0, 1}}}
+	for _, qrels := range []string{"r*.tsv", "r?.trec"} {
+		if got, err := LoadRetrieval(t.Context(), "judged://q*.tsv", "judged://c?.tsv", "judged://"+qrels); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v (%v)\nwant %+v", qrels, got, err, want)
+		}
+	}
+	if got, err := LoadRetrieval(t.Context(), "judged://q*.tsv", "judged://c1.tsv", "judged://r*.csv"); err != nil || len(got.Judgements)+len(got.Missed) != 2 { // as the scheme has them
+		t.Errorf("%+v (%v)", got, err)
+	}
+	if _, err := LoadRetrieval(t.Context(), "judged://q*.tsv", "judged://c1.tsv", "judged://z*"); err == nil || !strings.Contains(err.Error(), "judged://z* matches no file") {
+		t.Errorf("no file: %v", err)
 	}
 }
 
