@@ -176,3 +176,63 @@ func TestTaskFiles(t *testing.T) {
 		t.Errorf("%d texts, %v", n, err)
 	}
 }
+
+// What is no judgement, or no text with an id, is told with its place, and so is a file that ends too early or is not there. What was opened is closed.
+func TestJudgementsRefused(t *testing.T) {
+	cut := func(text string) string {
+		var b bytes.Buffer
+		g := gzip.NewWriter(&b)
+		fmt.Fprint(g, text)
+		g.Flush() // and no end
+		return b.String()
+	}
+	dir := write(t, map[string]string{
+		"query.jsonl": `{"query_id": null, "doc_id": 2, "relevance": 3}`, "doc.jsonl": `{"query_id": 1, "doc_id": null, "relevance": 3}`, "word.csv": "query_id,doc_id,relevance\n1,2,yes\n",
+		"half.csv": "query_id,doc_id,relevance\n1,2,0.5\n", "half.tsv": "1\t2\t0.5\n", "again.tsv": "1\t2\t3\nquery-id\tcorpus-id\tscore\n", "later.txt": "1 2 3\nquery-id corpus-id score\n",
+		"cut.tsv.gz": cut("1\t0\t2\t3\n"), "cut.gz": cut("1 0 2 3\n"), "binary.txt": "1 2 3\n1 \xff 3\n", "three.tsv": "1\ta\n\n2\tb\tc\n", "binary.tsv": "1\ta\n\xff\tb\n",
+		"empty.tsv": "", "wide.tsv": "1\ta\tb\n2\tb\tc\n", "named.tsv": "1a\ttext\n2\tb\n", "texts.tsv.gz": cut("1\ta\n"),
+	})
+	descriptors := func() int {
+		open, _ := os.ReadDir("/proc/self/fd") // none on other systems
+		return len(open)
+	}
+	before := descriptors()
+	judged := func(path string) error {
+		return loadJudgements(t.Context(), path, func(string, string, float64, Location) error { return nil })
+	}
+	text := func(path string) error {
+		_, err := loadTexts(t.Context(), path, func(string, string, bool, Location) error { return nil })
+		return err
+	}
+	for _, c := range []struct {
+		load       func(path string) error
+		name, want string
+	}{
+		{judged, "query.jsonl", `query.jsonl:1: query "", document "2", relevance "3": want two ids and a whole number`},
+		{judged, "doc.jsonl", `doc.jsonl:1: query "1", document "", relevance "3": want two ids and a whole number`},
+		{judged, "word.csv", `word.csv:2: query "1", document "2", relevance "yes": want two ids and a whole number`},
+		{judged, "half.csv", `half.csv:2: query "1", document "2": the relevance is 0.5, want a whole number`},
+		{judged, "half.tsv", `half.tsv:1: the score is "0.5", want a whole number`},
+		{judged, "again.tsv", `again.tsv:2: the score is "score", want a whole number`},
+		{judged, "later.txt", `later.txt:2: the score is "score", want a whole number`},
+		{judged, "cut.tsv.gz", "cut.tsv.gz: unexpected EOF"},
+		{judged, "cut.gz", "cut.gz: unexpected EOF"},
+		{judged, "binary.txt", "binary.txt:2: the line " + notUTF8},
+		{judged, "none.tsv", "none.tsv"},
+		{text, "three.tsv", "three.tsv:3: 3 fields between tabs, want an id and a text"},
+		{text, "binary.tsv", `binary.tsv:2, column "id": the id ` + notUTF8},
+		{text, "empty.tsv", "empty.tsv"},
+		{text, "wide.tsv", `wide.tsv has no column "id"`},
+		{text, "named.tsv", `named.tsv has no column "id"`},
+		{text, "texts.tsv.gz", "texts.tsv.gz: unexpected EOF"},
+		{text, "none.tsv", "none.tsv"},
+	} {
+		err := c.load(filepath.Join(dir, c.name))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+	if after := descriptors(); after != before {
+		t.Errorf("%d files are open, and were %d", after, before)
+	}
+}
