@@ -190,7 +190,7 @@ func TestJudgementsRefused(t *testing.T) {
 		"query.jsonl": `{"query_id": null, "doc_id": 2, "relevance": 3}`, "doc.jsonl": `{"query_id": 1, "doc_id": null, "relevance": 3}`, "word.csv": "query_id,doc_id,relevance\n1,2,yes\n",
 		"half.csv": "query_id,doc_id,relevance\n1,2,0.5\n", "half.tsv": "1\t2\t0.5\n", "again.tsv": "1\t2\t3\nquery-id\tcorpus-id\tscore\n", "later.txt": "1 2 3\nquery-id corpus-id score\n",
 		"cut.tsv.gz": cut("1\t0\t2\t3\n"), "cut.gz": cut("1 0 2 3\n"), "binary.txt": "1 2 3\n1 \xff 3\n", "three.tsv": "1\ta\n\n2\tb\tc\n", "binary.tsv": "1\ta\n\xff\tb\n",
-		"empty.tsv": "", "wide.tsv": "1\ta\tb\n2\tb\tc\n", "named.tsv": "1a\ttext\n2\tb\n", "texts.tsv.gz": cut("1\ta\n"),
+		"empty.tsv": "", "wide.tsv": "1\ta\tb\n2\tb\tc\n", "named.tsv": "1a\ttext\n2\tb\n", "texts.tsv.gz": cut("1\ta\n"), "no.tsv.gz": "1\ta\n", "no.tsv.zst": "1\ta\n",
 	})
 	descriptors := func() int {
 		open, _ := os.ReadDir("/proc/self/fd") // none on other systems
@@ -202,6 +202,10 @@ func TestJudgementsRefused(t *testing.T) {
 	}
 	text := func(path string) error {
 		_, err := loadTexts(t.Context(), path, func(string, string, bool, Location) error { return nil })
+		return err
+	}
+	byID := func(path string) error {
+		_, err := OpenTexts(t.Context(), TextSource{Paths: []string{path}}, nil)
 		return err
 	}
 	for _, c := range []struct {
@@ -224,7 +228,10 @@ func TestJudgementsRefused(t *testing.T) {
 		{text, "empty.tsv", "empty.tsv"},
 		{text, "wide.tsv", `wide.tsv has no column "id"`},
 		{text, "named.tsv", `named.tsv has no column "id"`},
+		{byID, "wide.tsv", `wide.tsv has no column "id"; its columns are "1", "a", "b"`},
 		{text, "texts.tsv.gz", "texts.tsv.gz: unexpected EOF"},
+		{text, "no.tsv.gz", "no.tsv.gz: "},
+		{text, "no.tsv.zst", "no.tsv.zst: "},
 		{text, "none.tsv", "none.tsv"},
 	} {
 		err := c.load(filepath.Join(dir, c.name))
