@@ -291,6 +291,10 @@ func TestSamplerErrors(t *testing.T) {
 	for i := range texts {
 		texts[i] = []uint64{uint64(i), 1000 + uint64(i)%4} // four positives for all
 	}
+	hundred := make([]int64, 100)
+	for i := range hundred {
+		hundred[i] = int64(i)
+	}
 	base := SamplerConfig{Seed: 1, GlobalSize: 10, Epochs: 1, DropLast: true}
 	with := func(change func(c *SamplerConfig)) SamplerConfig {
 		c := base
@@ -307,6 +311,8 @@ func TestSamplerErrors(t *testing.T) {
 		{with(func(c *SamplerConfig) { c.NoDuplicates = true }), ErrBatchTooLarge, "batch.global_size is 10, but so many rows share texts that a batch without duplicates gets only 4 of the 100 rows: lower batch.global_size, or of rows with negatives (which they share too) negatives_per_query, or set batch.no_duplicates"},
 		{with(func(c *SamplerConfig) { c.GlobalSize = 0 }), nil, "batch.global_size is 0"},
 		{with(func(c *SamplerConfig) { c.Epochs = 0 }), nil, "train.epochs is 0"},
+		{with(func(c *SamplerConfig) { c.Skip = slices.Clone(hundred[1:]) }), ErrBatchTooLarge, "the data has only 1 row, which has no negatives"},
+		{with(func(c *SamplerConfig) { c.Lengths = fortieth{} }), nil, "batch.by_length needs data.shuffle"},
 	} {
 		_, err := NewSampler(l, texts, c.cfg)
 		if err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
@@ -320,6 +326,21 @@ func TestSamplerErrors(t *testing.T) {
 	s, err := NewSampler(l, texts, with(func(c *SamplerConfig) { c.NoDuplicates, c.DropLast = true, false }))
 	if err != nil || s.Len(0) != 25 {
 		t.Errorf("%v, %d batches, want 25", err, s.Len(0))
+	}
+
+	// A batch larger than the data is what there is.
+	s, err = NewSampler(l, nil, with(func(c *SamplerConfig) { c.GlobalSize, c.DropLast = 101, false }))
+	if err != nil || s.Len(0) != 1 {
+		t.Fatalf("%v, %d batches, want 1", err, s.Len(0))
+	}
+	if b, ok := s.Next(); !ok || !slices.Equal(b.Rows, hundred) {
+		t.Errorf("batch %v", b)
+	}
+	// A window that isn't given is the usual one.
+	cursor := s.Cursor()
+	s, err = NewSampler(l, nil, with(func(c *SamplerConfig) { c.GlobalSize, c.DropLast, c.Window = 101, false, Window{65536, 64 << 20} }))
+	if err != nil || s.Restore(cursor) != nil {
+		t.Errorf("%v, window %+v", err, cursor)
 	}
 
 	s, _ = NewSampler(l, texts, base)
