@@ -98,6 +98,18 @@ func TestMixers(t *testing.T) {
 			}
 		}
 		checkRows(t, name, m, all)
+		if taken := int64(0); !m.continues() { // a row is in a batch, or dropped
+			m, usable := open(), int64(0)
+			for _, b := range drainMixer(m) {
+				taken += int64(len(b.Rows))
+			}
+			for _, p := range m.parts {
+				usable += p.layout.total() - int64(len(p.cfg.Skip))
+			}
+			if dropped := m.Stats().Dropped; taken+dropped != 3*usable {
+				t.Errorf("%s: %d rows in batches, %d dropped, of 3 x %d", name, taken, dropped, usable)
+			}
+		}
 
 		for at := 0; at <= len(all); at += 1 + at/7 {
 			m := open()

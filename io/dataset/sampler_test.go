@@ -264,24 +264,33 @@ func TestSamplerRestart(t *testing.T) {
 
 // A run that has come to its end goes on where it has more epochs than it had.
 func TestSamplerMoreEpochs(t *testing.T) {
-	cfg := SamplerConfig{Seed: 1, GlobalSize: 7, Epochs: 3, Shuffle: true}
-	open := func(epochs int) *Sampler {
-		cfg.Epochs = epochs
-		s, err := NewSampler(evenLayout(100, 10), nil, cfg)
-		if err != nil {
+	texts := make(fixedTexts, 100)
+	for i := range texts {
+		texts[i] = []uint64{uint64(max(0, i-20))} // the first 21 rows' is one: of these some never come into a full batch
+	}
+	for _, distinct := range []bool{false, true} {
+		cfg := SamplerConfig{Seed: 1, GlobalSize: 7, Shuffle: true, NoDuplicates: distinct, DropLast: distinct}
+		open := func(epochs int) *Sampler {
+			cfg.Epochs = epochs
+			s, err := NewSampler(evenLayout(100, 10), texts, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		want := drain(open(3))
+		short := open(1)
+		first := drain(short)
+		if distinct && short.stats.Dropped < 7 {
+			t.Errorf("%d rows dropped, want those that share a text", short.stats.Dropped)
+		}
+		more := open(3)
+		if err := more.Restore(short.Cursor()); err != nil {
 			t.Fatal(err)
 		}
-		return s
-	}
-	want := drain(open(3))
-	short := open(1)
-	first := drain(short)
-	more := open(3)
-	if err := more.Restore(short.Cursor()); err != nil {
-		t.Fatal(err)
-	}
-	if got := append(first, drain(more)...); fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("%v, want %v", got, want)
+		if got := append(first, drain(more)...); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%v, want %v", got, want)
+		}
 	}
 }
 
