@@ -165,6 +165,17 @@ func TestCard(t *testing.T) {
 	}
 }
 
+// Of what only the second has, one tensor is named and the others are counted.
+func TestRest(t *testing.T) {
+	a := folderOf(t, "bert/minilm-tiny")
+	first := without(t, variant(t, a, same), "pooler.dense.bias", "pooler.dense.weight")
+	var notes []string
+	mixed(t, mix.Options{Note: func(m string) { notes = append(notes, m) }}, two(first, a)...)
+	if want := "pooler.dense.bias of b is not in a, nor is 1 other of its tensors: left out, as nothing here depends on that"; len(notes) != 1 || notes[0] != want {
+		t.Errorf("%q, want %q", notes, want)
+	}
+}
+
 // What would fail is found before losses are measured, and the folder's own troubles are told as what they are.
 func TestCompare(t *testing.T) {
 	a := folderOf(t, "bert/minilm-tiny")
