@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -459,6 +460,37 @@ func BenchmarkSampler(b *testing.B) {
 			b.ReportMetric(float64(rows)/b.Elapsed().Seconds(), "rows/s")
 			b.ReportMetric(float64(s.waiting.n), "waiting")
 		})
+	}
+}
+
+// The set of a batch's texts is empty after every clearing, that at which generations begin anew too.
+func TestTextSet(t *testing.T) {
+	var set textSet
+	one, two := Hash128{1, 64}, Hash128{2, 128} // which belong in one slot
+	for _, generation := range []uint32{0, 1, math.MaxUint32 - 1, math.MaxUint32} {
+		if set.generation = generation; generation == math.MaxUint32 {
+			set.slots[0] = textSlot{one, 1} // of four billion batches ago
+		}
+		set.clear()
+		if set.has(one) || set.has(two) {
+			t.Errorf("after generation %d it has %v, %v", generation, set.has(one), set.has(two))
+		}
+		set.add(one)
+		if !set.has(one) || set.has(two) || set.used != 1 {
+			t.Errorf("after generation %d it has %v, %v, used %d", generation, set.has(one), set.has(two), set.used)
+		}
+		set.add(two)
+		if set.add(one); !set.has(one) || !set.has(two) || set.used != 2 {
+			t.Errorf("after generation %d it has %v, %v, used %d", generation, set.has(one), set.has(two), set.used)
+		}
+	}
+}
+
+// A first epoch that has no full batch is refused, whatever others have.
+func TestSamplerFirstEpoch(t *testing.T) {
+	cfg := SamplerConfig{Seed: 1, GlobalSize: 40, Epochs: 2, NoDuplicates: true, DropLast: true}
+	if _, err := NewSampler(fixed(60), changing{}, cfg); !errors.Is(err, ErrBatchTooLarge) || !strings.Contains(err.Error(), "gets only 31 of the 60 rows") { // 41 in the second
+		t.Error(err)
 	}
 }
 
