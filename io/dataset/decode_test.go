@@ -260,7 +260,7 @@ func TestDeltaByHand(t *testing.T) {
 	}
 	long := bytes.Repeat([]byte{0xff}, 11) // no number has so many bytes
 	for name, b := range map[string][]byte{
-		"no parts": header(128, 0, 9, 0), "too many parts": header(8*513, 513, 9, 0), "no block": header(0, 4, 9, 0), "too large a block": header(1<<16+8, 1, 9, 0), "unequal parts": header(100, 3, 9, 0),
+		"no parts": header(128, 0, 9, 0), "too many parts": header(8*513, 513, 9, 0), "no block": header(0, 4, 9, 0), "too large a block": header(1<<16+8, 1, 9, 0), "unequal parts": header(50, 3, 9, 0),
 		"parts of no bytes": header(12, 3, 9, 0), "another number": header(128, 4, 8, 0), "a long number": long, "a long first": append(header(128, 4, 9)[:4], long...), "a long least": append(header(128, 4, 9, 0)[:5], long...),
 		"too wide": append(header(8, 1, 9, 0)[:4], append([]byte{0, 65}, make([]byte, 999)...)...),
 	} {
