@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -184,6 +185,94 @@ func TestDeltaAgainstParquetGo(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// packDeltas is DELTA_BINARY_PACKED by the format's own words, a bit at a time.
+func packDeltas(block, minis int, values []int64) (b []byte) {
+	for _, n := range []int{block, minis, len(values)} {
+		b = binary.AppendUvarint(b, uint64(n))
+	}
+	b = binary.AppendVarint(b, values[0])
+	var deltas []int64
+	for i, v := range values[1:] {
+		deltas = append(deltas, v-values[i])
+	}
+	for part := range slices.Chunk(deltas, block) {
+		least := slices.Min(part)
+		b = binary.AppendVarint(b, least)
+		widths, data := make([]byte, minis), []byte(nil)
+		for m := 0; m*block/minis < len(part); m++ {
+			mini := make([]uint64, block/minis)
+			for i, d := range part[m*block/minis : min(len(part), (m+1)*block/minis)] {
+				mini[i] = uint64(d - least)
+				widths[m] = max(widths[m], byte(bits.Len64(mini[i])))
+			}
+			bytes, at := make([]byte, block/minis*int(widths[m])/8), 0
+			for _, v := range mini {
+				for k := range int(widths[m]) {
+					bytes[at/8] |= byte(v>>k&1) << (at % 8)
+					at++
+				}
+			}
+			data = append(data, bytes...)
+		}
+		b = append(append(b, widths...), data...)
+	}
+	return b
+}
+
+// Integers of every width, in blocks of every form that the format allows, are read as they were; empty texts are texts; and of a header that says what
+// can't be, or an end too early, an error tells.
+func TestDeltaByHand(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	for _, form := range [][2]int{{8, 1}, {128, 4}, {64, 8}, {4096, 512}, {1 << 16, 8}} {
+		for width := range 65 {
+			values := []int64{rng.Int64()}
+			for range 150 {
+				values = append(values, values[len(values)-1]+int64(rng.Uint64()>>(64-width))) // by 64 it is 0
+			}
+			b := packDeltas(form[0], form[1], values)
+			if got, rest, err := deltaInts(append(b, "rest"...), len(values)); err != nil || !slices.Equal(got, values) || string(rest) != "rest" {
+				t.Fatalf("blocks %v, width %d: %v (%v), want %v, rest %q", form, width, got, err, values, rest)
+			}
+			if form[0] > 128 || width%5 > 0 {
+				continue // these end with bits that nothing is of
+			}
+			for cut := range b {
+				if _, _, err := deltaInts(b[:cut], len(values)); err == nil {
+					t.Fatalf("blocks %v, width %d: nothing is wrong with %d of %d bytes", form, width, cut, len(b))
+				}
+			}
+		}
+	}
+	if data, ends, err := deltaLengthText(nil, append(packDeltas(8, 1, []int64{0, 3, 0}), "abc"...), 3); err != nil || string(data) != "abc" || !slices.Equal(ends, []uint32{0, 3, 3}) {
+		t.Errorf("empty texts: %q, %v, %v", data, ends, err)
+	}
+	if _, _, err := deltaLengthText(nil, append(packDeltas(8, 1, []int64{1, -1}), "abc"...), 2); err == nil {
+		t.Error("a text of less than no bytes")
+	}
+	header := func(numbers ...uint64) (b []byte) {
+		for _, n := range numbers {
+			b = binary.AppendUvarint(b, n)
+		}
+		return append(b, make([]byte, 1<<17)...)
+	}
+	long := bytes.Repeat([]byte{0xff}, 11) // no number has so many bytes
+	for name, b := range map[string][]byte{
+		"no parts": header(128, 0, 9, 0), "too many parts": header(8*513, 513, 9, 0), "no block": header(0, 4, 9, 0), "too large a block": header(1<<16+8, 1, 9, 0), "unequal parts": header(50, 3, 9, 0),
+		"parts of no bytes": header(12, 3, 9, 0), "another number": header(128, 4, 8, 0), "a long number": long, "a long first": append(header(128, 4, 9)[:4], long...), "a long least": append(header(128, 4, 9, 0)[:5], long...),
+		"too wide": append(header(8, 1, 9, 0)[:4], append([]byte{0, 65}, make([]byte, 999)...)...),
+	} {
+		if got, _, err := deltaInts(b, 9); err == nil {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	if _, err := joinBytes(nil, make([]byte, 11), 3, 4); err == nil {
+		t.Error("3 values of 4 bytes in 11")
+	}
+	if got, err := joinBytes(nil, []byte("adbecf"), 3, 2); err != nil || string(got) != "aedcbf" {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 

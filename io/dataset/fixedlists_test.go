@@ -275,6 +275,11 @@ func TestPackedRowStarts(t *testing.T) {
 // TestRowStarts: rows' starts found in runs are those of unpacked levels, and damage is an error in both.
 func TestRowStarts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
+	for _, src := range [][]byte{{2}, {0, 1, 16, 1}} { // a run without a value, and one of nothing
+		if got, err := rowStarts(nil, src, 8); err == nil {
+			t.Errorf("8 levels in % x: %v", src, got)
+		}
+	}
 	for try := range 2000 {
 		bits := make([]uint8, rng.IntN(300))
 		for i := range bits {

@@ -2,10 +2,12 @@ package dataset
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,6 +72,31 @@ func TestBareFiles(t *testing.T) {
 		if _, err := LoadRetrieval(t.Context(), at(c[0]), at(c[1]), at(c[2])); err == nil || !strings.Contains(err.Error(), c[3]) {
 			t.Errorf("%v: %v", c, err)
 		}
+	}
+}
+
+// Queries, texts and judgements at a URL that stands for several files are those of all of them, in the order of their names.
+func TestJudgementsByURL(t *testing.T) {
+	dir := write(t, map[string]string{
+		"q1.tsv": "1\ta\n", "q2.tsv": "2\tb\n", "c1.tsv": "1\tx\n", "c2.tsv": "id\ttext\n2\ty\n", "r1.tsv": "1\t2\t1\n", "r2.tsv": "query-id\tcorpus-id\tscore\n2\t1\t1\n",
+		"r1.csv": "query_id,doc_id,relevance\n1,2,1\n", "r2.csv": "query_id,doc_id,relevance\n2,1,1\n", "r1.trec": "1 0 2 1\n", "r2.trec": "2 0 1 1\n",
+	})
+	RegisterScheme("judged", func(_ context.Context, url string, _ Splits) ([]string, error) {
+		found, err := filepath.Glob(filepath.Join(dir, strings.TrimPrefix(url, "judged://")))
+		slices.Reverse(found)
+		return found, err
+	})
+	want := &Retrieval{QueryIDs: []string{"1", "2"}, Queries: []string{"a", "b"}, DocIDs: []string{"1", "2"}, Docs: []string{"x", "y"}, Judgements: []Judgement{{0, 1, 1}, {1, 0, 1}}}
+	for _, qrels := range []string{"r*.tsv", "r?.trec"} {
+		if got, err := LoadRetrieval(t.Context(), "judged://q*.tsv", "judged://c?.tsv", "judged://"+qrels); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v (%v)\nwant %+v", qrels, got, err, want)
+		}
+	}
+	if got, err := LoadRetrieval(t.Context(), "judged://q*.tsv", "judged://c1.tsv", "judged://r*.csv"); err != nil || len(got.Judgements)+len(got.Missed) != 2 { // as the scheme has them
+		t.Errorf("%+v (%v)", got, err)
+	}
+	if _, err := LoadRetrieval(t.Context(), "judged://q*.tsv", "judged://c1.tsv", "judged://z*"); err == nil || !strings.Contains(err.Error(), "judged://z* matches no file") {
+		t.Errorf("no file: %v", err)
 	}
 }
 
@@ -147,5 +174,72 @@ func TestTaskFiles(t *testing.T) {
 	n := 0
 	if _, err := loadTexts(t.Context(), long, func(string, string, bool, Location) error { n++; return nil }); err != nil || n != maxRow>>20+2 {
 		t.Errorf("%d texts, %v", n, err)
+	}
+}
+
+// What is no judgement, or no text with an id, is told with its place, and so is a file that ends too early or is not there. What was opened is closed.
+func TestJudgementsRefused(t *testing.T) {
+	cut := func(text string) string {
+		var b bytes.Buffer
+		g := gzip.NewWriter(&b)
+		fmt.Fprint(g, text)
+		g.Flush() // and no end
+		return b.String()
+	}
+	dir := write(t, map[string]string{
+		"query.jsonl": `{"query_id": null, "doc_id": 2, "relevance": 3}`, "doc.jsonl": `{"query_id": 1, "doc_id": null, "relevance": 3}`, "word.csv": "query_id,doc_id,relevance\n1,2,yes\n",
+		"half.csv": "query_id,doc_id,relevance\n1,2,0.5\n", "half.tsv": "1\t2\t0.5\n", "again.tsv": "1\t2\t3\nquery-id\tcorpus-id\tscore\n", "later.txt": "1 2 3\nquery-id corpus-id score\n",
+		"cut.tsv.gz": cut("1\t0\t2\t3\n"), "cut.gz": cut("1 0 2 3\n"), "binary.txt": "1 2 3\n1 \xff 3\n", "three.tsv": "1\ta\n\n2\tb\tc\n", "binary.tsv": "1\ta\n\xff\tb\n",
+		"empty.tsv": "", "wide.tsv": "1\ta\tb\n2\tb\tc\n", "named.tsv": "1a\ttext\n2\tb\n", "texts.tsv.gz": cut("1\ta\n"), "no.tsv.gz": "1\ta\n", "no.tsv.zst": "1\ta\n",
+	})
+	descriptors := func() int {
+		open, _ := os.ReadDir("/proc/self/fd") // none on other systems
+		return len(open)
+	}
+	before := descriptors()
+	judged := func(path string) error {
+		return loadJudgements(t.Context(), path, func(string, string, float64, Location) error { return nil })
+	}
+	text := func(path string) error {
+		_, err := loadTexts(t.Context(), path, func(string, string, bool, Location) error { return nil })
+		return err
+	}
+	byID := func(path string) error {
+		_, err := OpenTexts(t.Context(), TextSource{Paths: []string{path}}, nil)
+		return err
+	}
+	for _, c := range []struct {
+		load       func(path string) error
+		name, want string
+	}{
+		{judged, "query.jsonl", `query.jsonl:1: query "", document "2", relevance "3": want two ids and a whole number`},
+		{judged, "doc.jsonl", `doc.jsonl:1: query "1", document "", relevance "3": want two ids and a whole number`},
+		{judged, "word.csv", `word.csv:2: query "1", document "2", relevance "yes": want two ids and a whole number`},
+		{judged, "half.csv", `half.csv:2: query "1", document "2": the relevance is 0.5, want a whole number`},
+		{judged, "half.tsv", `half.tsv:1: the score is "0.5", want a whole number`},
+		{judged, "again.tsv", `again.tsv:2: the score is "score", want a whole number`},
+		{judged, "later.txt", `later.txt:2: the score is "score", want a whole number`},
+		{judged, "cut.tsv.gz", "cut.tsv.gz: unexpected EOF"},
+		{judged, "cut.gz", "cut.gz: unexpected EOF"},
+		{judged, "binary.txt", "binary.txt:2: the line " + notUTF8},
+		{judged, "none.tsv", "none.tsv"},
+		{text, "three.tsv", "three.tsv:3: 3 fields between tabs, want an id and a text"},
+		{text, "binary.tsv", `binary.tsv:2, column "id": the id ` + notUTF8},
+		{text, "empty.tsv", "empty.tsv"},
+		{text, "wide.tsv", `wide.tsv has no column "id"`},
+		{text, "named.tsv", `named.tsv has no column "id"`},
+		{byID, "wide.tsv", `wide.tsv has no column "id"; its columns are "1", "a", "b"`},
+		{text, "texts.tsv.gz", "texts.tsv.gz: unexpected EOF"},
+		{text, "no.tsv.gz", "no.tsv.gz: "},
+		{text, "no.tsv.zst", "no.tsv.zst: "},
+		{text, "none.tsv", "none.tsv"},
+	} {
+		err := c.load(filepath.Join(dir, c.name))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+	if after := descriptors(); after != before {
+		t.Errorf("%d files are open, and were %d", after, before)
 	}
 }

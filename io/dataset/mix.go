@@ -303,13 +303,19 @@ func (m *Mixer) Cursor() Cursor {
 // Restore goes to a cursor's place, as [Sampler.Restore] does.
 func (m *Mixer) Restore(c Cursor) error {
 	if len(m.parts) == 1 && !m.continues() {
-		if len(c.Parts) > 0 {
+		if len(c.Parts) > 1 {
 			return fail(ErrCursor, "the order of the data can't be continued: there were %d datasets and there is one now", len(c.Parts))
+		}
+		if c.Mixing != "" {
+			return fail(ErrCursor, "the order of the data can't be continued: data.mixing was %s and is %s now", c.Mixing, m.mix)
 		}
 		if err := m.parts[0].Restore(c); err != nil {
 			return err
 		}
 		m.startEpoch(c.Epoch)
+		if c.Batch > len(m.order) && c.Epoch < m.cfg.Epochs {
+			return m.damaged(c)
+		}
 		m.index = c.Batch
 		return nil
 	}
@@ -317,7 +323,10 @@ func (m *Mixer) Restore(c Cursor) error {
 		return fail(ErrCursor, "the order of the data can't be continued: the number of datasets was %d and is %d now", was, len(m.parts))
 	}
 	if c.Mixing != m.mix.String() {
-		return fail(ErrCursor, "the order of the data can't be continued: data.mixing was %s and is %s now", c.Mixing, m.mix)
+		return fail(ErrCursor, "the order of the data can't be continued: data.mixing was %s and is %s now", cmp.Or(c.Mixing, Proportional.String()), m.mix)
+	}
+	if len(c.Parts) != len(m.parts) {
+		return fail(ErrCursor, "the cursor (epoch %d, batch %d) is damaged: it has no dataset's place", c.Epoch, c.Batch)
 	}
 	for i, p := range m.parts {
 		if err := p.Restore(c.Parts[i]); err != nil {
@@ -326,10 +335,15 @@ func (m *Mixer) Restore(c Cursor) error {
 	}
 	m.startEpoch(c.Epoch)
 	if c.Epoch < 0 || c.Batch < 0 || c.Batch > len(m.order) {
-		return fail(ErrCursor, "the cursor (epoch %d, batch %d) is damaged: the epoch has %d batches", c.Epoch, c.Batch, len(m.order))
+		return m.damaged(c)
 	}
 	m.index = c.Batch
 	return nil
+}
+
+// damaged is the error of a cursor to a batch that its epoch, which has been started, does not have.
+func (m *Mixer) damaged(c Cursor) error {
+	return fail(ErrCursor, "the cursor (epoch %d, batch %d) is damaged: the epoch has %d batches", c.Epoch, c.Batch, len(m.order))
 }
 
 // RestoreSkipping is Restore to a place that was come to while a row that can't be used was an error: before it there was none, so that a mixer

@@ -98,6 +98,18 @@ func TestMixers(t *testing.T) {
 			}
 		}
 		checkRows(t, name, m, all)
+		if taken := int64(0); !m.continues() { // a row is in a batch, or dropped
+			m, usable := open(), int64(0)
+			for _, b := range drainMixer(m) {
+				taken += int64(len(b.Rows))
+			}
+			for _, p := range m.parts {
+				usable += p.layout.total() - int64(len(p.cfg.Skip))
+			}
+			if dropped := m.Stats().Dropped; taken+dropped != 3*usable {
+				t.Errorf("%s: %d rows in batches, %d dropped, of 3 x %d", name, taken, dropped, usable)
+			}
+		}
 
 		for at := 0; at <= len(all); at += 1 + at/7 {
 			m := open()
@@ -221,6 +233,16 @@ func TestMixerRefuses(t *testing.T) {
 			t.Errorf("%v: %v, want %q", mix, err, want)
 		}
 	}
+	of := (*PartError)(nil)
+	if _, err := NewMixer([]Part{two[0], {}}, cfg, Mixing{}); !errors.As(err, &of) || of.Part != 1 || !errors.Is(err, ErrNoFiles) || err.Error() != "dataset 1: the data has no rows" {
+		t.Errorf("no rows: %v", err)
+	}
+	if _, err := NewMixer([]Part{{Layout: fixed(2), Skip: []int64{0, 1}}}, cfg, Mixing{}); errors.As(err, &of) || !errors.Is(err, ErrBadRow) || err.Error() != "none of the 2 rows can be used" {
+		t.Errorf("no row that can be used, of one dataset: %v", err)
+	}
+	if _, err := NewMixer(nil, cfg, Mixing{}); err == nil {
+		t.Error("a mixer of nothing")
+	}
 	m, err := NewMixer(two, cfg, Mixing{})
 	if err != nil {
 		t.Fatal(err)
@@ -250,12 +272,120 @@ func TestMixerRefusesDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	batches := int(m.Len(0))
+	batches, good := int(m.Len(0)), m.Cursor()
 	for i, change := range []func(c *Cursor){func(c *Cursor) { c.Batch = -1 }, func(c *Cursor) { c.Epoch = -1 }, func(c *Cursor) { c.Batch = batches + 1 }} {
-		c := m.Cursor()
+		c := good
 		change(&c)
 		if err := m.Restore(c); !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), "is damaged") {
 			t.Errorf("cursor %d: %v", i, err)
+		}
+	}
+	good.Batch = batches // the epoch's end
+	if err := m.Restore(good); err != nil {
+		t.Error(err)
+	}
+}
+
+// A mixer of one dataset goes on from what one of the same kind has left, and from nothing else. Weighted ones go on from epoch to epoch, others don't.
+func TestMixerOfOneRefuses(t *testing.T) {
+	open := func(mix Mixing) *Mixer {
+		m, err := NewMixer([]Part{{Layout: fixed(437)}}, SamplerConfig{GlobalSize: 16, Epochs: 2, Shuffle: true}, mix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	plain, weighted := open(Mixing{}), open(Mixing{Kind: Weighted, Weights: []float64{1}})
+	other, beyond, empty := plain.Cursor(), plain.Cursor(), weighted.Cursor()
+	other.Seed, beyond.Batch, empty.Parts = 9, 29, nil
+	for want, c := range map[string]struct {
+		m    *Mixer
+		from Cursor
+	}{
+		"data.mixing was weighted [1] and is round_robin now":                 {open(Mixing{Kind: RoundRobin}), weighted.Cursor()},
+		"data.mixing was proportional and is weighted [1] now":                {weighted, plain.Cursor()},
+		"train.seed was 9 and is 0 now":                                       {plain, other},
+		"the cursor (epoch 0, batch 29) is damaged: the epoch has 28 batches": {plain, beyond},
+		"the cursor (epoch 0, batch 0) is damaged: it has no dataset's place": {weighted, empty},
+	} {
+		if err := c.m.Restore(c.from); !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	beyond.Batch = 28
+	if err := plain.Restore(beyond); err != nil {
+		t.Error(err)
+	}
+}
+
+// changing are rows of which in each epoch other numbers share a text, so that epochs have other numbers of batches.
+type changing struct{}
+
+func (changing) Hashes(dst []Hash128, _ uint64, epoch int, row int64) []Hash128 {
+	if row%int64(2+epoch) == 0 {
+		return append(dst, Hash128{1, 0})
+	}
+	return append(dst, Hash128{0, uint64(row)})
+}
+
+// An epoch has as many batches of each dataset as that has in it; a dataset that goes on from epoch to epoch, as many as in the first one.
+func TestMixerEpochs(t *testing.T) {
+	cfg := SamplerConfig{Seed: 5, GlobalSize: 16, Epochs: 3, Shuffle: true, NoDuplicates: true}
+	for _, mix := range []Mixing{{}, {Kind: RoundRobin}, {Kind: Weighted, Weights: []float64{1, 1}}} {
+		for n := 1; n <= 2; n++ {
+			parts := []Part{{Layout: fixed(120), Texts: changing{}}, {Layout: fixed(60), Texts: changing{}}}[:n]
+			if mix.Kind == Weighted {
+				mix.Weights = mix.Weights[:n]
+			}
+			m, err := NewMixer(parts, cfg, mix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := [][]int64{{60, 30}, {40, 20}, {30, 15}} // one of those that share a text in each batch
+			switch mix.Kind {
+			case RoundRobin:
+				want = [][]int64{{30, 30}, {20, 20}, {15, 15}}
+			case Weighted:
+				want = [][]int64{{45, 45}, {45, 45}, {45, 45}}
+			}
+			if n == 1 && mix.Kind == Weighted {
+				want = [][]int64{{60}, {60}, {60}}
+			} else if n == 1 {
+				want = [][]int64{{60}, {40}, {30}}
+			}
+			all := drainMixer(m.Restart())
+			got := make([][]int64, 3)
+			for e := range got {
+				got[e] = make([]int64, n)
+				for _, b := range all {
+					if b.Epoch == e {
+						got[e][b.Source]++
+					}
+				}
+				sum := int64(0)
+				for _, k := range got[e] {
+					sum += k
+				}
+				if stated := m.Len(e); stated != sum || !slices.Equal(m.Shares(e), got[e]) {
+					t.Errorf("%v of %d, epoch %d: %d batches, %v, are stated, and there are %v", mix, n, e, stated, m.Shares(e), got[e])
+				}
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%v of %d: batches %v, want %v", mix, n, got, want)
+			}
+			if before, after := m.Len(-1), m.Len(3); before != 0 || after != 0 {
+				t.Errorf("%v of %d: epochs that are not have %d and %d batches", mix, n, before, after)
+			}
+			for range m.Len(0) + 5 {
+				m.Next()
+			}
+			again := m.Restart()
+			if err := again.Restore(m.Cursor()); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := drainMixer(again), all[m.Len(0)+5:]; !reflect.DeepEqual(got, want) {
+				t.Errorf("%v of %d: in the second epoch it goes on with %v, want %v", mix, n, got, want)
+			}
 		}
 	}
 }
@@ -396,6 +526,22 @@ func TestRestoreSkipping(t *testing.T) {
 					t.Errorf("%s: a row that has been used is skipped: %v", name, err)
 				}
 			}
+		}
+	}
+}
+
+// Of rows that were looked at before the first batch none is skipped that was not then.
+func TestRestoreSkippingIndexed(t *testing.T) {
+	for _, of := range []Part{{Texts: fortieth{}}, {Lengths: fortieth{}}} {
+		open := func(skip []int64) *Mixer {
+			m, err := NewMixer([]Part{{Layout: fixed(105), Texts: of.Texts, Lengths: of.Lengths, Skip: skip}}, SamplerConfig{GlobalSize: 10, Epochs: 1, Shuffle: true, NoDuplicates: of.Texts != nil}, Mixing{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m
+		}
+		if err := open([]int64{7}).RestoreSkipping(open(nil).Cursor()); !errors.Is(err, ErrCursor) || !strings.Contains(err.Error(), "the number of rows that can't be used was 0 and is 1 now") {
+			t.Errorf("%T: %v", of, err)
 		}
 	}
 }

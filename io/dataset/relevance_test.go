@@ -1,8 +1,11 @@
 package dataset
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -154,12 +157,56 @@ func TestLeaveOutBadRows(t *testing.T) {
 	}
 }
 
+// A block that can't be read keeps all its rows, which are told of where they are asked for; and an end of the run is no block that can't be read.
+func TestLeaveOutUnreadable(t *testing.T) {
+	at, queries, corpus := judged(t, map[string]string{})
+	w, err := NewParquetWriter(at("a.parquet"), OutColumn{"q", TextOut}, OutColumn{"p", TextOut}, OutColumn{"s", IntOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Write([]string{"1", "2", "3"}, []string{"d1", "d2", "d3"}, []int64{0, 1, 1}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(at("a.parquet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := Source{Paths: []string{at("a.parquet")}, Query: "q", Positive: "p", Queries: queries, Corpus: corpus, Relevance: "s"}
+	read := func() (rows int64, err error) {
+		d, err := Open(t.Context(), src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := d.leaveOut(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("the run ends: %v", err)
+		}
+		_, err = d.NewReader(ReaderConfig{}).Read(t.Context(), 0, []int64{0})
+		return d.Rows(), err
+	}
+	if rows, err := read(); rows != 2 || err != nil {
+		t.Errorf("%d rows, %v", rows, err)
+	}
+	damaged := slices.Clone(whole)
+	damaged[bytes.Index(damaged, []byte("d1"))]++
+	if err := os.WriteFile(at("a.parquet"), damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if rows, err := read(); rows != 3 || !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), `a.parquet: row group 0, column "p"`) {
+		t.Errorf("%d rows of a damaged file, %v", rows, err)
+	}
+}
+
 // Judgements are known by the names of their columns, or in .tsv files without such by how many there are, unless their score is something else.
 func TestRecogniseJudgements(t *testing.T) {
 	at, queries, corpus := judged(t, map[string]string{
 		"beir.tsv": "query-id\tcorpus-id\tscore\n0\td0\t0\n1\td1\t2\n", "ours.csv": "query_id,doc_id,relevance\n0,d0,0\n1,d1,2\n", "bare.tsv": "0\td0\t0\n1\td1\t2\n", "trec.tsv": "0\t0\td0\t0\n1\t0\td1\t2\n",
 		"two.tsv": "0\td0\n1\td1\n", "triples.tsv": "0\td0\td5\n1\td1\td0\n", "marco.tsv": "0\t1\t600\n1\t1\t0\n",
 		"pairs.tsv": "query-id\tcorpus-id\n0\td0\n1\td1\n", "others.csv": "q,p,score\n0,d0,0\n1,d1,2\n",
+		"both.csv": "query-id,corpus-id,x,score\n0,d0,0,1\n1,d1,1,0\n", "half.csv": "query-id,p,score\n0,d0,0\n1,d1,2\n", "other half.csv": "q,corpus-id,score\n0,d0,0\n1,d1,2\n", "all.csv": "query-id,corpus-id,score\n0,d0,1\n1,d1,2\n",
+		"hundred.tsv": "1\td1\t100\n0\td0\t0\n", "names.tsv": "q\titer\tp\ts\n0\t0\td0\t0\n1\t0\td1\t1\n", "far.tsv": "0\t1\td0\t600\n1\t1\td1\t0\n", "five.tsv": "0\t1\td0\t2\t3\n1\t1\td1\t0\t1\n",
 	})
 	both := [][]string{{"query 0", "text 0"}, {"query 1", "text 1"}}
 	for _, c := range []struct {
@@ -179,6 +226,13 @@ func TestRecogniseJudgements(t *testing.T) {
 		{"pairs.tsv", Source{Query: "query-id", Positive: "corpus-id"}, both, ""},
 		{"others.csv", Source{Query: "q", Positive: "p"}, both, ""},
 		{"two.tsv", Source{Query: "q", Positive: "p"}, both, ""},
+		{"both.csv", Source{Query: "query-id", Positive: "corpus-id", Relevance: "x"}, both[1:], `whose "x" is 0 or less`},
+		{"half.csv", Source{Query: "query-id", Positive: "p"}, both, ""},
+		{"other half.csv", Source{Query: "q", Positive: "corpus-id"}, both, ""},
+		{"all.csv", Source{Query: "query-id", Positive: "corpus-id"}, both, `and "score" says`},
+		{"bare.tsv", Source{Query: "query-id", Positive: "corpus-id", Relevance: "s"}, both[1:], `whose "s" is 0 or less`},
+		{"hundred.tsv", Source{Query: "query-id", Positive: "corpus-id"}, both[1:], `whose "relevance" is 0 or less`},
+		{"names.tsv", Source{Query: "q", Positive: "p", Relevance: "s"}, both[1:], `whose "s" is 0 or less`},
 		{"triples.tsv", Source{Query: "q", Positive: "p", Negatives: []string{"n"}}, [][]string{{"query 0", "text 0", "text 5"}, {"query 1", "text 1", "text 0"}}, ""},
 		{"triples.tsv", Source{Query: "query_id", Positive: "doc_id", Negatives: []string{"n"}}, [][]string{{"query 0", "text 0", "text 5"}, {"query 1", "text 1", "text 0"}}, ""},
 	} {
@@ -190,26 +244,50 @@ func TestRecogniseJudgements(t *testing.T) {
 		if got := readRows(t, d); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s %+v: %q, want %q", c.name, c.src, got, c.want)
 		}
-		if notes := strings.Join(d.Notes(), "\n"); !strings.Contains(notes, c.note) || c.note == "" && notes != "" {
+		if notes := strings.Join(d.Notes(), "\n"); !strings.Contains(notes, c.note) || c.note == "" && notes != "" || strings.HasPrefix(notes, "0 rows") || strings.Contains(notes, "\n0 rows") {
 			t.Errorf("%s %+v: notes %q, want %q", c.name, c.src, notes, c.note)
 		}
 		d.Close()
 	}
 	// What is so called in rows of texts says nothing.
-	d, err := Open(t.Context(), Source{Paths: []string{at("beir.tsv")}, Query: "query-id", Positive: "corpus-id", Corpus: corpus})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := readRows(t, d), [][]string{{"0", "text 0"}, {"1", "text 1"}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("of texts: %q, want %q", got, want)
-	}
-	d.Close()
-	// Negatives' ids are no relevance, and ids that nothing has are no row: the first line is taken for names.
-	for _, src := range []Source{{Paths: []string{at("marco.tsv")}, Query: "query-id", Positive: "corpus-id"}, {Paths: []string{at("marco.tsv")}, Query: "q", Positive: "p", Negatives: []string{"n"}}} {
-		src.Queries, src.Corpus = queries, corpus
-		if _, err := Open(t.Context(), src); err == nil || !strings.HasSuffix(err.Error(), `; its columns are "0", "1", "600" (the first line has to name the columns)`) {
-			t.Errorf("%+v: %v", src, err)
+	for _, c := range []struct {
+		src  Source
+		want [][]string
+	}{
+		{Source{Corpus: corpus}, [][]string{{"0", "text 0"}, {"1", "text 1"}}},
+		{Source{Queries: queries}, [][]string{{"query 0", "d0"}, {"query 1", "d1"}}},
+	} {
+		c.src.Paths, c.src.Query, c.src.Positive = []string{at("beir.tsv")}, "query-id", "corpus-id"
+		d, err := Open(t.Context(), c.src)
+		if err != nil {
+			t.Fatal(err)
 		}
+		if got := readRows(t, d); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("of texts: %q, want %q", got, c.want)
+		}
+		d.Close()
+	}
+	// Negatives' ids are no relevance, and ids that nothing has are no row: the first line is taken for names.
+	for _, c := range []struct {
+		name string
+		src  Source
+		have string
+	}{
+		{"marco.tsv", Source{Query: "query-id", Positive: "corpus-id"}, `"0", "1", "600"`},
+		{"marco.tsv", Source{Query: "q", Positive: "p", Negatives: []string{"n"}}, `"0", "1", "600"`},
+		{"hundred.tsv", Source{Query: "q", Positive: "p"}, `"1", "d1", "100"`},
+		{"triples.tsv", Source{Query: "q", Positive: "p"}, `"0", "d0", "d5"`},
+		{"far.tsv", Source{Query: "query-id", Positive: "corpus-id"}, `"0", "1", "d0", "600"`},
+		{"five.tsv", Source{Query: "q", Positive: "p", Relevance: "s"}, `"0", "1", "d0", "2", "3"`},
+	} {
+		c.src.Paths, c.src.Queries, c.src.Corpus = []string{at(c.name)}, queries, corpus
+		if _, err := Open(t.Context(), c.src); err == nil || !strings.HasSuffix(err.Error(), "; its columns are "+c.have+" (the first line has to name the columns)") {
+			t.Errorf("%s %+v: %v", c.name, c.src, err)
+		}
+	}
+	_, err := Open(t.Context(), Source{Paths: []string{at("two.tsv")}, Query: "q", Positive: "p", Corpus: corpus}) // ids of documents, but a text of a query
+	if err == nil || !strings.HasSuffix(err.Error(), `; its columns are "0", "d0" (the first line has to name the columns)`) {
+		t.Errorf("without queries: %v", err)
 	}
 }
 

@@ -194,13 +194,6 @@ func layoutBEIR(ctx context.Context, queries, corpus, qrels string) (_, _, _ str
 			return "", "", "", err
 		}
 	}
-	if Remote(qrels) { // it may be a .tsv file that is no table
-		found, err := fetchURL(ctx, qrels, HeldOut)
-		if err != nil {
-			return "", "", "", err
-		}
-		qrels = found[0]
-	}
 	folder := queries
 	if info, err := os.Stat(queries); err != nil || !info.IsDir() {
 		if queries == "" || corpus == "" || qrels == "" {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -264,24 +265,33 @@ func TestSamplerRestart(t *testing.T) {
 
 // A run that has come to its end goes on where it has more epochs than it had.
 func TestSamplerMoreEpochs(t *testing.T) {
-	cfg := SamplerConfig{Seed: 1, GlobalSize: 7, Epochs: 3, Shuffle: true}
-	open := func(epochs int) *Sampler {
-		cfg.Epochs = epochs
-		s, err := NewSampler(evenLayout(100, 10), nil, cfg)
-		if err != nil {
+	texts := make(fixedTexts, 100)
+	for i := range texts {
+		texts[i] = []uint64{uint64(max(0, i-20))} // the first 21 rows' is one: of these some never come into a full batch
+	}
+	for _, distinct := range []bool{false, true} {
+		cfg := SamplerConfig{Seed: 1, GlobalSize: 7, Shuffle: true, NoDuplicates: distinct, DropLast: distinct}
+		open := func(epochs int) *Sampler {
+			cfg.Epochs = epochs
+			s, err := NewSampler(evenLayout(100, 10), texts, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		want := drain(open(3))
+		short := open(1)
+		first := drain(short)
+		if distinct && short.stats.Dropped < 7 {
+			t.Errorf("%d rows dropped, want those that share a text", short.stats.Dropped)
+		}
+		more := open(3)
+		if err := more.Restore(short.Cursor()); err != nil {
 			t.Fatal(err)
 		}
-		return s
-	}
-	want := drain(open(3))
-	short := open(1)
-	first := drain(short)
-	more := open(3)
-	if err := more.Restore(short.Cursor()); err != nil {
-		t.Fatal(err)
-	}
-	if got := append(first, drain(more)...); fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("%v, want %v", got, want)
+		if got := append(first, drain(more)...); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%v, want %v", got, want)
+		}
 	}
 }
 
@@ -290,6 +300,10 @@ func TestSamplerErrors(t *testing.T) {
 	texts := make(fixedTexts, 100)
 	for i := range texts {
 		texts[i] = []uint64{uint64(i), 1000 + uint64(i)%4} // four positives for all
+	}
+	hundred := make([]int64, 100)
+	for i := range hundred {
+		hundred[i] = int64(i)
 	}
 	base := SamplerConfig{Seed: 1, GlobalSize: 10, Epochs: 1, DropLast: true}
 	with := func(change func(c *SamplerConfig)) SamplerConfig {
@@ -307,6 +321,8 @@ func TestSamplerErrors(t *testing.T) {
 		{with(func(c *SamplerConfig) { c.NoDuplicates = true }), ErrBatchTooLarge, "batch.global_size is 10, but so many rows share texts that a batch without duplicates gets only 4 of the 100 rows: lower batch.global_size, or of rows with negatives (which they share too) negatives_per_query, or set batch.no_duplicates"},
 		{with(func(c *SamplerConfig) { c.GlobalSize = 0 }), nil, "batch.global_size is 0"},
 		{with(func(c *SamplerConfig) { c.Epochs = 0 }), nil, "train.epochs is 0"},
+		{with(func(c *SamplerConfig) { c.Skip = slices.Clone(hundred[1:]) }), ErrBatchTooLarge, "the data has only 1 row, which has no negatives"},
+		{with(func(c *SamplerConfig) { c.Lengths = fortieth{} }), nil, "batch.by_length needs data.shuffle"},
 	} {
 		_, err := NewSampler(l, texts, c.cfg)
 		if err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
@@ -320,6 +336,21 @@ func TestSamplerErrors(t *testing.T) {
 	s, err := NewSampler(l, texts, with(func(c *SamplerConfig) { c.NoDuplicates, c.DropLast = true, false }))
 	if err != nil || s.Len(0) != 25 {
 		t.Errorf("%v, %d batches, want 25", err, s.Len(0))
+	}
+
+	// A batch larger than the data is what there is.
+	s, err = NewSampler(l, nil, with(func(c *SamplerConfig) { c.GlobalSize, c.DropLast = 101, false }))
+	if err != nil || s.Len(0) != 1 {
+		t.Fatalf("%v, %d batches, want 1", err, s.Len(0))
+	}
+	if b, ok := s.Next(); !ok || !slices.Equal(b.Rows, hundred) {
+		t.Errorf("batch %v", b)
+	}
+	// A window that isn't given is the usual one.
+	cursor := s.Cursor()
+	s, err = NewSampler(l, nil, with(func(c *SamplerConfig) { c.GlobalSize, c.DropLast, c.Window = 101, false, Window{65536, 64 << 20} }))
+	if err != nil || s.Restore(cursor) != nil {
+		t.Errorf("%v, window %+v", err, cursor)
 	}
 
 	s, _ = NewSampler(l, texts, base)
@@ -429,6 +460,37 @@ func BenchmarkSampler(b *testing.B) {
 			b.ReportMetric(float64(rows)/b.Elapsed().Seconds(), "rows/s")
 			b.ReportMetric(float64(s.waiting.n), "waiting")
 		})
+	}
+}
+
+// The set of a batch's texts is empty after every clearing, that at which generations begin anew too.
+func TestTextSet(t *testing.T) {
+	var set textSet
+	one, two := Hash128{1, 64}, Hash128{2, 128} // which belong in one slot
+	for _, generation := range []uint32{0, 1, math.MaxUint32 - 1, math.MaxUint32} {
+		if set.generation = generation; generation == math.MaxUint32 {
+			set.slots[0] = textSlot{one, 1} // of four billion batches ago
+		}
+		set.clear()
+		if set.has(one) || set.has(two) {
+			t.Errorf("after generation %d it has %v, %v", generation, set.has(one), set.has(two))
+		}
+		set.add(one)
+		if !set.has(one) || set.has(two) || set.used != 1 {
+			t.Errorf("after generation %d it has %v, %v, used %d", generation, set.has(one), set.has(two), set.used)
+		}
+		set.add(two)
+		if set.add(one); !set.has(one) || !set.has(two) || set.used != 2 {
+			t.Errorf("after generation %d it has %v, %v, used %d", generation, set.has(one), set.has(two), set.used)
+		}
+	}
+}
+
+// A first epoch that has no full batch is refused, whatever others have.
+func TestSamplerFirstEpoch(t *testing.T) {
+	cfg := SamplerConfig{Seed: 1, GlobalSize: 40, Epochs: 2, NoDuplicates: true, DropLast: true}
+	if _, err := NewSampler(fixed(60), changing{}, cfg); !errors.Is(err, ErrBatchTooLarge) || !strings.Contains(err.Error(), "gets only 31 of the 60 rows") { // 41 in the second
+		t.Error(err)
 	}
 }
 

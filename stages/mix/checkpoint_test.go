@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/io/checkpoint"
@@ -71,6 +72,9 @@ func TestCheckpointPieces(t *testing.T) {
 				}
 			}
 		}
+	}
+	if err := mix.CheckLoss(a); err == nil || !strings.Contains(err.Error(), "is a checkpoint: losses are measured of models' folders") {
+		t.Error(err)
 	}
 	link := filepath.Join(t.TempDir(), "best")
 	if err := os.Symlink(a, link); err == nil { // on Windows it takes a right

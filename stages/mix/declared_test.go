@@ -150,6 +150,32 @@ func TestOtherShape(t *testing.T) {
 	}
 }
 
+// The model card says how parameters became one, and how the weights were found.
+func TestCard(t *testing.T) {
+	a := folderOf(t, "bert/minilm-tiny")
+	for want, o := range map[string]mix.Options{
+		"are the weighted mean of those of these models:\n":                                    {},
+		"are interpolated spherically (SLERP, tensor by tensor) between those of these two:\n": {Method: mix.SLERP},
+		"are the weighted mean of those of these models. They were guessed.\n":                 {Weighed: "They were guessed."},
+	} {
+		card, err := os.ReadFile(filepath.Join(mixed(t, o, two(a, a)...), "README.md"))
+		if err != nil || !strings.Contains(string(card), want) {
+			t.Errorf("%v, want %q\n%s", err, want, card)
+		}
+	}
+}
+
+// Of what only the second has, one tensor is named and the others are counted.
+func TestRest(t *testing.T) {
+	a := folderOf(t, "bert/minilm-tiny")
+	first := without(t, variant(t, a, same), "pooler.dense.bias", "pooler.dense.weight")
+	var notes []string
+	mixed(t, mix.Options{Note: func(m string) { notes = append(notes, m) }}, two(first, a)...)
+	if want := "pooler.dense.bias of b is not in a, nor is 1 other of its tensors: left out, as nothing here depends on that"; len(notes) != 1 || notes[0] != want {
+		t.Errorf("%q, want %q", notes, want)
+	}
+}
+
 // What would fail is found before losses are measured, and the folder's own troubles are told as what they are.
 func TestCompare(t *testing.T) {
 	a := folderOf(t, "bert/minilm-tiny")
@@ -184,6 +210,12 @@ func TestCompare(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(c.want, "directory") && strings.Contains(err.Error(), "would replace") {
 			t.Errorf("%v, want %s", err, c.want)
 		}
+	}
+	if err := mix.Compare(filepath.Join(dir, "x"), two(a, a), mix.Options{Method: "cubic"}); err == nil || !strings.Contains(err.Error(), `method "cubic" is not linear or slerp`) {
+		t.Error(err)
+	}
+	if err := mix.Check([]mix.Model{{Path: a, Weight: -1}, {Path: a, Weight: -1}}, mix.Options{}); err == nil || err.Error() != "the weights sum to -2, want 1" {
+		t.Error(err)
 	}
 	if err := mix.Compare(filepath.Join(dir, "x"), two(a, a), mix.Options{}); err != nil {
 		t.Error(err)
@@ -252,7 +284,14 @@ func TestWholeNumbers(t *testing.T) {
 	}
 	b := without(t, variant(t, a, same), "pooler.dense.bias")
 	for _, order := range [][2]string{{with("embeddings.position_ids"), b}, {b, with("embeddings.position_ids")}} {
-		is := stored(t, mixed(t, mix.Options{Note: func(m string) { t.Error(m) }}, two(order[0], order[1])...))
+		var done, total, elements int64
+		is, was := stored(t, mixed(t, mix.Options{Note: func(m string) { t.Error(m) }, Progress: func(d, of int64) { done, total = d, of }}, two(order[0], order[1])...)), stored(t, order[0])
+		for _, x := range is {
+			elements += int64(x.Len())
+		}
+		if len(is) != len(was) || done != elements || total != elements {
+			t.Errorf("%d tensors of %d, %d elements, of which %d of %d are told", len(is), len(was), elements, done, total)
+		}
 		if got := string(is["embeddings.position_ids"].Data); got != map[bool]string{true: "0123456789abcdef"}[order[1] == b] {
 			t.Errorf("%q", got)
 		}

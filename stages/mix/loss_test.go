@@ -92,18 +92,22 @@ func TestLoss(t *testing.T) {
 	// Without columns of negatives the last of three rows is alone in its batch; with one row a batch, each is.
 	put(t, dir, map[string]string{"pairs.jsonl": strings.Join(strings.SplitAfter(text.String(), "\n")[:3], ""), "same.jsonl": strings.Repeat(`{"q": "a", "p": "b"}`+"\n", 4),
 		"positive.jsonl": `{"q": "a", "p": "b"}` + "\n" + `{"q": "c", "p": "b"}` + "\n",
+		"echo.jsonl":     `{"q": "a", "p": "b"}` + "\n" + `{"q": "c", "p": "a"}` + "\n", // the first's other document is its own query
+		"bad.jsonl":      `{"q": "a", "p": null}` + "\n",
 		"query.jsonl":    `{"q": "a", "p": "b"}` + "\n" + `{"q": "a", "p": "c"}` + "\n"})
 	for _, c := range []struct {
 		file string
 		rows int
 		at   string
-	}{{"pairs.jsonl", 2, "pairs.jsonl:3: "}, {"pairs.jsonl", 1, "pairs.jsonl:1: "}, {"same.jsonl", 4, "same.jsonl:1: "}, {"query.jsonl", 2, "query.jsonl:1: "}, {"positive.jsonl", 2, "positive.jsonl:1: "}, {"pairs.jsonl", 3, ""}} {
+	}{{"pairs.jsonl", 2, "pairs.jsonl:3: "}, {"pairs.jsonl", 1, "pairs.jsonl:1: "}, {"same.jsonl", 4, "same.jsonl:1: "}, {"query.jsonl", 2, "query.jsonl:1: "}, {"echo.jsonl", 2, "echo.jsonl:1: "}, {"positive.jsonl", 2, "positive.jsonl:1: "}, {"pairs.jsonl", 3, ""}, {"bad.jsonl", 1, ""}} {
 		alone, err := dataset.Open(ctx, dataset.Source{Paths: []string{filepath.Join(dir, c.file)}, Query: "q", Positive: "p"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = mix.Loss(ctx, d, model, alone, c.rows)
-		if c.at == "" && err != nil || c.at != "" && (err == nil || !strings.Contains(err.Error(), c.at+"no other document of its batch")) {
+		if c.file == "bad.jsonl" && (err == nil || !strings.Contains(err.Error(), `bad.jsonl:1, column "p"`)) {
+			t.Error(err)
+		} else if c.file != "bad.jsonl" && (c.at == "" && err != nil || c.at != "" && (err == nil || !strings.Contains(err.Error(), c.at+"no other document of its batch"))) {
 			t.Errorf("%s in batches of %d: %v", c.file, c.rows, err)
 		}
 		if err := alone.Close(); err != nil {

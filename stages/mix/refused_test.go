@@ -200,6 +200,16 @@ func TestRefused(t *testing.T) {
 	if err := mix.Write(ctx, a, beside(tiny), mix.Options{}); !errors.Is(err, context.Canceled) || !hfmodel.IsModel(a) {
 		t.Errorf("%v", err)
 	}
+	broken := variant(t, tiny, func(name string, vs []float32) {
+		if name == query {
+			vs[5] = float32(math.NaN())
+		}
+	})
+	for _, models := range [][]mix.Model{beside(broken), {beside(broken)[1], beside(broken)[0]}} {
+		if err := mix.Write(context.Background(), a, models, mix.Options{Method: mix.SLERP}); err == nil || !strings.Contains(err.Error(), "element 5 is NaN") {
+			t.Errorf("%v", err)
+		}
+	}
 	before := floats(t, stored(t, a)[query])
 	if err := mix.Write(context.Background(), a, beside(tiny), mix.Options{}); err != nil {
 		t.Error(err)
