@@ -224,7 +224,7 @@ func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name s
 		if c.Variant.Value == "export" || strings.Contains(options, "x") {
 			sh.exported[name] = true
 		}
-		if own && !slices.ContainsFunc(sh.locals, func(l local) bool { return l.name == name }) {
+		if own {
 			sh.locals = append(sh.locals, local{name, sh.clone(), sh.done == yes})
 		}
 		if strings.ContainsAny(options, "ilnu") {
