@@ -36,8 +36,8 @@ const (
 // in texts, as by transformers, which takes more from these files, and whose classes build some parts anew. Where that would give other ids the
 // files contradict each other, and it is an error: truncation on the left, special tokens that are split, a class of BERT's, ELECTRA's,
 // DistilBERT's or MPNet's (they take do_lower_case, strip_accents and tokenize_chinese_chars from the configuration, or from its defaults)
-// with a normalizer that does otherwise, or one of RoBERTa's, GPT-2's, Qwen's or XLM-RoBERTa's, among others, which do likewise with
-// add_prefix_space, with a pre-tokenizer that does. What else such a class leaves out of a tokenizer.json is read here all the same.
+// with a normalizer that does otherwise, or one of RoBERTa's, GPT-2's, Qwen's, Llama's or XLM-RoBERTa's, among others, which do likewise with
+// add_prefix_space, with a pre-tokenizer (or Llama's normalizer) that does. What else such a class leaves out of a tokenizer.json is read here all the same.
 func Load(dir string) (*Tokenizer, error) { return loadFolder(dir, false) }
 
 // LoadStatic reads the tokenizer of a folder of static embeddings: one without special tokens around texts, of which tokenizer.json alone decides
@@ -323,8 +323,27 @@ func (c *tokenizerConfig) tokens(file []addedToken) (all []addedToken) {
 
 // prefixSpaces are the classes of transformers that go by add_prefix_space whatever tokenizer.json says, and what it is for them by default.
 var prefixSpaces = map[string]bool{
-	"RobertaTokenizer": false, "GPT2Tokenizer": false, "DebertaTokenizer": false, "Qwen2Tokenizer": false,
-	"XLMRobertaTokenizer": true, "CamembertTokenizer": true, "AlbertTokenizer": true,
+	"RobertaTokenizer": false, "GPT2Tokenizer": false, "DebertaTokenizer": false, "Qwen2Tokenizer": false, "GPTNeoXTokenizer": false,
+	"BartTokenizer": false, "LongformerTokenizer": false, // which RobertaTokenizer reads
+	"XLMRobertaTokenizer": true, "CamembertTokenizer": true, "AlbertTokenizer": true, llamaClass: true,
+}
+
+const llamaClass = "LlamaTokenizer"
+
+// spaced tells whether a normalizer makes spaces visible, as Llama's, and whether it puts one in front of texts.
+func spaced(n normalizer) (visible, prefix bool) {
+	switch n := n.(type) {
+	case normalizerSequence:
+		for _, part := range n {
+			v, p := spaced(part)
+			visible, prefix = visible || v, prefix || p
+		}
+	case prepend:
+		prefix = n == metaSpace
+	case replaceText:
+		visible = n.old == " " && n.new == metaSpace
+	}
+	return visible, prefix
 }
 
 // contradicts finds a normalizer or pre-tokenizer, of tokenizer.json, that transformers would not use.
@@ -338,12 +357,16 @@ func (c *tokenizerConfig) contradicts(t *Tokenizer) error {
 			prefix = *c.prefix
 		}
 		for _, p := range flatten(t.preTokenizer) {
-			if p, ok := p.(byteLevel); ok && p.prefix != prefix {
+			if p, ok := p.(byteLevel); ok && p.prefix != prefix && c.class != llamaClass { // whose vocabulary is another, with any prefix
 				return differ("add_prefix_space", prefix, "pre_tokenizer", "add_prefix_space", p.prefix)
 			}
 			if p, ok := p.(metaspace); ok && (p.prepend || p.prependFirst) != prefix {
 				return differ("add_prefix_space", prefix, "pre_tokenizer", "prepend_scheme", p.scheme())
 			}
+		}
+		split := slices.ContainsFunc(flatten(t.preTokenizer), func(p preTokenizer) bool { _, ok := p.(metaspace); return ok })
+		if visible, got := spaced(t.normalizer); c.class == llamaClass && visible && !split && got != prefix {
+			return differ("add_prefix_space", prefix, "normalizer", "Prepend", got)
 		}
 	}
 	bert, ok := t.normalizer.(*bertNormalizer)

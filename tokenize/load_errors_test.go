@@ -242,6 +242,12 @@ func TestPrefixContradicts(t *testing.T) {
 		{spaces, "first", `{"tokenizer_class": "CamembertTokenizer", "add_prefix_space": false}`, "add_prefix_space is false (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme first"},
 		{spaces, "never", `{"tokenizer_class": "AlbertTokenizer"}`, "add_prefix_space is true (or is so by default), the pre_tokenizer of tokenizer.json has prepend_scheme never"},
 		{spaces, "never", `{"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": false}`, ""},
+		{bytes, "false", `{"tokenizer_class": "GPTNeoXTokenizerFast", "add_prefix_space": true}`, "add_prefix_space is true"},
+		{bytes, "false", `{"tokenizer_class": "BartTokenizer", "add_prefix_space": true}`, "add_prefix_space is true"},
+		{bytes, "true", `{"tokenizer_class": "LongformerTokenizer"}`, "add_prefix_space is false"},
+		{spaces, "first", `{"tokenizer_class": "LlamaTokenizer"}`, ""},
+		{spaces, "never", `{"tokenizer_class": "LlamaTokenizer", "add_prefix_space": null}`, "add_prefix_space is true"},
+		{bytes, "false", `{"tokenizer_class": "LlamaTokenizer"}`, ""},
 	} {
 		part := fmt.Sprintf(c.part, c.has)
 		for _, part := range []string{part, `{"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, ` + part + `]}`} {
@@ -306,6 +312,25 @@ func TestCharsmapOfSpaces(t *testing.T) {
 		p.normalize(s)
 		if (p.cut(edgeSpace) == 0) != space || string(s.text) != "b x a" {
 			t.Errorf("with a space %v: cut %v, %q", space, p.cut(edgeSpace), s.text)
+		}
+	}
+}
+
+// TestPrefixOfNormalizer: a Llama's normalizer that puts a space in front of texts does what its class does by add_prefix_space.
+func TestPrefixOfNormalizer(t *testing.T) {
+	const space, replace = `{"type": "Prepend", "prepend": "▁"}`, `{"type": "Replace", "content": "▁", "pattern": {"String": " "}}`
+	for _, c := range []struct{ normalizer, config, want string }{
+		{space + `, ` + replace, `{"tokenizer_class": "LlamaTokenizer"}`, ""},
+		{space + `, ` + replace, `{"tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": false}`, "add_prefix_space is false (or is so by default), the normalizer of tokenizer.json has Prepend true"},
+		{space + `, ` + replace, `{"tokenizer_class": "GemmaTokenizer", "add_prefix_space": false}`, ""}, // which reads the file
+		{replace, `{"tokenizer_class": "LlamaTokenizer"}`, "add_prefix_space is true (or is so by default), the normalizer of tokenizer.json has Prepend false"},
+		{replace, `{"tokenizer_class": "LlamaTokenizer", "add_prefix_space": false}`, ""},
+		{`{"type": "NFC"}`, `{"tokenizer_class": "LlamaTokenizer"}`, ""},
+	} {
+		file := `{"normalizer": {"type": "Sequence", "normalizers": [` + c.normalizer + `]}, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}`
+		_, err := fromFiles(map[string][]byte{fileTokenizer: []byte(file), fileConfig: []byte(c.config)})
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), "tokenizer_config.json: "+c.want)) {
+			t.Errorf("%s, %s: %v\nwant %s", c.normalizer, c.config, err, c.want)
 		}
 	}
 }

@@ -252,12 +252,17 @@ func TestLogOfEvaluating(t *testing.T) {
 				t.Errorf("%s: in the end: %q", format, s)
 			}
 		}
-		u.began = u.began.Add(-time.Hour)
-		u.steps = 2
-		u.observer().Eval(recipe.Evaluation{Metric: "map"})
-		u.took(recipe.Metrics{Step: 1})
-		if s := u.left(); s != 0 {
-			t.Errorf("%v left", s)
+		for _, from := range []int{0, 4} { // which a run goes on from
+			u.began, u.made, u.steps = u.began.Add(-time.Hour), 0, from+2
+			u.observer().Eval(recipe.Evaluation{Metric: "map", Step: from})
+			u.took(recipe.Metrics{Step: from + 1})
+			if s := u.left(); s != 0 {
+				t.Errorf("%v left", s)
+			}
+		}
+		u.began = u.at.Add(-time.Hour)
+		if u.observer().Eval(recipe.Evaluation{Metric: "map", Step: 5}); u.at.Sub(u.began) < time.Hour {
+			t.Errorf("an evaluation between steps takes none of their time")
 		}
 	}
 }

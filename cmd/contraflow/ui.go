@@ -194,9 +194,7 @@ func (u *ui) observer() recipe.Observer {
 		Step:     u.step,
 		Measured: u.measured,
 		Eval: func(e recipe.Evaluation) {
-			if e.Step == 0 { // is not part of what steps take
-				u.restart()
-			}
+			u.restart()
 			if u.log != nil {
 				fields := []zap.Field{zap.Int("step", e.Step), zap.String("metric", e.Metric), zap.Float64("value", e.Value)}
 				if e.Base != nil {
@@ -365,11 +363,13 @@ func (u *ui) draws() int {
 	return width
 }
 
-// restart begins the time that steps take.
+// restart begins the time that steps take, if there has been none: what is before the first one is not part of it.
 func (u *ui) restart() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.began = time.Now()
+	if u.made == 0 {
+		u.began = time.Now()
+	}
 }
 
 // begin starts the bar.

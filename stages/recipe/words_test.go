@@ -89,6 +89,9 @@ func TestDescribeRows(t *testing.T) {
 	if err != nil || strings.Contains(fmt.Sprint(o.notes), "has no head") {
 		t.Errorf("%v: %q", err, o.notes)
 	}
+	if err := os.WriteFile(filepath.Join(j.dir, "reranker", "config.json"), []byte("{}"), 0o600); err != nil { // beside which a run that has checkpoints goes on
+		t.Fatal(err)
+	}
 	for dir, want := range map[string]string{"reranker": "has checkpoints of an earlier run, up to step 2", "again/model": "has a model's files (config.json)", "nowhere": ""} {
 		r := Default()
 		r.Save.Dir = filepath.Join(j.dir, dir)

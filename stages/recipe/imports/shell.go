@@ -25,15 +25,16 @@ type shell struct {
 	commands  [][]string
 	functions []*function
 	exported  map[string]bool
-	locals    []string // of the function that is read
-	text      string   // that is read
-	done      tri      // whether what is read is done: it may be under a condition
-	goes      tri      // whether the function goes on: it may have returned
-	last      tri      // whether the command before succeeded
-	tests     bool     // what is expanded is within [ ] or [[ ]]
-	evals     int      // within each other
-	calls     int      // of functions so far
-	expanded  int      // bytes of variables so far
+	locals    []local // of the function that is read
+	inside    bool    // a function
+	text      string  // that is read
+	done      tri     // whether what is read is done: it may be under a condition
+	goes      tri     // whether the function goes on: it may have returned
+	last      tri     // whether the command before succeeded
+	tests     bool    // what is expanded is within [ ] or [[ ]]
+	evals     int     // within each other
+	calls     int     // of functions so far
+	expanded  int     // bytes of variables so far
 }
 
 type variables struct {
@@ -59,6 +60,7 @@ const (
 	longest      = 1 << 20
 	deepest      = 1000
 	mostWords    = 1000
+	wordBytes    = 16 // besides its text
 	mostCalls    = 1000
 )
 
@@ -133,12 +135,15 @@ func (sh *shell) under(holds tri, all ...*syntax.Stmt) error {
 	return err
 }
 
-// apart reads what has a shell of its own: none of its variables is set behind it.
+// apart reads what has a shell of its own: none of its variables is set behind it, and none of its functions there.
 func (sh *shell) apart(read func() error) error {
-	was, done, goes := sh.variables, sh.done, sh.goes
+	was, done, goes, functions := sh.variables, sh.done, sh.goes, len(sh.functions)
 	sh.variables = was.clone()
 	err := read()
 	sh.variables, sh.done, sh.goes = was, done, goes
+	for _, f := range sh.functions[functions:] {
+		f.gone = true
+	}
 	return err
 }
 
@@ -166,7 +171,7 @@ func (sh *shell) command(c syntax.Command) (err error) {
 	case *syntax.Block:
 		err = sh.list(c.Stmts)
 	case *syntax.FuncDecl:
-		sh.functions = append(sh.functions, &function{name: c.Name.Value, body: c.Body, text: sh.text})
+		sh.functions = append(sh.functions, &function{name: c.Name.Value, body: c.Body, text: sh.text, sure: sh.done == yes})
 		sh.last = yes
 	case *syntax.Subshell:
 		err = sh.apart(func() error { return sh.list(c.Stmts) })
@@ -260,29 +265,39 @@ func (sh *shell) assignAll(all []*syntax.Assign) (foreign bool, err error) {
 
 // assign sets a variable. Where a command prints a part of it, whether that command succeeds is not told.
 func (sh *shell) assign(a *syntax.Assign) (foreign bool, err error) {
+	set, foreign, err := sh.assignment(a)
+	if err == nil {
+		set()
+	}
+	return foreign, err
+}
+
+// assignment reads what a variable is set to, and gives what sets it.
+func (sh *shell) assignment(a *syntax.Assign) (set func(), foreign bool, err error) {
 	if a.Naked { // a name alone
-		return false, nil
+		return func() {}, false, nil
 	}
 	name := a.Name.Value
 	switch {
 	case a.Index != nil:
-		sh.unknown(name, "one of its elements is set")
-		return false, nil
+		return func() { sh.unknown(name, "one of its elements is set") }, false, nil
 	case a.Array != nil:
-		return false, sh.assignArray(name, a)
+		set, err := sh.assignArray(name, a)
+		return set, false, err
 	}
 	value, foreign, err := sh.whole(a.Value, false)
-	if err != nil {
-		return false, err
-	}
-	if a.Append {
+	return func() { sh.put(name, value, a.Append, foreign) }, foreign, err
+}
+
+// put sets a variable, or adds to it.
+func (sh *shell) put(name, value string, more, foreign bool) {
+	if more {
 		if delete(sh.arrays, name); sh.why[name] != "" { // what is added to an array so is added to its first word
-			return foreign, nil
+			return
 		}
 		value = sh.vars[name] + value
 	}
 	sh.set(name, value, foreign)
-	return foreign, nil
 }
 
 func (sh *shell) set(name, value string, foreign bool) {
@@ -299,27 +314,27 @@ func (sh *shell) set(name, value string, foreign bool) {
 	}
 }
 
-func (sh *shell) assignArray(name string, a *syntax.Assign) error {
+func (sh *shell) assignArray(name string, a *syntax.Assign) (set func(), err error) {
 	var all []*syntax.Word
 	for _, e := range a.Array.Elems {
 		if e.Index != nil {
-			sh.unknown(name, "one of its elements is set")
-			return nil
+			return func() { sh.unknown(name, "one of its elements is set") }, nil
 		}
 		all = append(all, e.Value)
 	}
 	words, err := sh.words(all)
-	was, there := sh.arrays[name]
-	sh.unknown(name, arrayOrPrinted)
-	switch {
-	case sh.done != yes || a.Append && !there:
-		sh.unknown(name, undecided)
-	case a.Append:
-		sh.arrays[name] = slices.Concat(was, words)
-	default:
-		sh.arrays[name] = words
-	}
-	return err
+	return func() {
+		was, there := sh.arrays[name]
+		sh.unknown(name, arrayOrPrinted)
+		switch {
+		case sh.done != yes || a.Append && !there:
+			sh.unknown(name, undecided)
+		case a.Append:
+			sh.arrays[name] = slices.Concat(was, words)
+		default:
+			sh.arrays[name] = words
+		}
+	}, err
 }
 
 const (
@@ -449,7 +464,7 @@ func variable(w string) string {
 		if identifier.MatchString(m[1]) {
 			return m[1]
 		}
-		return m[0]
+		return leftWhole.FindString(w)
 	}
 	return ""
 }
@@ -460,6 +475,8 @@ func (sh *shell) whyNot(name string) string {
 	switch {
 	case !identifier.MatchString(name):
 		return fmt.Sprintf("%s is known only when the script runs: put its value in its place, or import the line that echo \"$cmd\" in place of eval $cmd prints", name)
+	case why == "" && sh.separated():
+		why = "IFS is set, which changes where it is cut"
 	case why == "":
 		why = "nothing in the script sets it"
 	}

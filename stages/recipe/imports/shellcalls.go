@@ -17,7 +17,16 @@ type function struct {
 	name   string
 	body   *syntax.Stmt
 	text   string // that has it
+	sure   bool   // it is defined, whatever conditions hold
+	gone   bool   // it is unset, or of a shell that has ended
 	called bool
+}
+
+// local is a variable of a function, and what there was by its name before.
+type local struct {
+	name string
+	was  variables
+	sure bool // that it is one
 }
 
 // call does what a command does to variables, and keeps it: it may be the one that trains.
@@ -36,14 +45,15 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 		}
 		return err
 	}
-	for _, f := range slices.Backward(sh.functions) {
-		if f.name == words[0] {
-			return sh.with(c.Assigns, func() error { return sh.enter(f, words[1:]) })
-		}
+	if of := sh.defined(words[0]); len(of) > 0 {
+		return sh.with(c.Assigns, func() error { return sh.either(of, words[1:]) })
 	}
 	switch words[0] {
 	case "unset":
 		if len(words) > 1 && words[1] == "-f" {
+			for _, f := range sh.functions {
+				f.gone = f.gone || sh.done == yes && slices.Contains(words[2:], f.name)
+			}
 			break
 		}
 		for _, name := range words[1:] {
@@ -62,16 +72,17 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 			sh.unknown(words[2], arrayOrPrinted)
 		}
 	case "set":
-		if slices.Contains(words, "--") {
-			sh.unknown("@", "")
+		if setsArguments(words[1:]) {
+			sh.unknown("@", otherArguments)
 		}
 	case "shift":
 		n, args := 1, sh.arrays["@"]
 		if len(words) > 1 {
 			n, _ = strconv.Atoi(words[1])
 		}
-		if sh.unknown("@", ""); sh.done == yes && 0 < n && n <= len(args) {
+		if sh.unknown("@", otherArguments); sh.done == yes && 0 < n && n <= len(args) {
 			sh.arrays["@"] = args[n:]
+			delete(sh.why, "@")
 		}
 	case "[":
 		if words[len(words)-1] == "]" {
@@ -104,6 +115,11 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 		maps.DeleteFunc(sh.vars, its)
 		maps.DeleteFunc(sh.why, its)
 		sh.arrays = map[string][]string{"@": words[min(text+2, len(words)):]}
+		for _, w := range words[:begin] { // of env
+			if name, value, ok := strings.Cut(w, "="); ok && identifier.MatchString(name) {
+				sh.set(name, value, false)
+			}
+		}
 		if _, err := sh.assignAll(c.Assigns); err != nil {
 			return err
 		}
@@ -140,36 +156,83 @@ func shellWithin(words []string) (begin, text int) {
 
 var ofText = regexp.MustCompile(`^-[a-z]*c[a-z]*$`)
 
-// declare reads export, declare, local and readonly.
+const otherArguments = "the script sets or shifts what it is called with"
+
+// setsArguments tells whether set is called with more than options.
+func setsArguments(words []string) bool {
+	for i := 0; i < len(words); i++ {
+		switch w := words[i]; {
+		case w == "--" || w == "" || w[0] != '-' && w[0] != '+':
+			return true
+		case strings.HasSuffix(w, "o"): // whose name follows
+			i++
+		}
+	}
+	return false
+}
+
+// declare reads export, declare, local and readonly. All values are read before one of them is set, but those of arrays.
 func (sh *shell) declare(c *syntax.DeclClause) error {
-	options, local := "", c.Variant.Value == "local"
+	options, own := "", c.Variant.Value == "local"
+	if c.Variant.Value == "declare" || c.Variant.Value == "typeset" {
+		own = sh.inside
+	}
+	var all []func()
 	for _, a := range c.Args {
 		if a.Name == nil {
-			if a.Value != nil {
-				options += a.Value.Lit()
+			words, err := sh.words([]*syntax.Word{a.Value})
+			if err != nil {
+				return err
+			}
+			for _, w := range words { // "name=value", or options
+				if strings.HasPrefix(w, "-") || strings.HasPrefix(w, "+") {
+					options += w
+					own = own && !strings.Contains(w, "g")
+					continue
+				}
+				name, value, set := strings.Cut(w, "=")
+				if plus := strings.TrimSuffix(name, "+"); set && identifier.MatchString(plus) {
+					all = append(all, sh.declared(c, options, own, plus, func() { sh.put(plus, value, plus != name, false) }))
+				}
 			}
 			continue
 		}
 		name := a.Name.Value
-		if c.Variant.Value == "export" || strings.Contains(options, "x") {
-			sh.exported[name] = true
+		set, _, err := sh.assignment(a)
+		if err != nil {
+			return err
 		}
-		if local {
-			sh.locals = append(sh.locals, name)
+		if a.Naked && own {
+			set = func() { sh.unset(name) }
 		}
-		switch {
-		case strings.ContainsAny(options, "ilnu"):
-			sh.unknown(name, "declare "+options+" changes what it is set to")
-		case a.Naked && local:
-			sh.unset(name)
-		default:
-			if _, err := sh.assign(a); err != nil {
-				return err
-			}
+		if set = sh.declared(c, options, own, name, set); a.Array != nil {
+			set()
+			continue
 		}
+		all = append(all, set)
+	}
+	for _, set := range all {
+		set()
 	}
 	sh.last = yes
 	return nil
+}
+
+// declared is what declaring a variable does, of which set sets it.
+func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name string, set func()) func() {
+	return func() {
+		if c.Variant.Value == "export" || strings.Contains(options, "x") {
+			sh.exported[name] = true
+		}
+		if own {
+			sh.locals = append(sh.locals, local{name, sh.clone(), sh.done == yes})
+		}
+		if strings.ContainsAny(options, "ilnu") {
+			sh.unknown(name, "declare "+options+" changes what it is set to")
+			return
+		}
+		set()
+	}
 }
 
 // with reads what has variables of its own, as in A=b eval ... Whether they are kept depends on what is done to them there.
@@ -184,14 +247,44 @@ func (sh *shell) with(own []*syntax.Assign, read func() error) error {
 	return err
 }
 
+// defined are the functions of a name that a command may call: where it can't be told which, the last one first.
+func (sh *shell) defined(name string) (all []*function) {
+	for _, f := range slices.Backward(sh.functions) {
+		if f.name != name || f.gone {
+			continue
+		}
+		if all = append(all, f); f.sure {
+			break
+		}
+	}
+	return all
+}
+
+// either reads the one of some functions that is called.
+func (sh *shell) either(all []*function, words []string) (err error) {
+	if len(all) == 1 && (all[0].sure || sh.done != yes) {
+		return sh.enter(all[0], words)
+	}
+	done := sh.done
+	for _, f := range all {
+		sh.done = min(done, maybe)
+		if err = sh.enter(f, words); err != nil {
+			break
+		}
+	}
+	sh.done, sh.last = done, maybe
+	return err
+}
+
 // enter reads a function that is called.
 func (sh *shell) enter(f *function, words []string) error {
 	if sh.calls++; sh.calls > mostCalls {
 		return fmt.Errorf("the script calls its functions more than %d times", mostCalls)
 	}
 	f.called = true
-	was, text, locals, done, goes := sh.clone(), sh.text, sh.locals, sh.done, sh.goes
-	sh.text, sh.locals, sh.goes = f.text, []string{"@"}, yes
+	text, locals, inside, done, goes := sh.text, sh.locals, sh.inside, sh.done, sh.goes
+	sh.text, sh.locals, sh.inside, sh.goes = f.text, []local{{"@", sh.clone(), true}}, true, yes
+	delete(sh.why, "@")
 	if sh.arrays["@"] = words; words == nil {
 		delete(sh.arrays, "@")
 	}
@@ -199,10 +292,12 @@ func (sh *shell) enter(f *function, words []string) error {
 	if sh.goes != yes { // of which of its commands it returned
 		sh.last = maybe
 	}
-	for _, name := range sh.locals {
-		sh.back(was, name)
+	for _, l := range slices.Backward(sh.locals) {
+		if sh.back(l.was, l.name); !l.sure {
+			sh.unknown(l.name, undecided)
+		}
 	}
-	sh.text, sh.locals, sh.done, sh.goes = text, locals, done, goes
+	sh.text, sh.locals, sh.inside, sh.done, sh.goes = text, locals, inside, done, goes
 	return err
 }
 

@@ -58,7 +58,11 @@ func (sh *shell) words(all []*syntax.Word) ([]string, error) {
 	for _, w := range all {
 		each, split := []*syntax.Word{w}, syntax.Word{Parts: slices.Clone(w.Parts)}
 		if syntax.SplitBraces(&split) && alternatives(&split) <= mostWords { // a/{b,c}
-			each = expand.Braces(&split)
+			if each = expand.Braces(&split); len(each) > 1 {
+				if err := sh.count(len(each) * (len(sh.source(w)) + wordBytes)); err != nil {
+					return nil, err
+				}
+			}
 		}
 		for _, w := range each {
 			if err := sh.expand(&x, w.Parts, false); err != nil {
@@ -121,10 +125,10 @@ func (sh *shell) expand(x *expansion, parts []syntax.WordPart, quoted bool) (err
 			x.literal(p.Value, quoted)
 		case *syntax.SglQuoted:
 			value := p.Value
-			if quoted { // as in "${a:-'b'}"
-				value = sh.source(p)
-			} else if p.Dollar {
+			if p.Dollar {
 				value, err = expand.Literal(nil, &syntax.Word{Parts: []syntax.WordPart{p}})
+			} else if quoted { // as in "${a:-'b'}"
+				value = sh.source(p)
 			}
 			x.add(value)
 		case *syntax.DblQuoted:
@@ -208,8 +212,8 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 	empty := sh.gone[name] || sh.tests && sh.why[name] == ""
 	switch n, err := strconv.Atoi(name); {
 	case inFunction && p.Exp == nil && (name == "@" || name == "*"):
-		return sh.all(x, args, name, quoted)
-	case err == nil && n > 0:
+		return sh.all(x, p, args, name, quoted)
+	case err == nil && n > 0 && sh.why["@"] == "":
 		if empty = inFunction; n <= len(args) {
 			v, set = args[n-1], true
 		}
@@ -223,9 +227,12 @@ func (sh *shell) parameter(x *expansion, p *syntax.ParamExp, quoted bool) error 
 		x.add(sh.source(p))
 		return nil
 	}
+	if !quoted && !x.whole && sh.separated() {
+		return itself()
+	}
 	value := func() error {
 		x.value(v, quoted)
-		return sh.count(v)
+		return sh.count(len(v))
 	}
 	if p.Exp == nil || sh.why[name] != "" {
 		if !set && !empty {
@@ -291,11 +298,21 @@ func (sh *shell) elements(x *expansion, p *syntax.ParamExp, quoted bool) error {
 		x.add(sh.source(p))
 		return nil
 	}
-	return sh.all(x, words, index, quoted)
+	return sh.all(x, p, words, index, quoted)
+}
+
+// separated tells whether words may be cut, and joined, elsewhere than at spaces, tabs and ends of lines.
+func (sh *shell) separated() bool {
+	v, set := sh.vars["IFS"]
+	return sh.why["IFS"] != "" || set && v != " \t\n"
 }
 
 // all adds words of an array, by index @ or *.
-func (sh *shell) all(x *expansion, words []string, index string, quoted bool) error {
+func (sh *shell) all(x *expansion, p *syntax.ParamExp, words []string, index string, quoted bool) error {
+	if (!quoted || index == "*") && sh.separated() {
+		x.add(sh.source(p))
+		return nil
+	}
 	if quoted && (index == "*" || x.whole) {
 		words = []string{strings.Join(words, " ")}
 	}
@@ -305,19 +322,19 @@ func (sh *shell) all(x *expansion, words []string, index string, quoted bool) er
 		}
 		x.value(w, quoted)
 	}
-	return sh.count(strings.Join(words, " "))
+	return sh.count(len(strings.Join(words, " ")))
 }
 
-func (sh *shell) count(v string) error {
-	if sh.expanded += len(v); sh.expanded > mostExpanded {
-		return fmt.Errorf("the script's variables have more than %d MB of text", mostExpanded>>20)
+func (sh *shell) count(bytes int) error {
+	if sh.expanded += bytes; sh.expanded > mostExpanded {
+		return fmt.Errorf("the script's variables and braces have more than %d MB of text", mostExpanded>>20)
 	}
 	return nil
 }
 
 var (
 	identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
-	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#]|\\([^)]*\\)?)|`[^`]*`?")
+	left       = regexp.MustCompile("\\$\\{?([A-Za-z_]\\w*|[0-9@*#?$!-]|\\([^)]*\\)?)|`[^`]*`?")
 	leftWhole  = regexp.MustCompile(`\$\{[^}]*\}|` + left.String())
 	elements   = regexp.MustCompile(`^\$\{([A-Za-z_]\w*)\[[@*]\]`)
 )
