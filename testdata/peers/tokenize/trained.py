@@ -61,9 +61,11 @@ class Files:
 
     def pre_tokenizer(self, depth=0):
         pick, maybe = self.rng.choice, self.maybe
-        kind = pick(["plain", "plain", "plain", "text", "text", "regex", "punctuation", "metaspace", "metaspace", "metaspace", "sequence", "sequence", "sequence", None, None])
+        kind = pick(["plain", "plain", "plain", "digits", "text", "text", "regex", "punctuation", "metaspace", "metaspace", "metaspace", "sequence", "sequence", "sequence", None, None])
         if kind == "plain":
             return {"type": pick(["BertPreTokenizer", "Whitespace", "WhitespaceSplit"] * 8 + ["UnicodeScripts"])}
+        if kind == "digits":
+            return families.digits(maybe())
         if kind == "text":
             return {"type": "Split", "pattern": {"String": pick([" ", "  ", "a", "▁", ".", "e", "\n", "中"])}, "behavior": pick(BEHAVIORS), "invert": maybe(0.4)}
         if kind == "regex":
