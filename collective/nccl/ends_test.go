@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/ebitengine/purego"
 	"golang.org/x/sys/unix"
 
+	"contraflow/collective/internal/engine"
 	"contraflow/collective/internal/remote"
 )
 
@@ -160,5 +162,70 @@ func TestEndsWithoutAbort(t *testing.T) {
 			t.Errorf("%s: closing waits for what does not end", name)
 		}
 		close(end)
+	}
+}
+
+// A communicator that is made when the job has failed, and whoever aborts the others has gone, is aborted as it comes.
+func TestAbortsLate(t *testing.T) {
+	var aborted atomic.Int32
+	lib := &library{abort: purego.NewCallback(func(comm uintptr) uintptr { aborted.Store(int32(comm)); return uintptr(success) })}
+	w, _ := alone(t, lib, 0, nil)
+	w.client.Fate().Fail(0, errors.New("on purpose"))
+	w.tasks.Wait()
+	x := &transport{Member: &remote.Member{Client: w.client, Ranks: []int{0}}, lib: lib, watch: w, comm: 7}
+	if w.add(x); aborted.Load() != 7 || x.comm != 0 {
+		t.Errorf("communicator %d was aborted, and %d is left", aborted.Load(), x.comm)
+	}
+}
+
+// A call that fails has been aborted when its caller hears of it, who may close the stream next.
+func TestFailsAborted(t *testing.T) {
+	var aborted atomic.Bool
+	ok, text := purego.NewCallback(func() uintptr { return uintptr(success) }), purego.NewCallback(func(uintptr) uintptr { return 0 })
+	lib := &library{
+		groupStart: ok, groupEnd: ok, getErrorString: text, getLastError: text,
+		asyncError: purego.NewCallback(func(_ uintptr, state *int32) uintptr { *state = 2; return uintptr(success) }),
+		abort: purego.NewCallback(func(uintptr) uintptr {
+			time.Sleep(50 * time.Millisecond)
+			aborted.Store(true)
+			return uintptr(success)
+		}),
+	}
+	w, comms := alone(t, lib, 1, nil)
+	defer w.tasks.Wait()
+	if err := comms[0].run(&engine.Call{}, func(uintptr, uintptr) result { return success }); err == nil || !aborted.Load() {
+		t.Errorf("aborted: %v, error %v", aborted.Load(), err)
+	}
+}
+
+// Of a communicator that could not be destroyed NCCL is asked nothing more, as it may be gone; of one that could not be finalized it is.
+func TestAsksNothingOfTheGone(t *testing.T) {
+	var asked []uintptr
+	fails, text := purego.NewCallback(func(uintptr) uintptr { return 3 }), purego.NewCallback(func(uintptr) uintptr { return 0 })
+	lib := &library{finalize: fails, destroy: fails, getErrorString: text, getLastError: purego.NewCallback(func(comm uintptr) uintptr {
+		asked = append(asked, comm)
+		return 0
+	})}
+	w, comms := alone(t, lib, 1, nil)
+	defer w.tasks.Wait()
+	defer w.client.Fate().Fail(0, errors.New("the end"))
+	for _, last := range []bool{false, true} {
+		if err := comms[0].end("its last call", map[bool]uintptr{false: lib.finalize, true: lib.destroy}[last], last); err == nil {
+			t.Errorf("last %v: no error", last)
+		}
+	}
+	if !slices.Equal(asked, []uintptr{1, 0}) || comms[0].comm != 0 {
+		t.Errorf("NCCL was asked about communicators %v, and %d is left", asked, comms[0].comm)
+	}
+}
+
+// An id of another length than NCCL's, as of another build's rank 0, is an error.
+func TestShortID(t *testing.T) {
+	ok := purego.NewCallback(func(uintptr) uintptr { return uintptr(success) })
+	w, comms := alone(t, &library{getUniqueID: ok, abort: ok}, 1, nil)
+	defer w.tasks.Wait()
+	defer w.client.Fate().Fail(0, errors.New("the end"))
+	if err := comms[0].open(t.Context(), func(mine []byte) ([]byte, error) { return mine[:3], nil }); err == nil || err.Error() != "an id of 3 bytes" {
+		t.Error(err)
 	}
 }
