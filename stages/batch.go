@@ -171,6 +171,11 @@ func (c *TokenChunk) check() error {
 		return errors.New("a stage before has put a TokenChunk without Data, which says what its columns are")
 	}
 	columns := c.Data.Columns()
+	for _, prompts := range [][]int32{c.Prompt, c.GuidePrompt} {
+		if n := len(prompts); n > 0 && n != len(columns) {
+			return fmt.Errorf("a stage before has put a TokenChunk whose Prompt or GuidePrompt is of %d columns, and the rows' Data have %d", n, len(columns))
+		}
+	}
 	for col, column := range columns {
 		if want := dataset.Role(min(col, int(dataset.Negative))); column.Role != want {
 			return fmt.Errorf("column %d of the rows' Data is a %s, want a %s: columns are the query, then the positive if there is one, then negatives, and an example's texts are in their order", col, column.Role, want)

@@ -2,6 +2,7 @@ package stages
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage/ref"
@@ -76,6 +77,10 @@ func TestPromptTokens(t *testing.T) {
 		t.Errorf("a guide has other embeddings: %v", err)
 	}
 
+	out.GuidePrompt = out.GuidePrompt[:2]
+	if err := out.check(); err == nil || !strings.Contains(err.Error(), "is of 2 columns, and the rows' Data have 3") {
+		t.Error(err)
+	}
 	c.Source = 0
 	if out, err = x.tokenize(c); err != nil {
 		t.Fatal(err)
