@@ -160,20 +160,15 @@ def called(of):
 
 def parts(names, others):
     """Few and short parts of names, of which each name has one, and none of the others."""
-    pieces = {}
-    for name in names:
-        words = name.split(".")
-        for i, j in itertools.combinations(range(len(words) + 1), 2):
-            piece = ".".join(words[i:j]) + ("." if j < len(words) else "")
-            pieces.setdefault(piece, set()).add(name)
-    pieces = {piece: {name for name in names if piece in name} for piece in pieces if not any(piece in other for other in others)}
+    all = [".".join(words[i:j]) + "." * (j < len(words)) for words in (name.split(".") for name in names) for i, j in itertools.combinations(range(len(words) + 1), 2)]
+    has = {piece: {name for name in names if piece in name} for piece in dict.fromkeys(all) if not any(piece in other for other in others)}
     left, chosen = set(names), []
     while left:
-        best = max(pieces, key=lambda piece: (len(pieces[piece] & left), -len(piece)))
-        if not pieces[best] & left:
+        best = max(has, key=lambda piece: (len(has[piece] & left), -len(piece)), default=None)
+        if best is None or not has[best] & left:
             return names  # one is a part of another's
         chosen.append(best)
-        left -= pieces[best]
+        left -= has[best]
     return chosen
 
 
