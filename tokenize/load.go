@@ -356,15 +356,17 @@ func (c *tokenizerConfig) contradicts(t *Tokenizer) error {
 		if c.prefix != nil {
 			prefix = *c.prefix
 		}
+		split := false // at spaces that the pre-tokenizer makes visible
 		for _, p := range flatten(t.preTokenizer) {
 			if p, ok := p.(byteLevel); ok && p.prefix != prefix && c.class != llamaClass { // whose vocabulary is another, with any prefix
 				return differ("add_prefix_space", prefix, "pre_tokenizer", "add_prefix_space", p.prefix)
 			}
-			if p, ok := p.(metaspace); ok && (p.prepend || p.prependFirst) != prefix {
-				return differ("add_prefix_space", prefix, "pre_tokenizer", "prepend_scheme", p.scheme())
+			if p, ok := p.(metaspace); ok {
+				if split = true; (p.prepend || p.prependFirst) != prefix {
+					return differ("add_prefix_space", prefix, "pre_tokenizer", "prepend_scheme", p.scheme())
+				}
 			}
 		}
-		split := slices.ContainsFunc(flatten(t.preTokenizer), func(p preTokenizer) bool { _, ok := p.(metaspace); return ok })
 		if visible, got := spaced(t.normalizer); c.class == llamaClass && visible && !split && got != prefix {
 			return differ("add_prefix_space", prefix, "normalizer", "Prepend", got)
 		}
