@@ -1,14 +1,19 @@
-"""Runs several of these scripts one after the other, each in a process that has loaded the peers: loading them takes longer than most comparisons.
+"""Runs several of these scripts, as many at a time as there are cores, each in a process that has loaded the peers: loading them takes longer than
+most comparisons.
 
     python testdata/peers/forked.py SCRIPT [ARGUMENT ...] [, SCRIPT [ARGUMENT ...]] ...
 
 SCRIPT is a file of this folder, and "," stands between two of them. Each begins as `python testdata/peers/SCRIPT ARGUMENT ...` does, in a fork of a
-process that has done nothing but import, so that none sees what another one has set. Exits with 1 when one fails, which it names, and then runs no more.
+process that has done nothing but import, so that none sees what another one has set. What it prints comes when it has ended, and how long that took.
+Exits with 1 when one fails, which it names, and then starts no more.
 """
 
 import os
 import runpy
+import shutil
 import sys
+import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -27,15 +32,17 @@ import transformers  # noqa: F401
 here = Path(__file__).resolve().parent
 
 
-def run(script, arguments):
-    """The script's exit status, of a process of its own."""
+def start(script, *arguments):
+    """The process that runs a script, and the file of what it prints."""
+    printed = tempfile.TemporaryFile()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if child := os.fork():
+        return child, printed
     status = 1
     try:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
         sys.argv, sys.path[0] = [str(here / script), *arguments], str(here)
         runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
@@ -58,6 +65,19 @@ for word in sys.argv[1:]:
         scripts.append([])
     else:
         scripts[-1].append(word)
-for script, *arguments in scripts:
-    if status := run(script, arguments):
-        sys.exit(f"forked.py: {' '.join([script, *arguments])}: exit {status}")
+running, failed = {}, []
+while running or scripts and not failed:
+    while scripts and not failed and len(running) < len(os.sched_getaffinity(0)):
+        words = scripts.pop(0)
+        child, printed = start(*words)
+        running[child] = " ".join(words), printed, time.monotonic()
+    child, ended = os.wait()
+    script, printed, began = running.pop(child)
+    print(f"-- {script}: {time.monotonic() - began:.0f} s", flush=True)
+    printed.seek(0)
+    shutil.copyfileobj(printed, sys.stdout.buffer)
+    sys.stdout.flush()
+    if status := os.waitstatus_to_exitcode(ended):
+        failed.append(f"forked.py: {script}: exit {status}")
+if failed:
+    sys.exit("\n".join(failed))
