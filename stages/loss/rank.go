@@ -252,6 +252,13 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 				return r, &LabelError{i, fmt.Sprintf("the label is %v: %v", v, err)}
 			}
 		}
+		for _, at := range docs[i] { // a sigmoid would make a number of one that is infinite
+			for _, v := range scores[at*layers : (at+1)*layers] {
+				if !finite(v) {
+					return r, &RowError{i, v}
+				}
+			}
+		}
 		of := func(layer int) []float64 {
 			s := make([]float64, n)
 			for k, at := range docs[i] {
