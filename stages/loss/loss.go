@@ -236,7 +236,7 @@ func (b *Batch) checkRows() error {
 		}
 	}
 	for i, w := range b.Weights {
-		if !(w >= 0) {
+		if !(w >= 0 && finite(w)) {
 			return fmt.Errorf("row %d has weight %v, want a number of at least 0", i, w)
 		}
 	}
@@ -389,6 +389,14 @@ func (b *Batch) onGPU() bool { return !gpustage.InHost(b.given()) }
 // as moving the embeddings to the host and back. The function writes into gradient's rows, which come zeroed, or puts others of the same length
 // in their places; a nil row is zeros. On several replicas each calls it for the whole batch, and it has to give the same on all.
 type Host func(b *Batch, embeddings, gradient [][]float32) (Result, error)
+
+// Check refuses one that is no function.
+func (f Host) Check() error {
+	if f == nil {
+		return errors.New("loss.Host(nil): there is no function")
+	}
+	return nil
+}
 
 // Compute copies the embeddings to the host, calls the function with a zeroed gradient and copies that back.
 func (f Host) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {

@@ -109,7 +109,7 @@ func (l M3) Check() error {
 	if l.Teacher != NoTeacher && l.Teacher != TeacherKL && l.Teacher != TeacherM3 {
 		return fmt.Errorf("distillation %q is unknown: want kl_div or m3_kd_loss", l.Teacher)
 	}
-	return nil
+	return checkTiles(l.Block, l.TileCols)
 }
 
 func (l M3) parts() []string {
