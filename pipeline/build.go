@@ -310,7 +310,7 @@ func (b *builder) roles() {
 				}
 				continue
 			}
-			fine[s] = fine[s] || fine[e.from.stage]
+			fine[s] = fine[s] || fine[e.from.stage] || e.from.level == Batch // which the stage that emits batches, at stream level, has too
 			if s.level == Sub && e.from.level == Sub {
 				o := e.from.stage.origin
 				if e.from.fan {

@@ -285,6 +285,7 @@ func (c *core) derive() {
 		}
 		c.steps[b.Step].derived++
 		c.endStep(b.Step)
+		c.forget(b.Step)
 	}
 }
 
@@ -365,6 +366,7 @@ func (c *core) progress(s *Stage, idx Index) {
 	case Batch:
 		idx = idx.at(Step)
 	case Step:
+		c.steps[idx.Step].finished++
 		c.forget(idx.Step)
 		return
 	}
@@ -377,7 +379,7 @@ func (c *core) endUnit(s *Stage, u Index) {
 	n := 0
 	if u.Level == Batch {
 		n = c.counts[s.origin][u]
-	} else if step := c.steps[u.Step]; step.closed {
+	} else if step := c.steps[u.Step]; step != nil && step.closed { // nil: another stage was the last to finish it
 		n = step.batches
 	}
 	if st := c.state(s); n > 0 && st.units[u] == n {
@@ -386,7 +388,8 @@ func (c *core) endUnit(s *Stage, u Index) {
 	}
 }
 
-// forget drops what is known of a step once every stage has finished it.
+// forget drops what is known of a step once every stage has finished it, and its batches have all been derived: without stages behind the splits they
+// may be later, where an earlier step's splits take longer.
 func (c *core) forget(step int) {
 	stages := 0
 	for _, s := range c.plan.stages {
@@ -394,7 +397,7 @@ func (c *core) forget(step int) {
 			stages++
 		}
 	}
-	if c.steps[step].finished++; c.steps[step].finished < stages {
+	if s := c.steps[step]; s.finished < stages || !s.closed || s.derived < s.batches {
 		return
 	}
 	delete(c.steps, step)
