@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -326,6 +327,9 @@ func (b *builder) roles() {
 			b.fail(s, "is at sub level but no input says which sub-batches there are")
 		}
 		s.prologue = s.level == Step && !fine[s]
+		s.late = (s.level == Batch || s.level == Sub) && slices.ContainsFunc(s.in, func(e *edge) bool {
+			return e.kind != loop && (e.from.stage.late || e.from.level == Step && !e.from.stage.prologue)
+		})
 	}
 	for _, f := range p.fans {
 		f.early = false
@@ -346,7 +350,7 @@ func (b *builder) roles() {
 	b.lanesOfStreams()
 	for _, e := range p.edges {
 		e.unit = min(e.from.level, e.to.level, Batch)
-		if e.kind == loop {
+		if e.kind == loop || e.to.late { // which begins when all of a step is there
 			e.unit = Step
 		}
 		if !e.capped {

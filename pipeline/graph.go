@@ -120,6 +120,7 @@ type Stage struct {
 	origin   *Stage // for a Sub stage: the stage that splits
 	early    bool   // a Batch stage that a split depends on, or that splits
 	prologue bool   // a Step stage that needs nothing of the step's batches
+	late     bool   // a Batch or Sub stage that needs what is made of all of the step's batches
 }
 
 // Name returns the stage's name.

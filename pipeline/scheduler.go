@@ -14,13 +14,13 @@ import (
 //   - When a batch has been split, derive appends its tasks to the lanes it uses: for each stage in the graph's order,
 //     each sub-batch in the stage's direction. A lane starts its head when the head's inputs are there and never
 //     looks past it. Stages of streams are on lanes of their own, which have no such order: Build sees to it.
-//   - The tasks of a step stage follow those of the step's last batch; a step stage that depends on none of the step's
-//     batches precedes its first batch.
+//   - The tasks of a step stage follow those of the step's last batch, and so do, stage by stage, those of a late stage: one of batches that reads what a
+//     step stage, or a Final output, has made of the same step. A step stage that depends on none of the step's batches precedes its first batch.
 //   - Host stages have a queue each, and start in order when inputs, room and a worker are there; later stages first, so
 //     that what is begun is finished before more is begun.
 //
 // Room: an edge counts the units (stream items, batches, steps) that its producer has begun and its consumer has not
-// finished. A producer's task that would open a unit beyond the edge's capacity waits. A consumer that collects a whole step
+// finished. A producer's task that would open a unit beyond the edge's capacity waits. A consumer that collects a whole step, or is late,
 // makes the step the unit, so a step larger than the capacity can't deadlock.
 //
 // Rejected: choosing among ready tasks by priority at run time. It fills lanes slightly better when one sub-batch is late,
@@ -270,17 +270,8 @@ func (c *core) derive() {
 			}
 		}
 		for _, s := range c.plan.stages {
-			switch {
-			case s.level == Batch && !s.early:
-				c.declare(s, b)
-			case s.level == Sub:
-				n := c.counts[s.origin][b]
-				for u := range n {
-					if s.descending {
-						u = n - 1 - u
-					}
-					c.declare(s, b.sub(u))
-				}
+			if !s.early && !s.late {
+				c.declareIn(s, b)
 			}
 		}
 		c.steps[b.Step].derived++
@@ -289,15 +280,36 @@ func (c *core) derive() {
 	}
 }
 
-// endStep declares a step's own tasks once all its batches are declared and no more will come.
+// declareIn declares the tasks of a stage of batches or sub-batches in a batch that has been split.
+func (c *core) declareIn(s *Stage, b Index) {
+	switch s.level {
+	case Batch:
+		c.declare(s, b)
+	case Sub:
+		n := c.counts[s.origin][b]
+		for u := range n {
+			if s.descending {
+				u = n - 1 - u
+			}
+			c.declare(s, b.sub(u))
+		}
+	}
+}
+
+// endStep declares a step's own tasks, and those of late stages, once all its batches are declared and no more will come.
 func (c *core) endStep(step int) {
 	s := c.steps[step]
 	if !s.closed || s.derived < s.batches {
 		return
 	}
 	for _, st := range c.plan.stages {
-		if st.level == Step && !st.prologue {
+		switch {
+		case st.level == Step && !st.prologue:
 			c.declare(st, stepIndex(step))
+		case st.late:
+			for b := range s.batches {
+				c.declareIn(st, batchIndex(step, b))
+			}
 		}
 	}
 }

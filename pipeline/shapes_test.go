@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -99,5 +100,53 @@ func TestSplitsOutOfOrder(t *testing.T) {
 	}})
 	if want := []string{"split(0.0)", "split(1.0)", "split(2.0)", "split(3.0)"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// A stage of batches that reads what is made of a whole step, and one that reads of that, run behind the step, however many batches it has: on the lane of what
+// they wait for too, and also where what they wait for is a Final output.
+func TestStagesBehindTheStep(t *testing.T) {
+	for _, final := range []bool{false, true} {
+		g, batches := plainGraph()
+		split := idleStage(g, "split")
+		In(split, "batch", batches)
+		subs := Fan[int](split, "subs")
+		first := idleStage(g, "first", On(0, Compute))
+		In(first, "sub", subs.Port)
+		out, of := Out[int](first, "out"), Final[int](first, "sum")
+		sum := of.Port
+		if !final {
+			total := idleStage(g, "total", At(Step), On(0, Compute))
+			Collect(total, "out", out.Port)
+			sum = Out[int](total, "sum").Port
+		}
+		again := idleStage(g, "again", On(0, Compute), Descending())
+		In(again, "sub", subs.Port)
+		In(again, "sum", sum)
+		of2 := Out[int](again, "out")
+		behind := idleStage(g, "behind", On(0, Compute))
+		Collect(behind, "out", of2.Port)
+		In(behind, "batch", batches)
+		got := predicted(t, g, Workload{
+			Items: 6, Batches: func(int) int { return 3 }, Subs: func(at Index) int { return 1 + at.Batch%2 }, Final: func(string, string, Index) time.Duration { return 1 },
+		})
+		got = slices.DeleteFunc(got, func(task string) bool { return strings.HasPrefix(task, "split") })
+		var want []string
+		for _, step := range []string{"0", "1"} {
+			do := func(stage string, at ...string) {
+				for _, a := range at {
+					want = append(want, stage+"("+step+a+")")
+				}
+			}
+			do("first", ".0.0", ".1.0", ".1.1", ".2.0")
+			if !final {
+				do("total", "")
+			}
+			do("again", ".0.0", ".1.1", ".1.0", ".2.0")
+			do("behind", ".0", ".1", ".2")
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("Final %v: %v, want %v", final, got, want)
+		}
 	}
 }
