@@ -295,7 +295,8 @@ func connect[T any](s *Stage, name string, p Port[T], kind inputKind, opts []Edg
 // EdgeOption configures an edge.
 type EdgeOption func(*edge)
 
-// Capacity bounds how far the producer may be ahead, by at least 1: in batches, in steps for step-level edges, in items for streams.
+// Capacity bounds how far the producer may be ahead, by at least 1: in batches, in steps for step-level edges and those of stages that read what is made of
+// a whole step, in items for streams.
 func Capacity(n int) EdgeOption { return func(e *edge) { e.cap, e.capped = n, true } }
 
 // In connects an input to a port of the same level or of a coarser one.
