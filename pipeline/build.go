@@ -256,6 +256,13 @@ func (b *builder) levels() {
 		if s.level != Stream && len(s.in) == 0 && s.level != Step {
 			b.fail(s, "is at %v level but has no input: emit batches with Batches", s.level)
 		}
+		if s.level < Stream || s.level > Sub {
+			b.fail(s, "At(%d): want Stream, Step, Batch or Sub", s.level)
+			continue
+		}
+		if s.descending && s.level != Sub {
+			b.fail(s, "Descending is for stages at sub level, this one is at %v level", s.level)
+		}
 		if s.when != nil && s.level != Step {
 			b.fail(s, "When is for stages at step level, this one is at %v level", s.level)
 		}
@@ -408,6 +415,10 @@ func (b *builder) place() {
 	used := map[Placement]bool{}
 	for _, s := range b.g.stages {
 		if s.place.Host {
+			continue
+		}
+		if s.place.Lane < Compute || s.place.Lane > Fetch {
+			b.fail(s, "On(%d, %d): want the lane Compute, Comm, Copy or Fetch", s.place.Device, s.place.Lane)
 			continue
 		}
 		if n := len(b.p.devices); s.place.Device < 0 || s.place.Device >= n {

@@ -84,7 +84,12 @@ const (
 	Fetch // communication as well, for what is fetched from other ranks ahead of computing
 )
 
-func (k LaneKind) String() string { return [...]string{"compute", "comm", "copy", "fetch"}[k] }
+func (k LaneKind) String() string {
+	if k < Compute || k > Fetch { // Build refuses it
+		return fmt.Sprintf("lane %d", int(k))
+	}
+	return [...]string{"compute", "comm", "copy", "fetch"}[k]
+}
 
 // Placement says where a stage runs.
 type Placement struct {
