@@ -501,7 +501,7 @@ func (l InfoNCE) Memory(z Size) int {
 		own = pairsMemory(z)
 	}
 	if l.Guide != nil {
-		own += rows*min(cols, z.Sequences)*t.Size() + z.Rows*t.Size()
+		own += rows*min(cols, z.Sequences-z.Rows)*t.Size() + z.Rows*t.Size()
 	}
 	return tiles + perRow + ids + viewMemory(z, !l.Dot) + own + 64*64 // alignment
 }
