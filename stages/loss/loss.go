@@ -236,7 +236,7 @@ func (b *Batch) checkRows() error {
 		}
 	}
 	for i, w := range b.Weights {
-		if !(w >= 0 && finite(w)) {
+		if !(w >= 0) {
 			return fmt.Errorf("row %d has weight %v, want a number of at least 0", i, w)
 		}
 	}
