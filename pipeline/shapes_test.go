@@ -150,3 +150,26 @@ func TestStagesBehindTheStep(t *testing.T) {
 		}
 	}
 }
+
+// Who waits for room is told with whose room it is.
+func TestWaitsForRoom(t *testing.T) {
+	g, batches := plainGraph()
+	In(idleStage(g, "work"), "batch", batches, Capacity(1))
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSimulation(p, Workload{Items: 9, Batches: func(int) int { return 1 }, Time: func(stage string, _ Index) time.Duration {
+		if stage == "work" {
+			return 100
+		}
+		return 1
+	}})
+	var waits []string
+	for s.next() && s.now < 50 {
+		waits = s.c.waits()
+	}
+	if want := []string{`read(#5) waits for room in "row" of stage "batch"`, `batch(#1) waits for room in "batch" of stage "work"`}; !slices.Equal(waits, want) {
+		t.Errorf("%q, want %q", waits, want)
+	}
+}
