@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -255,6 +256,13 @@ func (b *builder) levels() {
 		if s.level != Stream && len(s.in) == 0 && s.level != Step {
 			b.fail(s, "is at %v level but has no input: emit batches with Batches", s.level)
 		}
+		if s.level < Stream || s.level > Sub {
+			b.fail(s, "At(%d): want Stream, Step, Batch or Sub", s.level)
+			continue
+		}
+		if s.descending && s.level != Sub {
+			b.fail(s, "Descending is for stages at sub level, this one is at %v level", s.level)
+		}
 		if s.when != nil && s.level != Step {
 			b.fail(s, "When is for stages at step level, this one is at %v level", s.level)
 		}
@@ -310,7 +318,7 @@ func (b *builder) roles() {
 				}
 				continue
 			}
-			fine[s] = fine[s] || fine[e.from.stage]
+			fine[s] = fine[s] || fine[e.from.stage] || e.from.level == Batch // which the stage that emits batches, at stream level, has too
 			if s.level == Sub && e.from.level == Sub {
 				o := e.from.stage.origin
 				if e.from.fan {
@@ -326,6 +334,9 @@ func (b *builder) roles() {
 			b.fail(s, "is at sub level but no input says which sub-batches there are")
 		}
 		s.prologue = s.level == Step && !fine[s]
+		s.late = (s.level == Batch || s.level == Sub) && slices.ContainsFunc(s.in, func(e *edge) bool {
+			return e.kind != loop && (e.from.stage.late || e.from.level == Step && !e.from.stage.prologue)
+		})
 	}
 	for _, f := range p.fans {
 		f.early = false
@@ -346,7 +357,7 @@ func (b *builder) roles() {
 	b.lanesOfStreams()
 	for _, e := range p.edges {
 		e.unit = min(e.from.level, e.to.level, Batch)
-		if e.kind == loop {
+		if e.kind == loop || e.to.late { // which begins when all of a step is there
 			e.unit = Step
 		}
 		if !e.capped {
@@ -404,6 +415,10 @@ func (b *builder) place() {
 	used := map[Placement]bool{}
 	for _, s := range b.g.stages {
 		if s.place.Host {
+			continue
+		}
+		if s.place.Lane < Compute || s.place.Lane > Fetch {
+			b.fail(s, "On(%d, %d): want the lane Compute, Comm, Copy or Fetch", s.place.Device, s.place.Lane)
 			continue
 		}
 		if n := len(b.p.devices); s.place.Device < 0 || s.place.Device >= n {

@@ -212,6 +212,21 @@ func TestBuildErrors(t *testing.T) {
 			In(s, "batch", batches(g))
 			s.Do(do)
 		}, []string{"When is for stages at step level"}},
+		{"descending batches", func(g *Graph) {
+			s := g.Stage("back", Descending())
+			In(s, "batch", batches(g))
+			s.Do(do)
+		}, []string{`stage "back": Descending is for stages at sub level, this one is at batch level`}},
+		{"no level", func(g *Graph) {
+			s := g.Stage("work", At(Sub+1))
+			In(s, "batch", batches(g))
+			s.Do(do)
+		}, []string{`stage "work": At(4): want Stream, Step, Batch or Sub`}},
+		{"no lane", func(g *Graph) {
+			s := g.Stage("work", On(0, Fetch+1))
+			In(s, "batch", batches(g))
+			s.Do(do)
+		}, []string{`stage "work": On(0, 4): want the lane Compute, Comm, Copy or Fetch`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

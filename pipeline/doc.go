@@ -31,7 +31,8 @@
 // A stage runs in the host pool or on a lane of a device: compute, communication, fetch or copy. A lane is one locked OS
 // thread with whatever belongs to it (a CUDA context and stream), and runs its tasks in one order, which is fixed as
 // soon as a batch has been split: for every batch, stage by stage in the graph's order, each over its sub-batches (upwards,
-// or downwards for [Descending] stages); the stages of the step follow its last batch. The arrival of data only gates
+// or downwards for [Descending] stages); the stages of the step follow its last batch, and with them those of batches that
+// read what one of these has made, or what a [Final] output has. The arrival of data only gates
 // that order, it never changes it. This is what makes reruns bit-equal. Host stages run when their inputs are there,
 // in index order, up to [Parallel] of them at once.
 //

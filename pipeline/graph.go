@@ -84,7 +84,12 @@ const (
 	Fetch // communication as well, for what is fetched from other ranks ahead of computing
 )
 
-func (k LaneKind) String() string { return [...]string{"compute", "comm", "copy", "fetch"}[k] }
+func (k LaneKind) String() string {
+	if k < Compute || k > Fetch { // Build refuses it
+		return fmt.Sprintf("lane %d", int(k))
+	}
+	return [...]string{"compute", "comm", "copy", "fetch"}[k]
+}
 
 // Placement says where a stage runs.
 type Placement struct {
@@ -120,6 +125,7 @@ type Stage struct {
 	origin   *Stage // for a Sub stage: the stage that splits
 	early    bool   // a Batch stage that a split depends on, or that splits
 	prologue bool   // a Step stage that needs nothing of the step's batches
+	late     bool   // a Batch or Sub stage that needs what is made of all of the step's batches
 }
 
 // Name returns the stage's name.
@@ -294,7 +300,8 @@ func connect[T any](s *Stage, name string, p Port[T], kind inputKind, opts []Edg
 // EdgeOption configures an edge.
 type EdgeOption func(*edge)
 
-// Capacity bounds how far the producer may be ahead, by at least 1: in batches, in steps for step-level edges, in items for streams.
+// Capacity bounds how far the producer may be ahead, by at least 1: in batches, in steps for step-level edges and those of stages that read what is made of
+// a whole step, in items for streams.
 func Capacity(n int) EdgeOption { return func(e *edge) { e.cap, e.capped = n, true } }
 
 // In connects an input to a port of the same level or of a coarser one.

@@ -14,13 +14,13 @@ import (
 //   - When a batch has been split, derive appends its tasks to the lanes it uses: for each stage in the graph's order,
 //     each sub-batch in the stage's direction. A lane starts its head when the head's inputs are there and never
 //     looks past it. Stages of streams are on lanes of their own, which have no such order: Build sees to it.
-//   - The tasks of a step stage follow those of the step's last batch; a step stage that depends on none of the step's
-//     batches precedes its first batch.
+//   - The tasks of a step stage follow those of the step's last batch, and so do, stage by stage, those of a late stage: one of batches that reads what a
+//     step stage, or a Final output, has made of the same step. A step stage that depends on none of the step's batches precedes its first batch.
 //   - Host stages have a queue each, and start in order when inputs, room and a worker are there; later stages first, so
 //     that what is begun is finished before more is begun.
 //
 // Room: an edge counts the units (stream items, batches, steps) that its producer has begun and its consumer has not
-// finished. A producer's task that would open a unit beyond the edge's capacity waits. A consumer that collects a whole step
+// finished. A producer's task that would open a unit beyond the edge's capacity waits. A consumer that collects a whole step, or is late,
 // makes the step the unit, so a step larger than the capacity can't deadlock.
 //
 // Rejected: choosing among ready tasks by priority at run time. It fills lanes slightly better when one sub-batch is late,
@@ -270,33 +270,46 @@ func (c *core) derive() {
 			}
 		}
 		for _, s := range c.plan.stages {
-			switch {
-			case s.level == Batch && !s.early:
-				c.declare(s, b)
-			case s.level == Sub:
-				n := c.counts[s.origin][b]
-				for u := range n {
-					if s.descending {
-						u = n - 1 - u
-					}
-					c.declare(s, b.sub(u))
-				}
+			if !s.early && !s.late {
+				c.declareIn(s, b)
 			}
 		}
 		c.steps[b.Step].derived++
 		c.endStep(b.Step)
+		c.forget(b.Step)
 	}
 }
 
-// endStep declares a step's own tasks once all its batches are declared and no more will come.
+// declareIn declares the tasks of a stage of batches or sub-batches in a batch that has been split.
+func (c *core) declareIn(s *Stage, b Index) {
+	switch s.level {
+	case Batch:
+		c.declare(s, b)
+	case Sub:
+		n := c.counts[s.origin][b]
+		for u := range n {
+			if s.descending {
+				u = n - 1 - u
+			}
+			c.declare(s, b.sub(u))
+		}
+	}
+}
+
+// endStep declares a step's own tasks, and those of late stages, once all its batches are declared and no more will come.
 func (c *core) endStep(step int) {
 	s := c.steps[step]
 	if !s.closed || s.derived < s.batches {
 		return
 	}
 	for _, st := range c.plan.stages {
-		if st.level == Step && !st.prologue {
+		switch {
+		case st.level == Step && !st.prologue:
 			c.declare(st, stepIndex(step))
+		case st.late:
+			for b := range s.batches {
+				c.declareIn(st, batchIndex(step, b))
+			}
 		}
 	}
 }
@@ -365,6 +378,7 @@ func (c *core) progress(s *Stage, idx Index) {
 	case Batch:
 		idx = idx.at(Step)
 	case Step:
+		c.steps[idx.Step].finished++
 		c.forget(idx.Step)
 		return
 	}
@@ -377,7 +391,7 @@ func (c *core) endUnit(s *Stage, u Index) {
 	n := 0
 	if u.Level == Batch {
 		n = c.counts[s.origin][u]
-	} else if step := c.steps[u.Step]; step.closed {
+	} else if step := c.steps[u.Step]; step != nil && step.closed { // nil: another stage was the last to finish it
 		n = step.batches
 	}
 	if st := c.state(s); n > 0 && st.units[u] == n {
@@ -386,7 +400,8 @@ func (c *core) endUnit(s *Stage, u Index) {
 	}
 }
 
-// forget drops what is known of a step once every stage has finished it.
+// forget drops what is known of a step once every stage has finished it, and its batches have all been derived: without stages behind the splits they
+// may be later, where an earlier step's splits take longer.
 func (c *core) forget(step int) {
 	stages := 0
 	for _, s := range c.plan.stages {
@@ -394,7 +409,7 @@ func (c *core) forget(step int) {
 			stages++
 		}
 	}
-	if c.steps[step].finished++; c.steps[step].finished < stages {
+	if s := c.steps[step]; s.finished < stages || !s.closed || s.derived < s.batches {
 		return
 	}
 	delete(c.steps, step)

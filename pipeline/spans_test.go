@@ -215,6 +215,28 @@ func TestNoTracer(t *testing.T) {
 	}
 }
 
+// A note that is no number does not end the trace.
+func TestNoteOfNaN(t *testing.T) {
+	g := New("g")
+	Sink(g, "sink", Source(g, "source", count(2)), func(task *Task, _ int) error {
+		task.Note("loss", math.NaN())
+		return nil
+	})
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	noted := 0
+	for _, e := range traced(t, p) {
+		if e.Args["loss"] == "NaN" {
+			noted++
+		}
+	}
+	if noted != 2 {
+		t.Errorf("%d tasks have the note, want 2", noted)
+	}
+}
+
 // Traces of runs that were killed are read as far as they go, and so is the other form that viewers know; what is no trace is said.
 func TestReadTraceForms(t *testing.T) {
 	const two = `[

@@ -85,7 +85,9 @@ func (t *Tracer) ran(task *Task, part, lane string, start, end time.Time) {
 		args["part"] = part
 	}
 	for k, v := range task.notes {
-		args[k] = v
+		if args[k] = v; v-v != 0 { // JSON has no such number, and the trace would end here
+			args[k] = fmt.Sprint(v)
+		}
 	}
 	t.write(TraceEvent{
 		Name: task.stage.name, Category: lane, Phase: "X", Process: pid, Thread: tid,

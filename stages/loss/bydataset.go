@@ -19,6 +19,21 @@ func (l ByDataset) MeansRows() bool {
 	return !slices.ContainsFunc(l, func(own RowSplitter) bool { return !meansRows(own) })
 }
 
+// Check finds settings of the losses that make no sense.
+func (l ByDataset) Check() error {
+	for i, own := range l {
+		if own == nil {
+			return fmt.Errorf("dataset %d has no loss", i)
+		}
+		if c, ok := own.(interface{ Check() error }); ok {
+			if err := c.Check(); err != nil {
+				return fmt.Errorf("dataset %d, %T: %w", i, own, err)
+			}
+		}
+	}
+	return nil
+}
+
 // Compute is that of the batch's dataset.
 func (l ByDataset) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if b.Dataset < 0 || b.Dataset >= len(l) {

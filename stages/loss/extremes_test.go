@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"errors"
 	"math"
 	"testing"
 
@@ -248,5 +249,36 @@ func TestAngleOfNothing(t *testing.T) {
 		}
 		s.Fill(b.Gradient, 0)
 		checkGradient(t, s, CoSENT{Metric: Angle, Scale: 3}, b, 1e-5) // the loss is bent there
+	}
+}
+
+// What is infinite is an error also where it costs nothing: a negative infinitely far, a reranker's score by its sigmoid; and a lexical weight that is no
+// number, which is not more than 0, is none that can be left out.
+func TestNotFiniteAtNoCost(t *testing.T) {
+	s, _ := ref.New().OpenStream()
+	far := math.Inf(-1)
+	pairs := newBatch(t, s, gpustage.F64, 1, 2, 2, []float64{1, 2, 1, 3, 1, 2, 1, 3, 4, 6, 4, far})
+	scores, _ := groupBatch(t, s, gpustage.F64, []int{2, 2}, []float64{1, 2, 3, far}, make([]float64, 4))
+	tokens := func(weight float64) *Batch {
+		return m3Batch(t, s, gpustage.F64, 2, 1, 1, []float64{1, 2, 3, 4}, []float64{1, 1, 1, weight, 1}, make([]float64, 5), []int{1, 1, 1, 2}, []int32{5, 6, 7, 8, 8})
+	}
+	for _, c := range []struct {
+		l Loss
+		b *Batch
+	}{
+		{Triplet{}, pairs}, {Triplet{Metric: Manhattan}, pairs}, {CrossEntropy{Metric: Dot}, pairs}, {Groups{Name: GroupMSE, Activation: Sigmoid}, scores},
+		{Groups{Name: GroupADRMSE}, scores}, {Groups{Name: GroupMNRL}, scores}, {M3{Parts: []string{SparsePart}}, tokens(math.NaN())}, {M3{Parts: []string{SparsePart}}, tokens(math.Inf(1))},
+	} {
+		var row *RowError
+		if _, err := c.l.Compute(s, newArena(t, s, c.l.Memory(c.b.Size())), c.b); !errors.As(err, &row) || row.Row != 1 {
+			t.Errorf("%T %+v: %v", c.l, c.l, err)
+		}
+	}
+	inferred := tokens(math.NaN())
+	inferred.Texts = nil
+	a := newArena(t, s, M3{}.Memory(inferred.Size()))
+	err := Fuse(s, a, inferred, map[string]float64{SparsePart: 1}, func(int, []float64) error { return nil })
+	if err == nil || err.Error() != "sequence 3 of the batch has a lexical weight of NaN" {
+		t.Error(err)
 	}
 }

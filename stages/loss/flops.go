@@ -120,6 +120,9 @@ func (l Flops) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, 
 	if err := l.Check(); err != nil {
 		return Result{}, err
 	}
+	if err := b.check(); err != nil {
+		return Result{}, err
+	}
 	r, err := l.Loss.Compute(s, a, b)
 	if err != nil {
 		return r, err

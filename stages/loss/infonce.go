@@ -125,6 +125,12 @@ func (l InfoNCE) Check() error {
 	if err := checkNotNegative("hardness strength", l.HardnessStrength); err != nil {
 		return err
 	}
+	if (l.Hardness == NoHardness) != (l.HardnessStrength == 0) {
+		return fmt.Errorf("hardness %q of strength %v: one without the other does nothing", l.Hardness, l.HardnessStrength)
+	}
+	if err := checkTiles(l.TileRows, l.TileCols); err != nil {
+		return err
+	}
 	if l.Guide != nil {
 		if err := checkNotNegative("margin", l.Guide.Margin); err != nil {
 			return err
@@ -148,6 +154,14 @@ func (l InfoNCE) Check() error {
 	}
 	if l.PerDirection && (seen[QueryToQuery] || seen[DocToDoc] || seen[PositiveToPositive]) {
 		return fmt.Errorf("one softmax per direction needs the positive pair in each: %q, %q and %q don't have it", QueryToQuery, DocToDoc, PositiveToPositive)
+	}
+	return nil
+}
+
+// checkTiles refuses sizes below 0, with which a walk would not get on.
+func checkTiles(rows, cols int) error {
+	if rows < 0 || cols < 0 {
+		return fmt.Errorf("tiles of %d and %d: want 0, for the default, or more", rows, cols)
 	}
 	return nil
 }
@@ -487,7 +501,7 @@ func (l InfoNCE) Memory(z Size) int {
 		own = pairsMemory(z)
 	}
 	if l.Guide != nil {
-		own += rows*min(cols, z.Sequences)*t.Size() + z.Rows*t.Size()
+		own += rows*min(cols, z.Sequences-z.Rows)*t.Size() + z.Rows*t.Size()
 	}
 	return tiles + perRow + ids + viewMemory(z, !l.Dot) + own + 64*64 // alignment
 }

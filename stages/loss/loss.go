@@ -390,6 +390,14 @@ func (b *Batch) onGPU() bool { return !gpustage.InHost(b.given()) }
 // in their places; a nil row is zeros. On several replicas each calls it for the whole batch, and it has to give the same on all.
 type Host func(b *Batch, embeddings, gradient [][]float32) (Result, error)
 
+// Check refuses one that is no function.
+func (f Host) Check() error {
+	if f == nil {
+		return errors.New("loss.Host(nil): there is no function")
+	}
+	return nil
+}
+
 // Compute copies the embeddings to the host, calls the function with a zeroed gradient and copies that back.
 func (f Host) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	if err := b.check(); err != nil {

@@ -109,7 +109,7 @@ func (l M3) Check() error {
 	if l.Teacher != NoTeacher && l.Teacher != TeacherKL && l.Teacher != TeacherM3 {
 		return fmt.Errorf("distillation %q is unknown: want kl_div or m3_kd_loss", l.Teacher)
 	}
-	return nil
+	return checkTiles(l.Block, l.TileCols)
 }
 
 func (l M3) parts() []string {
@@ -184,6 +184,17 @@ func (l M3) openScores(s gpustage.Stream, a *gpustage.Arena, b *Batch, lo, hi in
 		weights, err := download(s, p.X.Span(0, int(p.Cu[b.N()])))
 		if err != nil {
 			return nil, err
+		}
+		for n := range b.N() {
+			for _, w := range weights[p.Cu[n]:p.Cu[n+1]] {
+				switch { // NaN is not more than 0, and would count as no weight
+				case finite(w):
+				case len(b.Texts) == b.N(): // a batch that trains
+					return nil, &RowError{b.rowOf(n), w}
+				default:
+					return nil, fmt.Errorf("sequence %d of the batch has a lexical weight of %v", n, w)
+				}
+			}
 		}
 		x.lex = newLexical(p, b.IDs, weights, b.Rows, lo, hi, b.Special)
 	}

@@ -1,7 +1,9 @@
 package loss
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -9,9 +11,12 @@ import (
 )
 
 // Matryoshka is the weighted sum of a loss over the first Dims features of the embeddings, normalized anew each time (Kusupati et al.,
-// arXiv 2205.13147), as sentence-transformers' MatryoshkaLoss computes it: whatever the loss, it sees embeddings of length 1. weights
-// nil means 1 each. perBatch is how many of the dimensions a batch takes, which Batch.Draw chooses; 0: all. It splits rows if the loss does.
+// arXiv 2205.13147), as sentence-transformers' MatryoshkaLoss computes it: whatever the loss, it sees embeddings of length 1. Each is the mean over its own
+// Result.Weight. weights nil means 1 each. perBatch is how many of the dimensions a batch takes, which Batch.Draw chooses; 0: all. It splits rows if the loss does.
 func Matryoshka(l Loss, dims []int, weights []float64, perBatch int) (Loss, error) {
+	if l == nil {
+		return nil, errors.New("there is no loss")
+	}
 	if len(dims) == 0 {
 		return nil, fmt.Errorf("there are no dimensions")
 	}
@@ -66,9 +71,20 @@ func (splitMatryoshka) SplitsRows() {}
 
 func (l splitMatryoshka) MeansRows() bool { return meansRows(l.l) }
 
+// Check finds settings of the loss in it that make no sense.
+func (l matryoshka) Check() error {
+	if c, ok := l.l.(interface{ Check() error }); ok {
+		return c.Check()
+	}
+	return nil
+}
+
 func (l matryoshka) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
-	if err := b.check(); err != nil {
+	switch err := b.check(); {
+	case err != nil:
 		return Result{}, err
+	case len(b.Parts) > 0:
+		return Result{}, errors.New("matryoshka: parts of tokens have no first dimensions: train with loss m3, or with a model of embeddings alone")
 	}
 	n, e, t := b.N(), b.Embeddings.Cols, b.Embeddings.DType
 	if l.widest > e {
@@ -99,11 +115,21 @@ func (l matryoshka) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Res
 		if l.weights != nil {
 			w = l.weights[i]
 		}
+		switch _, splits := l.l.(RowSplitter); {
+		case total.Weight == 0:
+			total.Weight = r.Weight
+		case r.Weight == 0, math.Abs(r.Weight-total.Weight) <= 1e-9*total.Weight: // of nothing there is no mean; far above the rounding of a sum of float64
+		case splits: // of which nobody knows the other ranks' weights
+			a.Release(mark)
+			return r, fmt.Errorf("matryoshka: %T splits rows, and its Result.Weight is %v with %d features and %v with fewer or more: want the same", l.l, r.Weight, dim, total.Weight)
+		default: // each is a mean over its own weight
+			w *= total.Weight / r.Weight
+		}
 		s.NormalizeBackward(part.Gradient, part.Gradient, part.Embeddings, norm)
 		s.Scale(part.Gradient, part.Gradient, w)
 		sum := b.Gradient.Columns(0, dim)
 		s.Add(sum, sum, part.Gradient)
-		total.Sum, total.Weight = total.Sum+w*r.Sum, r.Weight
+		total.Sum += w * r.Sum
 		a.Release(mark)
 	}
 	return total, nil

@@ -322,11 +322,17 @@ func (g *groups) of(row int) []int32 {
 // score is a teacher's score of a pair.
 func (g *groups) score(k int32) float64 { return g.b.Scores[int(g.right[k])-g.b.Rows] }
 
-// rows sums the losses of the rows that are asked for. of gives a row's loss, and writes its derivatives to coef.
+// rows sums the losses of the rows that are asked for. of gives a row's loss, and writes its derivatives to coef. A value that is not finite is an error
+// also where a loss would be: a negative that is infinitely far costs nothing.
 func (g *groups) rows(of func(row int, own []int32) float64) (r Result, err error) {
 	lo, hi := g.b.Own()
 	for i := lo; i < hi; i++ {
 		w, own := g.b.Weight(i), g.of(i)
+		for _, k := range own {
+			if v := g.values[k]; !finite(v) {
+				return Result{}, &RowError{i, v}
+			}
+		}
 		l := of(i, own)
 		if err := r.add(i, w, l); err != nil {
 			return Result{}, err

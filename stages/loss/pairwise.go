@@ -142,8 +142,6 @@ func (l Contrastive) online(s gpustage.Stream, a *gpustage.Arena, b *Batch, eps 
 	r, err := g.rows(func(i int, own []int32) float64 {
 		d, sign := distance(m, g.values[i])
 		switch y := b.Labels[i]; {
-		case !finite(d):
-			return d
 		case y == 1 && d > above:
 			g.coef[i] = sign * 2 * d * n
 			return n * d * d
@@ -196,13 +194,10 @@ func (l Triplet) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result
 	return computeRows(s, a, b, m, 0, func(g *groups) func(int, []int32) float64 {
 		return func(row int, own []int32) (sum float64) {
 			positive, sign := distance(m, g.values[own[0]])
-			if !finite(positive) {
-				return positive
-			}
 			share := 1 / float64(len(own)-1)
 			for _, k := range own[1:] {
 				negative, _ := distance(m, g.values[k])
-				if t := positive - negative + margin; !(t <= 0) {
+				if t := positive - negative + margin; t > 0 {
 					sum += share * t
 					g.coef[own[0]] += sign * share
 					g.coef[k] = -sign * share

@@ -134,6 +134,20 @@ func (g Groups) Check() error {
 	case g.Mu != 0 && g.Scheme != "" && g.Scheme != NDCGLoss2PP:
 		return fmt.Errorf("mu is of the weighting %s, and not of %s", NDCGLoss2PP, g.Scheme)
 	}
+	for _, o := range []struct {
+		what string
+		set  bool
+		of   []GroupLoss
+	}{
+		{"weighting", g.Scheme != "", []GroupLoss{GroupLambda}}, {"mu", g.Mu != 0, []GroupLoss{GroupLambda}},
+		{"k", g.K != 0, []GroupLoss{GroupRankNet, GroupLambda}}, {"sigma", g.Sigma != 0, []GroupLoss{GroupRankNet, GroupLambda}},
+		{"alpha", g.Alpha != 0, []GroupLoss{GroupADRMSE}}, {"pos_weight", g.PosWeight != 0, []GroupLoss{GroupBCE}},
+		{"by_label", g.ByLabel, []GroupLoss{GroupListMLE, GroupPListMLE}}, {"scale", g.Scale != 0, []GroupLoss{GroupMNRL}},
+	} {
+		if o.set && !slices.Contains(o.of, g.Name) {
+			return fmt.Errorf("%s: %s is of %s, and does nothing here", g.Name, o.what, joinNames(o.of))
+		}
+	}
 	for _, p := range []struct {
 		what string
 		of   float64
@@ -250,6 +264,13 @@ func (g Groups) ofBatch(b *Batch, scores, grads []float64) (r Result, err error)
 		for _, v := range l {
 			if err := g.CheckLabel(v); err != nil {
 				return r, &LabelError{i, fmt.Sprintf("the label is %v: %v", v, err)}
+			}
+		}
+		for _, at := range docs[i] { // a sigmoid would make a number of one that is infinite
+			for _, v := range scores[at*layers : (at+1)*layers] {
+				if !finite(v) {
+					return r, &RowError{i, v}
+				}
 			}
 		}
 		of := func(layer int) []float64 {
