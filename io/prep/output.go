@@ -85,20 +85,25 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(x.out.temporary(), 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+	err = os.Mkdir(x.out.temporary(), 0o777)
+	made := err == nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	x.lock, err = os.OpenFile(x.out.lock(), os.O_CREATE|os.O_RDWR, 0o666)
 	busy := errors.Is(err, fs.ErrNotExist) // a run has just ended, and its folder has gone
 	if err != nil && !busy {
+		if made {
+			os.Remove(x.out.temporary()) // an earlier output is as it was; what another run has begun in stays
+		}
 		return nil, err
 	}
 	if busy || !filelock.TryLock(x.lock) || !isAt(x.lock, x.out.lock()) {
 		x.Release()
 		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
 	}
-	names, err := free(dir, overwrite)                           // again: what was there before the lock may have been another run's
-	x.half = !slices.Contains(names, Success) && len(names) != 1 // Temporary, without which nothing is ours
+	names, err := free(dir, overwrite)                                    // again: what was there before the lock may have been another run's
+	x.half = !made && !slices.Contains(names, Success) && len(names) != 1 // Temporary, without which nothing is ours
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, x.Abandon())
