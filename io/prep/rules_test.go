@@ -147,7 +147,7 @@ func TestNothingLeftOfAText(t *testing.T) {
 // TestContaminationByEmptyTexts: an evaluation set may have texts without anything in them, as corpora do. They are no row's.
 func TestContaminationByEmptyTexts(t *testing.T) {
 	eval := filepath.Join(t.TempDir(), "eval.jsonl")
-	if err := os.WriteFile(eval, []byte("{\"text\": \"\"}\n{\"text\": \" \"}\n{\"text\": \"words of a test\"}\n"), 0o666); err != nil {
+	if err := os.WriteFile(eval, []byte("{\"text\": \"\"}\n{\"text\": \" \"}\n{\"text\": \"words of a test\"}\n{\"text\": \"Alone!\"}\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	c := bare(t, "x")
@@ -156,10 +156,22 @@ func TestContaminationByEmptyTexts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for text, want := range map[string]string{"--- !": "", "some words of a test": Contaminated, "other ones": ""} {
+	for text, want := range map[string]string{"--- !": "", "some words of a test": Contaminated, "other ones": "", "alone": Contaminated, "not alone": ""} {
 		r := &Row{Texts: [][]string{{"a query"}, {text}}}
 		if rules.NewWorker().Filter(r); r.Rule != want {
 			t.Errorf("%q is dropped by %q, want %q", text, r.Rule, want)
+		}
+	}
+}
+
+// TestRatesAreWhole: where an input's rows are a whole multiple of another's, so are the rates, whatever the quotients are rounded to: each row occurs as often.
+func TestRatesAreWhole(t *testing.T) {
+	inputs := []Input{{Share: 0.7}, {Share: 0.7}}
+	for n := range int64(1000) {
+		for _, kind := range []string{"balanced", "weighted"} {
+			if got := (Mix{Kind: kind, Repeat: 3}).Rates(inputs, []int64{n + 1, 3 * (n + 1)}); !slices.Equal(got, []float64{3, 1}) {
+				t.Errorf("%s, %d rows and three times as many: rates %v", kind, n+1, got)
+			}
 		}
 	}
 }
