@@ -216,6 +216,9 @@ func (x *Claim) place(names []string) (back func() error, err error) {
 	var moved [][2]string // from, to
 	back = func() (err error) {
 		for _, m := range slices.Backward(moved) {
+			if err != nil && filepath.Base(m[0]) == Success { // which was the first: without the others it says what is not so
+				break
+			}
 			err = errors.Join(err, os.Rename(m[1], m[0]))
 		}
 		return err
