@@ -202,8 +202,12 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	if err == nil {
 		return x.clean()
 	}
-	err = fmt.Errorf("completing %s: %w", x.out.Dir, err)
-	if lost := back(); lost != nil { // what can't be put back stays in Temporary
+	return x.undo(back, fmt.Errorf("completing %s: %w", x.out.Dir, err))
+}
+
+// undo takes back a run that has failed to complete its output. What can't be put back stays in Temporary.
+func (x *Claim) undo(back func() error, err error) error {
+	if lost := back(); lost != nil {
 		return errors.Join(err, lost)
 	}
 	return errors.Join(err, x.Abandon())
