@@ -133,3 +133,35 @@ func TestRewrite(t *testing.T) {
 		}
 	}
 }
+
+// TestRewriteBelow: where the transformer has a folder of its own, what only Python reads of it stays there.
+func TestRewriteBelow(t *testing.T) {
+	dir := copyGolden(t, "st2")
+	put(t, dir, "0_Transformer/generation_config.json", "{}")
+	put(t, dir, "0_Transformer/modeling_x.py", "x = 1")
+	config, err := os.ReadFile(filepath.Join(dir, "0_Transformer/config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "0_Transformer/config.json", strings.Replace(string(config), "{", `{"auto_map": {"AutoModel": "modeling_x.X"},`, 1))
+	f := open(t, dir)
+	out := filepath.Join(t.TempDir(), "out")
+	same := func(w io.Writer, x safetensors.Tensor) error {
+		_, err := w.Write(x.Data)
+		return err
+	}
+	if err := f.Rewrite(out, tensorsOf(t, f), nil, same); err != nil {
+		t.Fatal(err)
+	}
+	want := contents(t, dir)
+	want["README.md"] = nil
+	for name, data := range contents(t, out) {
+		if old, ok := want[name]; !ok || !strings.HasSuffix(name, ".safetensors") && !bytes.Equal(data, old) {
+			t.Errorf("%s is there: %t, with other bytes", name, ok)
+		}
+		delete(want, name)
+	}
+	for name := range want {
+		t.Errorf("%s is missing", name)
+	}
+}
