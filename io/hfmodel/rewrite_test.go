@@ -165,3 +165,27 @@ func TestRewriteBelow(t *testing.T) {
 		t.Errorf("%s is missing", name)
 	}
 }
+
+// TestRewriteStatic: the table of static embeddings keeps the name that its file has for it, which is model2vec's in some.
+func TestRewriteStatic(t *testing.T) {
+	for _, path := range []string{".", "0_StaticEmbedding"} {
+		for _, name := range []string{staticTensor, model2vecTable} {
+			table := floatsOf(t, name, []int{3, 2}, 1, 2, 3, 4, 5, 6)
+			f := open(t, staticFolder(t, path, table))
+			out := filepath.Join(t.TempDir(), "out")
+			if err := f.Rewrite(out, tensorsOf(t, f), nil, func(w io.Writer, x safetensors.Tensor) error { _, err := w.Write(x.Data); return err }); err != nil {
+				t.Fatal(err)
+			}
+			file, err := safetensors.Open(filepath.Join(out, path, weightsFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := file.Tensor(name)
+			if err != nil || !slices.Equal(got.Shape, table.Shape) || !bytes.Equal(got.Data, table.Data) {
+				t.Errorf("%s in %s became %v: %v", name, path, file.Names(), err)
+			}
+			file.Close()
+			open(t, out)
+		}
+	}
+}
