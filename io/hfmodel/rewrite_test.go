@@ -126,7 +126,7 @@ func TestRewrite(t *testing.T) {
 		t.Error(err)
 	}
 
-	card := string(f.MixedCard("x/Mine", "How.", []MixedPart{{"org/a", 0.7}, {"runs/x/model", 0.2}, {"org/b@v1", 0.1}}))
+	card := string(f.MixedCard("x/Mine", "How.", []MixedPart{{"org/a", 0.7}, {"runs/x/model", 0.2}, {"org/b@v1", 0.05}, {"org/a", 0.05}}))
 	for _, w := range []string{"\n# Mine\n", "base_model:\n- \"org/a\"\n- \"org/b\"\nbase_model_relation: merge\n---", "| `runs/x/model` | 0.2 |", "How."} {
 		if !strings.Contains(card, w) {
 			t.Errorf("no %q in\n%s", w, card)

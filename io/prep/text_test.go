@@ -23,7 +23,7 @@ func TestStripHTML(t *testing.T) {
 		{"<script>never closed", ""},
 		{"&lt;b&gt; stays a text", "<b> stays a text"},
 		{"<user@host> <3 <-- i<n; n>0", "<user@host> <3 <-- i<n; n>0"},
-		{"<!DOCTYPE html><br/>x", "\n\nx"},
+		{"<!DOCTYPE html><br/>x", "\n\nx"}, {"<br\r\n/>x<b\r>y", "\nxy"},
 		{"<a href=\"u\"", "<a href=\"u\""},
 		{"<h1>t</h1>", "\nt\n"}, {"<quiz>x</quiz>", "\nx\n"},
 		{"&#x41;&eacute;&nosuch;", "Aé&nosuch;"},
