@@ -226,19 +226,33 @@ func TestNoRoomForLatest(t *testing.T) {
 	c.Close()
 }
 
-// Pieces that overlap are as many elements as the parameter has, and not all of them.
+// Pieces that overlap may be as many elements as the parameter has, and not all of them; or all of them, and those of the last ones twice.
 func TestOverlap(t *testing.T) {
-	s := Open(t.TempDir(), Disk{})
-	if err := s.Begin(1, 0); err != nil {
-		t.Fatal(err)
-	}
-	four := make([]byte, 16)
-	p, err := s.WritePart(1, 0, "F32", []Piece{{"weights", "bias", 0, four}, {"weights", "bias", 2, four}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = s.Commit(State{Step: 1, Vectors: []string{"weights"}, DType: "F32", Parameters: []Parameter{{"bias", []int{8}}}, Parts: []Part{p}}, 1)
-	if err == nil || !strings.Contains(err.Error(), "elements from 4 on are missing, or there twice") {
-		t.Error(err)
+	for _, c := range []struct {
+		shape int
+		from  []int // each by a rank of its own: four elements
+		want  string
+	}{
+		{8, []int{0, 4}, ""},
+		{8, []int{0, 2}, "elements from 4 on are missing, or there twice"},
+		{4, []int{0, 0}, "elements from 0 on are there twice"},
+		{8, []int{0, 4, 4}, "elements from 4 on are there twice"},
+		{8, []int{0, 4, 2}, "elements from 4 on are missing, or there twice"},
+	} {
+		s := Open(t.TempDir(), Disk{})
+		if err := s.Begin(1, 0); err != nil {
+			t.Fatal(err)
+		}
+		st := State{Step: 1, Vectors: []string{"weights"}, DType: "F32", Parameters: []Parameter{{"bias", []int{c.shape}}}}
+		for rank, from := range c.from {
+			p, err := s.WritePart(1, rank, "F32", []Piece{{"weights", "bias", from, make([]byte, 16)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			st.Parts = append(st.Parts, p)
+		}
+		if err := s.Commit(st, 1); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%d elements in pieces from %v: %v, want %q", c.shape, c.from, err, c.want)
+		}
 	}
 }

@@ -215,15 +215,19 @@ func (c *Checkpoint) complete() error {
 			want[key] = true
 			pieces := c.index[key]
 			slices.SortFunc(pieces, func(a, b piece) int { return cmp.Compare(a.from, b.from) })
-			at := 0
+			at, used := 0, 0
 			for _, x := range pieces {
 				if x.from != at {
 					break
 				}
 				at += len(x.data) / c.size
+				used++
 			}
 			if n, err := elements(p.Shape); err != nil || at != n {
 				return fmt.Errorf("%s of %s: elements from %d on are missing, or there twice (shape %v)", v, p.Name, at, p.Shape)
+			}
+			if used < len(pieces) {
+				return fmt.Errorf("%s of %s: elements from %d on are there twice (shape %v)", v, p.Name, pieces[used].from, p.Shape)
 			}
 		}
 	}

@@ -375,7 +375,7 @@ func TestTensorNames(t *testing.T) {
 		return x
 	}
 	var all []safetensors.Tensor
-	for _, name := range []string{"bert.a", "b", "bert.LayerNorm.gamma", "bert.LayerNorm.beta", "bert.both", "both", "encoder.embed_tokens.weight", "cls.predictions.decoder.bias", "lm_head.bias", "lm_head.decoder.bias"} {
+	for _, name := range []string{"bert.a", "b", "bert.LayerNorm.gamma", "bert.LayerNorm.beta", "bert.both", "both", "encoder.embed_tokens.weight", "cls.predictions.decoder.bias", "lm_head.bias", "lm_head.decoder.bias", "tied.lm_head.decoder.bias"} {
 		all = append(all, tensor(name))
 	}
 	if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), all, nil); err != nil {
@@ -386,7 +386,7 @@ func TestTensorNames(t *testing.T) {
 		"a": "bert.a", "bert.a": "bert.a", "bert.b": "b", "b": "b", "both": "both", "bert.both": "bert.both",
 		"LayerNorm.weight": "bert.LayerNorm.gamma", "bert.LayerNorm.bias": "bert.LayerNorm.beta",
 		"shared.weight":        "encoder.embed_tokens.weight",
-		"cls.predictions.bias": "cls.predictions.decoder.bias", "lm_head.bias": "lm_head.bias", "lm_head.decoder.bias": "lm_head.decoder.bias",
+		"cls.predictions.bias": "cls.predictions.decoder.bias", "lm_head.bias": "lm_head.bias", "lm_head.decoder.bias": "lm_head.decoder.bias", "tied.lm_head.bias": "tied.lm_head.decoder.bias",
 	} {
 		x, err := f.Tensor(name, "roberta.", "bert.")
 		if err != nil || x.Name != want {
@@ -396,7 +396,7 @@ func TestTensorNames(t *testing.T) {
 	if _, err := f.Tensor("a"); !errors.Is(err, safetensors.ErrNoTensor) || !strings.Contains(err.Error(), "bert.a") {
 		t.Errorf("without prefixes: %v", err)
 	}
-	if got := f.Names(); len(got) != 10 {
+	if got := f.Names(); len(got) != 11 {
 		t.Errorf("names %q", got)
 	}
 }

@@ -126,10 +126,66 @@ func TestRewrite(t *testing.T) {
 		t.Error(err)
 	}
 
-	card := string(f.MixedCard("x/Mine", "How.", []MixedPart{{"org/a", 0.7}, {"runs/x/model", 0.2}, {"org/b@v1", 0.1}}))
+	card := string(f.MixedCard("x/Mine", "How.", []MixedPart{{"org/a", 0.7}, {"runs/x/model", 0.2}, {"org/b@v1", 0.05}, {"org/a", 0.05}}))
 	for _, w := range []string{"\n# Mine\n", "base_model:\n- \"org/a\"\n- \"org/b\"\nbase_model_relation: merge\n---", "| `runs/x/model` | 0.2 |", "How."} {
 		if !strings.Contains(card, w) {
 			t.Errorf("no %q in\n%s", w, card)
+		}
+	}
+}
+
+// TestRewriteBelow: where the transformer has a folder of its own, what only Python reads of it stays there.
+func TestRewriteBelow(t *testing.T) {
+	dir := copyGolden(t, "st2")
+	put(t, dir, "0_Transformer/generation_config.json", "{}")
+	put(t, dir, "0_Transformer/modeling_x.py", "x = 1")
+	config, err := os.ReadFile(filepath.Join(dir, "0_Transformer/config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "0_Transformer/config.json", strings.Replace(string(config), "{", `{"auto_map": {"AutoModel": "modeling_x.X"},`, 1))
+	f := open(t, dir)
+	out := filepath.Join(t.TempDir(), "out")
+	same := func(w io.Writer, x safetensors.Tensor) error {
+		_, err := w.Write(x.Data)
+		return err
+	}
+	if err := f.Rewrite(out, tensorsOf(t, f), nil, same); err != nil {
+		t.Fatal(err)
+	}
+	want := contents(t, dir)
+	want["README.md"] = nil
+	for name, data := range contents(t, out) {
+		if old, ok := want[name]; !ok || !strings.HasSuffix(name, ".safetensors") && !bytes.Equal(data, old) {
+			t.Errorf("%s is there: %t, with other bytes", name, ok)
+		}
+		delete(want, name)
+	}
+	for name := range want {
+		t.Errorf("%s is missing", name)
+	}
+}
+
+// TestRewriteStatic: the table of static embeddings keeps the name that its file has for it, which is model2vec's in some.
+func TestRewriteStatic(t *testing.T) {
+	for _, path := range []string{".", "0_StaticEmbedding"} {
+		for _, name := range []string{staticTensor, model2vecTable} {
+			table := floatsOf(t, name, []int{3, 2}, 1, 2, 3, 4, 5, 6)
+			f := open(t, staticFolder(t, path, table))
+			out := filepath.Join(t.TempDir(), "out")
+			if err := f.Rewrite(out, tensorsOf(t, f), nil, func(w io.Writer, x safetensors.Tensor) error { _, err := w.Write(x.Data); return err }); err != nil {
+				t.Fatal(err)
+			}
+			file, err := safetensors.Open(filepath.Join(out, path, weightsFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := file.Tensor(name)
+			if err != nil || !slices.Equal(got.Shape, table.Shape) || !bytes.Equal(got.Data, table.Data) {
+				t.Errorf("%s in %s became %v: %v", name, path, file.Names(), err)
+			}
+			file.Close()
+			open(t, out)
 		}
 	}
 }

@@ -91,3 +91,16 @@ func TestSizedByWeights(t *testing.T) {
 		t.Errorf("opened without its sizes: %v", err)
 	}
 }
+
+// TestPoolingKeys: of a pooling's two keys for its dimension the one that sentence-transformers writes since 6 counts.
+func TestPoolingKeys(t *testing.T) {
+	for _, text := range []string{`{"embedding_dimension": 4, "word_embedding_dimension": 8}`, `{"word_embedding_dimension": 8, "embedding_dimension": 4}`, `{"word_embedding_dimension": 4}`} {
+		o, err := parseObject([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := parsePooling(o); err != nil || p.Dimension != 4 {
+			t.Errorf("%s: %+v, %v", text, p, err)
+		}
+	}
+}

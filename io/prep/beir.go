@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
 	"contraflow/io/spelling"
 )
@@ -112,6 +113,11 @@ func writeBEIR(ctx context.Context, r *Rules, tmp string, dev int64) (*BEIRStats
 			return nil, err
 		}
 		if err := files[i].Sync(); err != nil {
+			return nil, err
+		}
+	}
+	for _, d := range []string{filepath.Join(dir, "qrels"), dir} { // the names too: they are in place before the output is marked as complete
+		if err := atomicfile.SyncDir(d); err != nil {
 			return nil, err
 		}
 	}

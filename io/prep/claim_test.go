@@ -47,6 +47,44 @@ func TestFinishFails(t *testing.T) {
 	}
 }
 
+// TestPutBackHalf: an earlier output of which a file can't be put back looks whole no more, nor when the next run comes to nothing.
+func TestPutBackHalf(t *testing.T) {
+	c, _ := corpus(t, 20)
+	mustRun(t, c)
+	whole := func() (marked, half bool) {
+		_, noMark := os.Stat(filepath.Join(c.Output.Dir, Success))
+		_, noHalf := os.Stat(filepath.Join(c.Output.Dir, Temporary))
+		return noMark == nil, noHalf == nil
+	}
+	claim, err := Begin(&c, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := claim.place([]string{"nobody has written"})
+	if !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(c.Output.Dir, cardFile, "in the way"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	err = claim.undo(back, err)
+	if marked, half := whole(); !errors.Is(err, fs.ErrExist) || marked || !half {
+		t.Errorf("put back with %v; marked as complete: %t, as half: %t", err, marked, half)
+	}
+	if _, err := os.Stat(filepath.Join(claim.out.temporary(), "previous", cardFile)); err != nil {
+		t.Errorf("what can't be put back is gone: %v", err)
+	}
+	claim.Release()
+	next, err := Begin(&c, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = next.Abandon()
+	if marked, half := whole(); err != nil || marked || !half {
+		t.Errorf("the next run: %v; marked as complete: %t, as half: %t", err, marked, half)
+	}
+}
+
 // contents are those of all files in a folder, by their paths in it.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()

@@ -226,6 +226,9 @@ func (x *Inputs) one(w *Worker, b *dataset.Block, ref inputBlock, at int, known 
 	var bad *dataset.RowError
 	if errors.As(b.Check(at), &bad) {
 		row.Rule, row.Why, row.Kind = Unusable, bad.Reason, bad.Kind()
+		if bad.Column != "" {
+			row.Why = fmt.Sprintf("column %q: %s", bad.Column, bad.Reason)
+		}
 	} else {
 		w.Normalize(row)
 		if known == nil || !known(row.ID) {

@@ -85,20 +85,25 @@ func Begin(c *Config, overwrite bool) (_ *Claim, err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(x.out.temporary(), 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+	err = os.Mkdir(x.out.temporary(), 0o777)
+	made := err == nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	x.lock, err = os.OpenFile(x.out.lock(), os.O_CREATE|os.O_RDWR, 0o666)
 	busy := errors.Is(err, fs.ErrNotExist) // a run has just ended, and its folder has gone
 	if err != nil && !busy {
+		if made {
+			os.Remove(x.out.temporary()) // an earlier output is as it was; what another run has begun in stays
+		}
 		return nil, err
 	}
 	if busy || !filelock.TryLock(x.lock) || !isAt(x.lock, x.out.lock()) {
 		x.Release()
 		return nil, fmt.Errorf("%s: %w", dir, ErrBusy)
 	}
-	names, err := free(dir, overwrite)                           // again: what was there before the lock may have been another run's
-	x.half = !slices.Contains(names, Success) && len(names) != 1 // Temporary, without which nothing is ours
+	names, err := free(dir, overwrite)                                    // again: what was there before the lock may have been another run's
+	x.half = !made && !slices.Contains(names, Success) && len(names) != 1 // Temporary, without which nothing is ours
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, x.Abandon())
@@ -197,8 +202,12 @@ func (x *Claim) Finish(ctx context.Context, r *Rules, s *Stats) error {
 	if err == nil {
 		return x.clean()
 	}
-	err = fmt.Errorf("completing %s: %w", x.out.Dir, err)
-	if lost := back(); lost != nil { // what can't be put back stays in Temporary
+	return x.undo(back, fmt.Errorf("completing %s: %w", x.out.Dir, err))
+}
+
+// undo takes back a run that has failed to complete its output. What can't be put back stays in Temporary.
+func (x *Claim) undo(back func() error, err error) error {
+	if lost := back(); lost != nil {
 		return errors.Join(err, lost)
 	}
 	return errors.Join(err, x.Abandon())
@@ -211,6 +220,9 @@ func (x *Claim) place(names []string) (back func() error, err error) {
 	var moved [][2]string // from, to
 	back = func() (err error) {
 		for _, m := range slices.Backward(moved) {
+			if err != nil && filepath.Base(m[0]) == Success { // which was the first: without the others it says what is not so
+				break
+			}
 			err = errors.Join(err, os.Rename(m[1], m[0]))
 		}
 		return err

@@ -98,6 +98,7 @@ func (r *Rules) avoid(ctx context.Context, a Against) error {
 		return err
 	}
 	defer t.Close()
+	t.KeepEmpty() // corpora have some, and they have no words
 	for _, column := range a.Columns {
 		for c, err := range t.Chunks(ctx, column, 4096) {
 			if err != nil {
@@ -166,7 +167,7 @@ func (w *Worker) Filter(row *Row) {
 }
 
 func (w *Worker) filter(column int, text string) (rule, why string) {
-	if text == "" {
+	if dataset.Empty(text) { // or has white space left, where that is not normalized: training takes neither
 		return Empty, "nothing is left of the text"
 	}
 	f := &w.Config.Filter
@@ -264,7 +265,7 @@ func (w *Worker) NearKeys(row *Row) (s Sketch, bands []uint64, ok bool) {
 	text := ""
 	for _, list := range columns {
 		for _, t := range list {
-			if text == "" {
+			if dataset.Empty(text) {
 				text = t
 			} else {
 				text += "\n" + t

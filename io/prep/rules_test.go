@@ -129,3 +129,49 @@ func TestTokenLimits(t *testing.T) {
 		t.Errorf("the file says %+v, want %+v", *d.Tokens(), want)
 	}
 }
+
+// TestNothingLeftOfAText: a text of which normalizing leaves white space alone goes as an empty one does. Training would refuse it.
+func TestNothingLeftOfAText(t *testing.T) {
+	for text, n := range map[string]Normalize{"<p></p>": {HTML: true}, "\u00a0": {Unicode: "nfkc"}, "\u200b": {Whitespace: true}} {
+		in := filepath.Join(t.TempDir(), "in.jsonl")
+		writeJSONL(t, in, pair{Query: "a query", Positive: text}, pair{Query: text, Positive: "a document"}, pair{Query: "one", Positive: "that stays"})
+		c := bare(t, in)
+		c.Normalize = n
+		s := mustRun(t, c)
+		if r := s.Rules[Empty]; r == nil || r.Dropped != 2 || len(readPairs(t, c.Output.Dir, "train")) != 1 {
+			t.Errorf("%q: %+v, want 2 rows dropped and one left", text, s.Rules)
+		}
+	}
+}
+
+// TestContaminationByEmptyTexts: an evaluation set may have texts without anything in them, as corpora do. They are no row's.
+func TestContaminationByEmptyTexts(t *testing.T) {
+	eval := filepath.Join(t.TempDir(), "eval.jsonl")
+	if err := os.WriteFile(eval, []byte("{\"text\": \"\"}\n{\"text\": \" \"}\n{\"text\": \"words of a test\"}\n{\"text\": \"Alone!\"}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c := bare(t, "x")
+	c.Decontaminate = Decontaminate{Against: []Against{{[]string{eval}, []string{"text"}}}, Words: 3}
+	rules, err := NewRules(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{"--- !": "", "some words of a test": Contaminated, "other ones": "", "alone": Contaminated, "not alone": ""} {
+		r := &Row{Texts: [][]string{{"a query"}, {text}}}
+		if rules.NewWorker().Filter(r); r.Rule != want {
+			t.Errorf("%q is dropped by %q, want %q", text, r.Rule, want)
+		}
+	}
+}
+
+// TestRatesAreWhole: where an input's rows are a whole multiple of another's, so are the rates, whatever the quotients are rounded to: each row occurs as often.
+func TestRatesAreWhole(t *testing.T) {
+	inputs := []Input{{Share: 0.7}, {Share: 0.7}}
+	for n := range int64(1000) {
+		for _, kind := range []string{"balanced", "weighted"} {
+			if got := (Mix{Kind: kind, Repeat: 3}).Rates(inputs, []int64{n + 1, 3 * (n + 1)}); !slices.Equal(got, []float64{3, 1}) {
+				t.Errorf("%s, %d rows and three times as many: rates %v", kind, n+1, got)
+			}
+		}
+	}
+}

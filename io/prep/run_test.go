@@ -161,7 +161,7 @@ func TestNothingLeft(t *testing.T) {
 		if before {
 			mustRun(t, c)
 		}
-		want, had := "no row is left of 3 rows, and nothing is written: unusable has dropped 1, first in.jsonl:2: the text is empty; "+
+		want, had := "no row is left of 3 rows, and nothing is written: unusable has dropped 1, first in.jsonl:2: column \"positive\": the text is empty; "+
 			"length has dropped 2 (filter.query, filter.document), first in.jsonl:1: column \"positive\": 2 words. ", []pair(nil)
 		if before {
 			had = readPairs(t, c.Output.Dir, "train")

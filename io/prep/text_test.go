@@ -23,7 +23,7 @@ func TestStripHTML(t *testing.T) {
 		{"<script>never closed", ""},
 		{"&lt;b&gt; stays a text", "<b> stays a text"},
 		{"<user@host> <3 <-- i<n; n>0", "<user@host> <3 <-- i<n; n>0"},
-		{"<!DOCTYPE html><br/>x", "\n\nx"},
+		{"<!DOCTYPE html><br/>x", "\n\nx"}, {"<br\r\n/>x<b\r>y", "\nxy"},
 		{"<a href=\"u\"", "<a href=\"u\""},
 		{"<h1>t</h1>", "\nt\n"}, {"<quiz>x</quiz>", "\nx\n"},
 		{"&#x41;&eacute;&nosuch;", "Aé&nosuch;"},
@@ -38,7 +38,7 @@ func TestStripHTML(t *testing.T) {
 func TestSqueeze(t *testing.T) {
 	for _, c := range [][2]string{
 		{"", ""}, {" ", ""}, {"a", "a"}, {" a ", "a"}, {"a  b", "a b"}, {"a\tb", "a b"}, {"a \n b", "a\nb"}, {"a\r\nb", "a\nb"}, {"a\n\n\nb", "a\nb"},
-		{"a\u00a0\u3000b", "a b"}, {"\ufeffa\u200bb\x00c\x7f", "abc"}, {"é  é", "é é"}, {"a\u2028b", "a\nb"}, {"\xff", "\ufffd"},
+		{"a\u00a0\u3000b", "a b"}, {"\ufeffa\u200bb\x00c\x7f", "abc"}, {"é  é", "é é"}, {"a\u2028b", "a\nb"}, {"\xff", "\ufffd"}, {"a\x7fb", "ab"}, {"a\x1fb", "ab"},
 	} {
 		if got := Squeeze(c[0]); got != c[1] {
 			t.Errorf("%q: %q, want %q", c[0], got, c[1])
