@@ -143,6 +143,12 @@ func build(files map[string][]byte, alone bool) (*Tokenizer, error) {
 		t.bos = bos
 	}
 	t.eos = config.specials["eos_token"].Content
+	named := slices.Collect(maps.Values(config.specials))
+	for _, token := range slices.Concat(named, config.extra) {
+		if id, ok := t.ids[token.Content]; ok {
+			t.named = append(t.named, id)
+		}
+	}
 	t.class, t.typed = config.class, config.givesTypes()
 	t.maxLength = config.maxLength
 	t.files = files

@@ -17,7 +17,7 @@ func (t *Tokenizer) PromptTokens(prompt string, maxLen int) int {
 	return n
 }
 
-// special tells whether an id is of a special token that the files name or that is put around texts.
+// special tells whether an id is of a special token that the files name, for whatever use, or that is put around texts.
 func (t *Tokenizer) special(id int32) bool {
 	for _, p := range t.template.single {
 		if slices.Contains(p.ids, id) {
@@ -25,6 +25,5 @@ func (t *Tokenizer) special(id int32) bool {
 		}
 	}
 	unknown, ok := t.UnknownID()
-	text := t.Token(id)
-	return id == t.pad || ok && id == unknown || text != "" && (text == t.bos || text == t.eos)
+	return id == t.pad || ok && id == unknown || slices.Contains(t.named, id)
 }

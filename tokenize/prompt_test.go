@@ -45,4 +45,19 @@ func TestPromptTokens(t *testing.T) {
 			t.Errorf("%d: %q cut to %d has %d tokens, want %d", i, c.prompt, c.maxLen, got, c.want)
 		}
 	}
+
+	// Special tokens are also those that stand nowhere around texts.
+	tok, err := fromFiles(map[string][]byte{
+		fileTokenizer: []byte(`{"pre_tokenizer": {"type": "WhitespaceSplit"}, "model": {"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##", "max_input_chars_per_word": 99,
+			"vocab": {"a": 0, "u": 1, "<m>": 2, "<q>": 3, "<i>": 4, "<other>": 5}}}`),
+		fileConfig: []byte(`{"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "<m>", "image_token": "<i>", "additional_special_tokens": ["<q>"]}`),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for prompt, want := range map[string]int{"a <m>": 1, "a <q>": 1, "<i>": 0, "a <other>": 2, "<q> a": 2, "a": 1} {
+		if got := tok.PromptTokens(prompt, 0); got != want {
+			t.Errorf("%q has %d tokens, want %d", prompt, got, want)
+		}
+	}
 }

@@ -53,13 +53,14 @@ type Tokenizer struct {
 	ids       map[string]int32
 	texts     map[int32]string
 	vocabSize int
-	modelSize int    // vocabSize without added tokens
-	pad       int32  // -1: none
-	maxLength int    // 0: not given
-	bos       string // the token's text; "" if there is none, or if it pads
-	eos       string // the token's text; "" if the files name none
-	class     string // of transformers, without "Fast"; "": none is given
-	typed     bool   // models are given the types of its ids
+	modelSize int     // vocabSize without added tokens
+	pad       int32   // -1: none
+	maxLength int     // 0: not given
+	bos       string  // the token's text; "" if there is none, or if it pads
+	eos       string  // the token's text; "" if the files name none
+	named     []int32 // special tokens that the configuration names, in no order
+	class     string  // of transformers, without "Fast"; "": none is given
+	typed     bool    // models are given the types of its ids
 	hash      string
 	files     map[string][]byte // as loaded, or as Save writes them
 }

@@ -99,4 +99,18 @@ func TestSkipPrompt(t *testing.T) {
 	if len(run[0]) != 3 || len(rows[0].Negatives) != 2 {
 		t.Errorf("%d documents are ranked, and %d mined", len(run[0]), len(rows[0].Negatives))
 	}
+
+	// Where texts are cut within the prompt, what is left behind it is the special token at the end.
+	ids, err := e.tok.EncodeAll(ctx, prompted("river stone ", texts[:1]), 3, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []float32
+	if err := e.engine.EmbedPrompted(ctx, ids, []int32{2}, func(_ int, vec []float32) { want = slices.Clone(vec) }); err != nil {
+		t.Fatal(err)
+	}
+	e.maxLength = 3
+	if got, err := e.EmbedPrompt(ctx, "query", texts[:1]); err != nil || !slices.Equal(got[0], want) {
+		t.Errorf("cut within the prompt: other embeddings: %v", err)
+	}
 }

@@ -298,9 +298,9 @@ class Draw:
             {}, {"lr_scheduler_type": "cosine"}, {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}}, {"lr_scheduler_type": "constant"},
             {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0}}, {"lr_scheduler_type": "constant_with_warmup"}, {"lr_scheduler_type": "inverse_sqrt"},
             {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-4}}, {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 2}})  # fmt: skip
-        if self.one(True, False, False):
+        if self.family != "nomic" and self.one(True, False, False):  # whose parameters transformers calls otherwise than their folder
             named = [".".join(n.split(".")[-3:]) for n, p in model.named_parameters() if p.requires_grad]
-            patterns = [r"embed", r"\.bias$", r"[Ll]ayers?\.1\.", r"weight", r"norm|Norm", "lora_B", *map(re.escape, self.random.sample(named, min(3, len(named))))]
+            patterns = [r"embed", r"\.bias$", r"[Ll]ayers?\.1\.", r"weight", r"norm|Norm", r"\.norm\.", "lora_B", *map(re.escape, self.random.sample(named, min(3, len(named))))]
             rates = {p: self.one(1e-4, 1e-2) for p in self.random.sample(patterns, 2) if any(re.search(p, n) for n, q in model.named_parameters() if q.requires_grad)}
             said |= {"learning_rate_mapping": rates} if rates else {}
         said |= self.maybe(weight_decay=[0.01, 0.5], adam_beta1=[0.8], adam_beta2=[0.95], max_grad_norm=[0.0, 0.1, 5.0])

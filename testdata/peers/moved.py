@@ -174,6 +174,7 @@ CASES = {
     "measured by products": (lambda: st.SentenceTransformer("start", similarity_fn_name="dot", device="cpu"), triplets, L.MultipleNegativesRankingLoss, {}, products),
     "the model's prompts": (prompted, triplets, L.MultipleNegativesRankingLoss, {"prompts": "river "}, lambda: [*evaluators(), *of_languages()[:2]]),
     "pooling without prompts": (skipping, triplets, L.MultipleNegativesRankingLoss, {"prompts": {"anchor": "fish road ", "negative": "rain "}}, evaluators),
+    "rates of names in others": (lambda: st.SentenceTransformer("llama", device="cpu"), triplets, L.MultipleNegativesRankingLoss, {"learning_rate_mapping": {r"\.norm\.": 3e-2}}, None),
     "LoRA": (lambda: adapted(trained=False), triplets, L.MultipleNegativesRankingLoss, {"learning_rate": 1e-9}, None),  # which begins at random
     "LoRA that goes on": (adapted, triplets, L.MultipleNegativesRankingLoss, {}, evaluators),
     "LoRA beside a layer": (lambda: adapted(more=[("2", Dense(32, 20))]), triplets, L.MultipleNegativesRankingLoss, {}, None),

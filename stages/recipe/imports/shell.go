@@ -25,7 +25,8 @@ type shell struct {
 	commands  [][]string
 	functions []*function
 	exported  map[string]bool
-	locals    []local // of the function that is read
+	locals    []local // of the functions that are read, those of callers first
+	frame     int     // where those of the innermost begin
 	inside    bool    // a function
 	text      string  // that is read
 	done      tri     // whether what is read is done: it may be under a condition
@@ -42,6 +43,7 @@ type variables struct {
 	arrays map[string][]string // "@" is what a function is called with
 	why    map[string]string   // of those that are set, to what can't be told
 	gone   map[string]bool     // that are unset, whatever the environment has
+	odd    map[string]string   // of those that are not what they are set to: why
 }
 
 // tri is no, maybe or yes: their minimum is "and", their maximum "or".
@@ -65,7 +67,7 @@ const (
 )
 
 func newShell() *shell {
-	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}}, exported: map[string]bool{}, done: yes, goes: yes, last: yes}
+	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}, map[string]string{}}, exported: map[string]bool{}, done: yes, goes: yes, last: yes}
 }
 
 // run reads a script, or what eval is given.
@@ -302,6 +304,8 @@ func (sh *shell) put(name, value string, more, foreign bool) {
 
 func (sh *shell) set(name, value string, foreign bool) {
 	switch was, set := sh.vars[name]; {
+	case sh.odd[name] != "":
+		sh.unknown(name, sh.odd[name])
 	case foreign:
 		sh.unknown(name, arrayOrPrinted)
 	case sh.done == yes:
@@ -327,6 +331,8 @@ func (sh *shell) assignArray(name string, a *syntax.Assign) (set func(), err err
 		was, there := sh.arrays[name]
 		sh.unknown(name, arrayOrPrinted)
 		switch {
+		case sh.odd[name] != "":
+			sh.unknown(name, sh.odd[name])
 		case sh.done != yes || a.Append && !there:
 			sh.unknown(name, undecided)
 		case a.Append:

@@ -68,6 +68,14 @@ func TestBash(t *testing.T) {
 		"set -- 3\nf() { " + program + "--lr $1; }\nf 4",
 		"IFS=,\nA=(a,b c)\n" + program + `--lr "${A[@]}"`,
 		"f() { local IFS=,; }\nX='a b'\nf\n" + program + "--lr $X",
+		"A=1 C=2\nf() { local A+=3 B=4; local B+=5; local C; local C; D=${C-none}; " + program + `--a $A --b $B --c $D; }` + "\nf",
+		"f() { local -r A=$1; B=$A; }\nf 3\nf 4\n" + program + "--lr $B",
+		"export A=1\nenv -u A B=2 bash -c '" + program + "--lr ${A:-3} --b $B'\nenv --unset=B A=4 true",
+		"B=1 A=2\nA=3 env A=4 bash -c '" + program + "--lr $A'",
+		"f() { A=1; }\nf=2\nunset f\nf\n" + program + "--a $A ${f:+--f 1}",
+		"f() { A=1; }\nunset f\nf 2> /dev/null\n" + program + "--lr ${A:-3}",
+		"A=1\nlocal A=2 2> /dev/null\n" + program + "--lr $A",
+		"A=1\nf() { local A=2; g; }\ng() { local A=3; unset A; B=${A:-4}; }\nf\n" + program + "--a $A --b $B",
 	} {
 		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }; export -f python\n"+script)
 		ran, err := command.Output()
@@ -125,6 +133,11 @@ func TestUntold(t *testing.T) {
 		"if [ ! -d x ]; then f() {" + program + "--lr 1; }; else f() {" + program + "--lr 2; }; fi\nf": "the script has 2 commands that train",
 		"[ -d x ] && f() { L=1; }\nf" + program + "$L":                                                 "does not decide",
 		"f() { [ -d x ] && local L; L=2; }\nL=1; f" + program + "$L":                                   "does not decide",
+		"readonly L=1\nL=2" + program + "$L":                                                           "it is read-only, and set again",
+		"declare -u L\nL=a" + program + "$L":                                                           "declare -u changes what it is set to",
+		"declare -l A\nA=(B)" + program + `"${A[@]}"`:                                                  `"${A[@]}" stands among the options`,
+		"L=1\nf() { local L=2; g; M=$L; }\ng() { unset L; }\nf" + program + "$M":                       "can't be expanded",
+		"f() { local L=2; g; }\ng() { unset L; L=3; }\nf" + program + "$L":                             "does not decide",
 		"IFS=,\nX=a,b" + program + "$X":                                                                "$X can't be expanded (IFS is set, which changes where it is cut)",
 		"A=(a b)\nIFS=," + program + `"${A[*]}"`:                                                       `"${A[*]}" stands among the options`,
 		"f() {" + program + "{1..999} {1..999}; }\n" + strings.Repeat("f\n", 999):                      "more than 4 MB",

@@ -57,10 +57,19 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 			break
 		}
 		for _, name := range words[1:] {
-			if of, _, element := strings.Cut(name, "["); element {
+			of, _, element := strings.Cut(name, "[")
+			switch {
+			case element:
 				sh.unknown(of, "one of its elements is unset")
-			} else {
+			case sh.callers(name):
+				sh.unknown(name, ofCaller)
+			case sh.isSet(name) || words[1] == "-v":
 				sh.unset(name)
+			default:
+				sh.unset(name)
+				for _, f := range sh.functions {
+					f.gone = f.gone || sh.done == yes && f.name == name
+				}
 			}
 		}
 	case "read", "mapfile", "readarray", "getopts":
@@ -115,14 +124,10 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 		maps.DeleteFunc(sh.vars, its)
 		maps.DeleteFunc(sh.why, its)
 		sh.arrays = map[string][]string{"@": words[min(text+2, len(words)):]}
-		for _, w := range words[:begin] { // of env
-			if name, value, ok := strings.Cut(w, "="); ok && identifier.MatchString(name) {
-				sh.set(name, value, false)
-			}
-		}
 		if _, err := sh.assignAll(c.Assigns); err != nil {
 			return err
 		}
+		sh.environment(words[:begin])
 		return sh.run(words[text])
 	})
 	for k, inner := range sh.commands[before:] { // srun bash -c "..." starts as many of it as there are tasks
@@ -130,6 +135,26 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 	}
 	sh.last = maybe
 	return err
+}
+
+// environment does what env, if a command's words are its, does to variables.
+func (sh *shell) environment(words []string) {
+	for i, w := range words {
+		name, value, set := strings.Cut(w, "=")
+		switch {
+		case set && identifier.MatchString(name):
+			sh.set(name, value, false)
+		case path.Base(words[0]) != "env":
+		case w == "-i" || w == "-" || w == "--ignore-environment":
+			for name := range sh.exported {
+				sh.unset(name)
+			}
+		case name == "--unset":
+			sh.unset(value)
+		case w == "-u" && i+1 < len(words):
+			sh.unset(words[i+1])
+		}
+	}
 }
 
 // shellWithin finds bash -c "..." among a command's words: where it begins, and its text, or 0.
@@ -156,7 +181,10 @@ func shellWithin(words []string) (begin, text int) {
 
 var ofText = regexp.MustCompile(`^-[a-z]*c[a-z]*$`)
 
-const otherArguments = "the script sets or shifts what it is called with"
+const (
+	otherArguments = "the script sets or shifts what it is called with"
+	ofCaller       = "a function unsets it that another one has it from"
+)
 
 // setsArguments tells whether set is called with more than options.
 func setsArguments(words []string) bool {
@@ -174,6 +202,10 @@ func setsArguments(words []string) bool {
 // declare reads export, declare, local and readonly. All values are read before one of them is set, but those of arrays.
 func (sh *shell) declare(c *syntax.DeclClause) error {
 	options, own := "", c.Variant.Value == "local"
+	if own && !sh.inside { // an error, and nothing more
+		sh.last = no
+		return nil
+	}
 	if c.Variant.Value == "declare" || c.Variant.Value == "typeset" {
 		own = sh.inside
 	}
@@ -202,9 +234,6 @@ func (sh *shell) declare(c *syntax.DeclClause) error {
 		if err != nil {
 			return err
 		}
-		if a.Naked && own {
-			set = func() { sh.unset(name) }
-		}
 		if set = sh.declared(c, options, own, name, set); a.Array != nil {
 			set()
 			continue
@@ -224,15 +253,40 @@ func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name s
 		if c.Variant.Value == "export" || strings.Contains(options, "x") {
 			sh.exported[name] = true
 		}
-		if own {
+		if own && !slices.ContainsFunc(sh.locals[sh.frame:], func(l local) bool { return l.name == name && l.sure }) {
 			sh.locals = append(sh.locals, local{name, sh.clone(), sh.done == yes})
+			sh.unset(name)
+			delete(sh.odd, name)
 		}
 		if strings.ContainsAny(options, "ilnu") {
-			sh.unknown(name, "declare "+options+" changes what it is set to")
+			sh.odd[name] = "declare " + options + " changes what it is set to"
+			sh.unknown(name, sh.odd[name])
 			return
 		}
-		set()
+		if set(); c.Variant.Value == "readonly" || strings.Contains(options, "r") {
+			sh.odd[name] = "it is read-only, and set again"
+		}
 	}
+}
+
+// callers tells whether a variable is local to a function that has called, one way or another, the one that is read: what is unset here is that one's.
+func (sh *shell) callers(name string) (is bool) {
+	its := func(l local) bool { return l.name == name }
+	if slices.ContainsFunc(sh.locals[sh.frame:], its) {
+		return false
+	}
+	for i := range sh.locals[:sh.frame] {
+		if l := &sh.locals[i]; its(*l) {
+			is, l.sure = true, false
+		}
+	}
+	return is
+}
+
+// isSet tells whether the script has set a variable.
+func (sh *shell) isSet(name string) bool {
+	_, set := sh.vars[name]
+	return set || sh.arrays[name] != nil || sh.why[name] != ""
 }
 
 // with reads what has variables of its own, as in A=b eval ... Whether they are kept depends on what is done to them there.
@@ -282,8 +336,9 @@ func (sh *shell) enter(f *function, words []string) error {
 		return fmt.Errorf("the script calls its functions more than %d times", mostCalls)
 	}
 	f.called = true
-	text, locals, inside, done, goes := sh.text, sh.locals, sh.inside, sh.done, sh.goes
-	sh.text, sh.locals, sh.inside, sh.goes = f.text, []local{{"@", sh.clone(), true}}, true, yes
+	text, frame, inside, done, goes := sh.text, sh.frame, sh.inside, sh.done, sh.goes
+	sh.text, sh.frame, sh.inside, sh.goes = f.text, len(sh.locals), true, yes
+	sh.locals = append(sh.locals, local{"@", sh.clone(), true})
 	delete(sh.why, "@")
 	if sh.arrays["@"] = words; words == nil {
 		delete(sh.arrays, "@")
@@ -292,12 +347,13 @@ func (sh *shell) enter(f *function, words []string) error {
 	if sh.goes != yes { // of which of its commands it returned
 		sh.last = maybe
 	}
-	for _, l := range slices.Backward(sh.locals) {
+	for _, l := range slices.Backward(sh.locals[sh.frame:]) {
 		if sh.back(l.was, l.name); !l.sure {
 			sh.unknown(l.name, undecided)
 		}
 	}
-	sh.text, sh.locals, sh.inside, sh.done, sh.goes = text, locals, inside, done, goes
+	sh.locals = sh.locals[:sh.frame]
+	sh.text, sh.frame, sh.inside, sh.done, sh.goes = text, frame, inside, done, goes
 	return err
 }
 
@@ -314,7 +370,7 @@ func (sh *shell) uncalled() error {
 }
 
 func (v variables) clone() variables {
-	return variables{maps.Clone(v.vars), maps.Clone(v.arrays), maps.Clone(v.why), maps.Clone(v.gone)}
+	return variables{maps.Clone(v.vars), maps.Clone(v.arrays), maps.Clone(v.why), maps.Clone(v.gone), maps.Clone(v.odd)}
 }
 
 // back makes a variable what it was.
@@ -323,6 +379,7 @@ func (v variables) back(was variables, name string) {
 	again(v.arrays, was.arrays, name)
 	again(v.why, was.why, name)
 	again(v.gone, was.gone, name)
+	again(v.odd, was.odd, name)
 }
 
 func again[V any](now, was map[string]V, name string) {

@@ -15,6 +15,7 @@ import re
 
 import torch
 from datasets import Dataset, IterableDataset
+from safetensors import safe_open
 
 KNOWN = ("transformers", "sentence_transformers", "pylate")  # whose classes import tells by other settings; others are a script's own
 LABELS = ("label", "labels", "score", "scores")
@@ -31,8 +32,8 @@ def write(trainer, folder):
         if not isinstance(sampler := getattr(args, name), str):  # a class, a function or an object, which to_dict leaves out
             settings[name] = getattr(sampler, "__name__", type(sampler).__name__)
     settings |= model(trainer.model, folder)
-    if groups := rates(trainer):
-        settings |= {"learning_rate_mapping": None, "rates": groups}
+    if (groups := rates(trainer, folder + "/model")) is not None:
+        settings |= {"learning_rate_mapping": None, "rates": groups or None}
     rows = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size if args.max_steps > 0 else None
     settings |= dict(zip(["train_dataset", "columns", "label_length"], datasets(trainer.train_dataset, folder + "/train", rows)))
     each = trainer.train_dataset.values() if isinstance(trainer.train_dataset, dict) else [trainer.train_dataset]
@@ -122,22 +123,35 @@ def model(of, folder):
     return said
 
 
-def rates(trainer):
-    """Learning rates of their own, each with parts of names that the parameters which have it have, and no others that train."""
+def rates(trainer, folder):
+    """Learning rates of their own, each with parts of names of the parameters which have it: a parameter has that of the first of these that is in its name.
+    None where one is not called in the model's folder what it is here, as transformers gives names of its own to some models' parameters."""
     losses = trainer.loss
     trained = torch.nn.ModuleDict(losses) if isinstance(losses, dict) else losses
     found = {}
     for pattern, rate in (trainer.args.learning_rate_mapping or {}).items():  # of several that a parameter matches the last has it
         found |= {id(p): rate for name, p in trained.named_parameters() if re.search(pattern, name)}
-    names = called(trainer.model)
     if not all(rate > 0 for rate in found.values()):
         return None
+    names = called(trainer.model)
+    left = {name: found.get(key, trainer.args.learning_rate) for key, name in names.items()}
+    told = {name for key, name in names.items() if key in found}
+    keys = stored(folder)
+    if not all(any(key.endswith(re.sub(r"^(\d+_Dense|queries)\.|lora_[AB]\.(?=weight$)", "", name)) for key in keys) for name in told):
+        return None
     groups = []
-    for rate in dict.fromkeys(found.values()):
-        alike = [name for key, name in names.items() if found.get(key) == rate]
-        others = [name for key, name in names.items() if found.get(key) != rate]
-        if alike:
-            groups.append({"params": parts(alike, others), "lr": rate})
+    while told & left.keys():
+        new, behind = [], set()
+        for rate in dict.fromkeys(left[name] for name in left if name in told):
+            alike = [name for name in left if name in told and left[name] == rate]
+            others = [name for name in left if left[name] != rate]
+            chosen, within = parts(alike, others)
+            if chosen:
+                new.append({"params": chosen, "lr": rate})
+            behind |= {other for other in others if any(name in other for name in within)}
+        groups += new
+        told |= behind  # whose rate, if only that of all, is told before that of what is a part of their names
+        left = {name: rate for name, rate in left.items() if not any(part in name for group in new for part in group["params"])}
     return groups
 
 
@@ -145,31 +159,44 @@ def called(of):
     """What the parameters that train are called in a recipe."""
     names = {}
     for name, p in of.named_parameters(remove_duplicate=False):
-        name = re.sub(r"^.*?\b(auto_)?model\.", "", name.replace(".default.", "."), count=1)
-        names[id(p)] = name if "embed" in name else names.get(id(p), name)
+        name = re.sub(r"^.*?\b(auto_)?model\.(base_model\.model\.)?", "", name.replace(".modules_to_save.default.", ".").replace(".default.", "."), count=1)
+        if name.startswith("pooler.") and type(of).__name__ != "CrossEncoder":
+            continue  # whose output is nobody's
+        names[id(p)] = name if "embed" in name and names.get(id(p)) != "shared.weight" else names.get(id(p), name)  # T5's embeddings are shared
     for m in of.modules():
         body = getattr(m, "base_model_prefix", "")
-        names |= {id(p): names[id(p)].removeprefix(body + ".") for p in m.parameters() if body}
+        names |= {id(p): names[id(p)].removeprefix(body + ".") for p in m.parameters() if body and id(p) in names}
         if type(m).__name__ == "SparseStaticEmbedding":
             names |= {id(p): "queries.weight" for p in m.parameters()}
     for i, m in enumerate(of):
         if type(m).__name__ == "Dense":
             names |= {id(p): f"{i}_Dense.{name}" for name, p in m.named_parameters()}
-    return {id(p): names[id(p)] for p in of.parameters() if p.requires_grad}
+    return {id(p): names[id(p)] for p in of.parameters() if p.requires_grad and id(p) in names}
+
+
+def stored(folder):
+    """The names of all parameters in a model's folder."""
+    names = []
+    for at, _, files in os.walk(folder):
+        for file in files:
+            if file.endswith(".safetensors"):
+                with safe_open(os.path.join(at, file), "pt") as f:
+                    names += f.keys()
+    return names
 
 
 def parts(names, others):
-    """Few and short parts of names, of which each name has one, and none of the others."""
+    """Few and short parts of names that are in none of the others, and the names that have none, as each is a part of another's."""
     all = [".".join(words[i:j]) + "." * (j < len(words)) for words in (name.split(".") for name in names) for i, j in itertools.combinations(range(len(words) + 1), 2)]
     has = {piece: {name for name in names if piece in name} for piece in dict.fromkeys(all) if not any(piece in other for other in others)}
     left, chosen = set(names), []
-    while left:
-        best = max(has, key=lambda piece: (len(has[piece] & left), -len(piece)), default=None)
-        if best is None or not has[best] & left:
-            return names  # one is a part of another's
+    while has:
+        best = max(has, key=lambda piece: (len(has[piece] & left), -len(piece)))
+        if not has[best] & left:
+            break
         chosen.append(best)
         left -= has[best]
-    return chosen
+    return chosen, left
 
 
 def below(of):
@@ -179,6 +206,8 @@ def below(of):
         for name, child in parent.named_children():
             if hasattr(child, "base_layer"):
                 setattr(parent, name, child.base_layer)
+            elif type(child).__name__.startswith("PeftModel"):
+                setattr(parent, name, child.get_base_model())
     for m in of.modules():
         m.__dict__.pop("peft_config", None)
         if getattr(m, "_hf_peft_config_loaded", False):
