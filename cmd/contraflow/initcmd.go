@@ -61,7 +61,7 @@ rare it is. That takes no texts and some seconds, and embeds well before any tra
 	cmd.Flags().BoolVar(&f.spec.Sparse, "sparse", false, "a sparse encoder (SPLADE), with a head for masked language modelling, for recipes of model.kind: sparse")
 	cmd.Flags().StringVar(&f.tokenizer, "tokenizer", "", "with --static, the folder `DIR` or hub id of a model whose tokenizer it gets, instead of a new vocabulary")
 	cmd.Flags().StringVar(&f.distilled, "distill", "", "with --static, the folder `DIR` or hub id of a model whose tokenizer it gets, and what it knows of each token")
-	cmd.Flags().StringVar(&f.config, "config", "", "a `FILE`, Hugging Face's config.json of any family, for the model's shape")
+	cmd.Flags().StringVar(&f.config, "config", "", "a `FILE`, Hugging Face's config.json of any family but qwen2, for the model's shape")
 	cmd.Flags().IntVar(&f.spec.Hidden, "hidden", 384, "hidden size (with --distill at most that of its embeddings, which is the default)")
 	cmd.Flags().IntVar(&f.spec.Layers, "layers", 6, "layers")
 	cmd.Flags().IntVar(&f.spec.Heads, "heads", 0, "attention heads (default: hidden/32)")
@@ -229,10 +229,14 @@ func withConfig(cmd *cobra.Command, path string, spec *newmodel.Spec) error {
 		return fmt.Errorf("--config: %w", err)
 	}
 	var shape struct {
-		Vocab int `json:"vocab_size"`
+		Type  string `json:"model_type"`
+		Vocab int    `json:"vocab_size"`
 	}
 	if wrong := json.Unmarshal(spec.Config, &shape); wrong == nil && shape.Vocab > 0 && !cmd.Flags().Changed("vocab") { // what is wrong with it, reading the shape says
 		spec.Vocab = shape.Vocab
+	}
+	if shape.Type == "qwen2" {
+		return fmt.Errorf("--config %s: a new model of type qwen2 would embed other tokens in Python: its vocabulary is WordPiece, and transformers 5 reads any tokenizer of that type as byte-level BPE; choose another type, such as qwen3 or llama", path)
 	}
 	return nil
 }

@@ -542,6 +542,10 @@ func TestInit(t *testing.T) {
 	if err := os.WriteFile(config, []byte(`{"model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 40, "sep_token_id": 102}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	qwen2 := filepath.Join(dir, "qwen2.json")
+	if err := os.WriteFile(qwen2, []byte(`{"model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	good := filepath.Join(dir, "queries.parquet")
 	beside := filepath.Join(start, "texts.jsonl")
 	if err := os.WriteFile(beside, []byte(`{"text": "a text"}`+"\n"), 0o600); err != nil {
@@ -557,6 +561,7 @@ func TestInit(t *testing.T) {
 		{[]string{"--out", start, "--input", good, "--force", "--vocab", "3"}, 1, "training a vocabulary: 3 tokens are too few: special tokens"},
 		{[]string{"--out", start, "--input", good, "--force", "--max-length", "2"}, 1, "no room for text"},
 		{[]string{"--out", start, "--input", good, "--force", "--config", config, "--max-length", "50"}, 1, "beyond config.json's 40 positions"},
+		{[]string{"--out", filepath.Join(dir, "new"), "--input", good, "--config", qwen2}, 1, qwen2 + ": a new model of type qwen2 would embed other tokens in Python"},
 		{[]string{"--out", filepath.Join(dir, "new"), "--input", bad}, 1, "bad.jsonl:2"},
 		{[]string{"--out", start, "--input", good, "--input", beside, "--force"}, 2, "start would replace " + beside + ", which is read (--input): choose another folder"},
 		{[]string{"--out", start, "--input", filepath.Join(dir, "*", "*.jsonl"), "--force"}, 2, "start would replace " + beside + ", which is read (--input)"},

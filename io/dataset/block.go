@@ -6,7 +6,6 @@ import (
 	"iter"
 	"math"
 	"os"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/parquet-go/parquet-go"
@@ -224,11 +223,6 @@ func checkText(b []byte) string {
 		}
 	}
 	return textBlank
-}
-
-// Empty tells whether a text is empty or blank: a row with one can't be used.
-func Empty(text string) bool {
-	return strings.IndexFunc(text, func(r rune) bool { return r > ' ' }) < 0
 }
 
 // Row is a row of a dataset as its file holds it, in its block.

@@ -167,7 +167,7 @@ func (w *Worker) Filter(row *Row) {
 }
 
 func (w *Worker) filter(column int, text string) (rule, why string) {
-	if dataset.Empty(text) { // or has white space left, where that is not normalized: training takes neither
+	if dataset.Blank(text) { // or has white space left, where that is not normalized: training takes neither
 		return Empty, "nothing is left of the text"
 	}
 	f := &w.Config.Filter
@@ -265,7 +265,7 @@ func (w *Worker) NearKeys(row *Row) (s Sketch, bands []uint64, ok bool) {
 	text := ""
 	for _, list := range columns {
 		for _, t := range list {
-			if dataset.Empty(text) {
+			if dataset.Blank(text) {
 				text = t
 			} else {
 				text += "\n" + t

@@ -67,9 +67,6 @@ func (s *Spec) defaults() error {
 		if err != nil {
 			return err
 		}
-		if c.Family == "qwen2" {
-			return fmt.Errorf("config.json: a model of family %q would not be the same in Python: the vocabulary is WordPiece, and transformers 5 reads each of its tokenizers as byte-level BPE, whatever its files say; choose another family, such as qwen3 or llama", c.Family)
-		}
 		s.untyped = c.TypeVocab < 2
 		if s.MaxLength == 0 {
 			s.MaxLength = cmp.Or(c.MaxPositions, c.UsualLength)
