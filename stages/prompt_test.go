@@ -15,13 +15,18 @@ import (
 
 // Each sequence of a sub-batch, and each that a guide reads, has as many tokens of a prompt as its column's prompt of its dataset has, with the special token in front.
 func TestPromptTokens(t *testing.T) {
-	tok, err := tokenize.FromVocab([]string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"}, tokenize.VocabOptions{})
+	vocab := []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"}
+	tok, err := tokenize.FromVocab(vocab, tokenize.VocabOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pieces, err := tokenize.FromVocab(append(vocab, "##b"), tokenize.VocabOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	x := Text{
 		Tokenizer: tok, QueryLength: 8, DocumentLength: 4, Prompts: []Prompts{{}, {Query: "a a ", Document: "b ", Negative: "c c c c c "}},
-		Guide: &Text{Tokenizer: tok, Prompts: []Prompts{{}, {Positive: "d ", Query: "a a a "}}},
+		Guide: &Text{Tokenizer: pieces, QueryLength: 4, Prompts: []Prompts{{}, {Positive: "ab ", Query: "a a a "}}},
 	}
 	data := Described{Texts: []dataset.Column{{Role: dataset.Query}, {Role: dataset.Positive}, {Role: dataset.Negative, Ragged: true}}}
 	c := &Chunk{Data: data, Source: 1}
@@ -33,7 +38,7 @@ func TestPromptTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := assemble([]*TokenChunk{out})
-	all, guide := []int32{3, 3, 3, 2, 2, 2, 3, 3, 3}, []int32{4, 4, 4, 2, 2, 2, 0, 0, 0} // of documents, which are cut, at most 3
+	all, guide := []int32{3, 3, 3, 2, 2, 2, 3, 3, 3}, []int32{3, 3, 3, 3, 3, 3, 0, 0, 0} // of what is cut to 4 at most 3
 	for _, sub := range (Size{Rows: 4}).Cut(b) {
 		if got, want := sub.rows(1, 2).Prompt, all[sub.Lo:sub.Hi]; !slices.Equal(got, want) {
 			t.Errorf("sequences %d to %d have prompts of %v tokens, want %v", sub.Lo, sub.Hi, got, want)

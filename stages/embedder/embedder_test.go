@@ -208,6 +208,12 @@ func TestErrors(t *testing.T) {
 	if vecs, err := e.EmbedPrompt(context.Background(), "shopping", []string{"x"}); vecs != nil || !errors.Is(err, ErrNoPrompt) || !strings.HasSuffix(err.Error(), `"shopping"; the model has "document", "query"`) {
 		t.Errorf("error %v", err)
 	}
+	if _, err := e.EmbedInto(context.Background(), "shopping", []string{"x"}, make([]float32, e.Size())); !errors.Is(err, ErrNoPrompt) {
+		t.Errorf("error %v", err)
+	}
+	if _, _, err := e.EmbedParts(context.Background(), "shopping", []string{"x"}, nil); !errors.Is(err, ErrNoPrompt) {
+		t.Errorf("error %v", err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := e.Embed(ctx, []string{"x"}); !errors.Is(err, context.Canceled) {

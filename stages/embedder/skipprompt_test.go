@@ -100,6 +100,10 @@ func TestSkipPrompt(t *testing.T) {
 		t.Errorf("%d documents are ranked, and %d mined", len(run[0]), len(rows[0].Negatives))
 	}
 
+	if got := (Text{Tokenizer: e.tok, QueryPrompt: "river stone ", QueryLength: 3, DocumentPrompt: "bread "}).prompts(); got != [2]int{Document: 2, Query: 2} {
+		t.Errorf("queries that are cut to 3 tokens, and documents, have prompts of %v tokens", got)
+	}
+
 	// Where texts are cut within the prompt, what is left behind it is the special token at the end.
 	ids, err := e.tok.EncodeAll(ctx, prompted("river stone ", texts[:1]), 3, 0)
 	if err != nil {
