@@ -72,8 +72,11 @@ func maskedClass(config *object) (string, error) {
 	if _, err := config.get("model_type", &modelType); err != nil {
 		return "", fmt.Errorf("config.json: %w", err)
 	}
-	class, ok := classes[modelType]
-	if _, decoder := causalClasses[modelType]; !ok || decoder {
+	class := classes[modelType]
+	if modelType == "nomic_bert" { // of which there are no rerankers
+		class = "NomicBert"
+	}
+	if _, decoder := causalClasses[modelType]; class == "" || decoder {
 		return "", fmt.Errorf("sparse embeddings of model_type %q are not supported", modelType)
 	}
 	return class + "ForMaskedLM", nil

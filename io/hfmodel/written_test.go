@@ -578,4 +578,11 @@ func TestCheckSparse(t *testing.T) {
 			t.Errorf("%s: %v", kind, err)
 		}
 	}
+	f := &Folder{Config: []byte(`{"model_type": "nomic_bert"}`)}
+	if err := f.CheckSparse(); err != nil {
+		t.Error(err)
+	}
+	if f.CheckReranker() == nil {
+		t.Error("a reranker of NomicBERT, which has no class")
+	}
 }

@@ -11,7 +11,7 @@ import (
 func init() {
 	n := bertNames
 	n.prefixes, n.task = []string{"ernie."}, "embeddings.task_type_embeddings"
-	register(family{parse: parseERNIE, names: n, classifier: bertClassifier}, "ernie")
+	register(family{parse: parseERNIE, names: n, classifier: bertClassifier, mlm: bertMLM}, "ernie")
 }
 
 func parseERNIE(raw []byte) (Config, error) {

@@ -3,6 +3,8 @@ package transformer
 import (
 	"encoding/json"
 	"fmt"
+
+	"contraflow/gpustage"
 )
 
 // GTE v1.5 and mGTE (Zhang et al., arXiv 2407.19669; gte-large-en-v1.5, gte-multilingual-base, Snowflake's arctic-embed-m v2) is
@@ -10,18 +12,21 @@ import (
 // transformers.
 
 func init() {
-	register(family{
-		parse: parseGTE,
-		names: names{
-			prefixes: []string{"new.", "gte."},
-			word:     "embeddings.word_embeddings", kind: "embeddings.token_type_embeddings", optionalKind: true, embedNorm: "embeddings.LayerNorm",
-			layer: "encoder.layer.%d.",
-			qkv:   []string{"attention.qkv_proj"}, out: "attention.o_proj", attnSum: "attn_ln",
-			up: []string{"mlp.up_gate_proj"}, down: "mlp.down_proj", ffnSum: "mlp_ln",
-		},
-		drops:      drops{activation: hiddenRate},
-		classifier: bertClassifier,
-	}, "new", "gte")
+	n := names{
+		word: "embeddings.word_embeddings", kind: "embeddings.token_type_embeddings", optionalKind: true, embedNorm: "embeddings.LayerNorm",
+		layer: "encoder.layer.%d.",
+		qkv:   []string{"attention.qkv_proj"}, out: "attention.o_proj", attnSum: "attn_ln",
+		up: []string{"mlp.up_gate_proj"}, down: "mlp.down_proj", ffnSum: "mlp_ln",
+	}
+	for kind, prefixes := range map[string][]string{"new": {"new.", "gte."}, "gte": {"gte.", "new."}} {
+		n.prefixes = prefixes
+		register(family{parse: parseGTE, names: n, drops: drops{activation: hiddenRate}, classifier: bertClassifier, mlm: gteMLM}, kind)
+	}
+}
+
+func gteMLM(_ mlmConfig, h *MLMHead) (string, error) {
+	h.Dense, h.Norm, h.Bias, h.Act = "lm_head.dense", "lm_head.norm", "lm_head.decoder.bias", gpustage.GELU // whatever hidden_act says
+	return "lm_head.decoder", nil
 }
 
 func parseGTE(raw []byte) (Config, error) {

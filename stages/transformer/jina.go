@@ -12,7 +12,7 @@ func init() {
 		layer: "encoder.layers.%d.",
 		qkv:   []string{"mixer.Wqkv"}, out: "mixer.out_proj", attnSum: "norm1",
 		up: []string{"mlp.fc1"}, down: "mlp.fc2", ffnSum: "norm2",
-	}, classifier: robertaClassifier}, "jina_embeddings_v3")
+	}, classifier: robertaClassifier, mlm: robertaMLM}, "jina_embeddings_v3")
 }
 
 func parseJina(raw []byte) (Config, error) {

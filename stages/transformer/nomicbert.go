@@ -15,7 +15,12 @@ func init() {
 		layer: "encoder.layers.%d.",
 		qkv:   []string{"attn.Wqkv"}, out: "attn.out_proj", attnSum: "norm1",
 		up: []string{"mlp.fc12", "mlp.fc11"}, down: "mlp.fc2", ffnSum: "norm2",
-	}}, "nomic_bert")
+	}, mlm: nomicbertMLM}, "nomic_bert")
+}
+
+func nomicbertMLM(_ mlmConfig, h *MLMHead) (string, error) {
+	h.Dense, h.Norm, h.Bias = "cls.predictions.transform.dense", "cls.predictions.transform.layer_norm", "cls.predictions.bias"
+	return "cls.predictions.decoder", nil
 }
 
 func parseNomicBERT(raw []byte) (Config, error) {

@@ -19,8 +19,10 @@ import (
 // Backward is of these alone: at most B x V of T x V logits have a gradient, so nothing of it is a matrix product. Of several tokens with
 // the same logit the first wins, as in torch. The zero value is no such head.
 //
-//	BERT                           cls.predictions.transform.dense, .LayerNorm, cls.predictions.bias
-//	RoBERTa, XLM-R, CamemBERT, MPNet  lm_head.dense, lm_head.layer_norm, lm_head.bias
+//	BERT, ERNIE                    cls.predictions.transform.dense, .LayerNorm, cls.predictions.bias
+//	NomicBERT                      cls.predictions.transform.dense, .layer_norm, cls.predictions.bias
+//	RoBERTa, XLM-R, CamemBERT, MPNet, Jina v3  lm_head.dense, lm_head.layer_norm, lm_head.bias
+//	GTE                            lm_head.dense, lm_head.norm, lm_head.decoder.bias
 //	DistilBERT                     vocab_transform, vocab_layer_norm, vocab_projector.bias
 //	ModernBERT                     head.dense, head.norm, decoder.bias
 //

@@ -1,4 +1,4 @@
-"""Checks model.kind sparse both ways against sentence-transformers' SparseEncoder, with small random models of four families:
+"""Checks model.kind sparse both ways against sentence-transformers' SparseEncoder, with small random models of six families:
 
 1. as sentence-transformers saves it, the model gives the same sparse embeddings in contraflow, and after training what contraflow saves gives the same in
    sentence-transformers;
@@ -53,6 +53,8 @@ MODELS = {
         "DistilBertConfig",
         {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 72, "dropout": 0.0, "attention_dropout": 0.0}, "relu"),
     "modernbert": ("ModernBertConfig", {**encoder, "local_attention": 16}, "relu"),
+    "gte": ("GteConfig", {**encoder, **NONE, "type_vocab_size": 1}, "log1p_relu"),
+    "nomic-bert": ("NomicBertConfig", {**encoder, **NONE}, "relu"),
 }  # fmt: skip
 
 
@@ -200,6 +202,12 @@ def value(model, loss, rows, columns, labels):
     return sum(loss([model.preprocess(column(rows, c)) for c in columns], labels and column(rows, labels)).values())
 
 
+def state(model):
+    """Its parameters, by their names in files."""
+    model[0].model.save_pretrained(work / "state")
+    return load_file(work / "state" / "model.safetensors")
+
+
 folders = {name: build(name) for name in MODELS}
 print("as sentence-transformers saves them")
 for name, folder in folders.items():
@@ -231,7 +239,7 @@ text, columns, kind, options, texts, labels = CASES["mnrl"]
 for name, folder in folders.items():
     for _ in range(100):
         model = peer(folder)
-        before = {k: v.clone() for k, v in model[0].model.state_dict().items()}
+        before = state(model)
         loss = L.SpladeLoss(model, kind(model), **options)
         grow = SpladeRegularizerWeightSchedulerCallback(loss, warmup_ratio=1.0)
         grow.warmup_steps = 2
@@ -250,7 +258,7 @@ for name, folder in folders.items():
         if sure:
             break
         data[name] = make(name)
-    after = model[0].model.state_dict()
+    after = state(model)
     optimizer = f"{{name: sgd, lr: {lr!r}, weight_decay: 0, max_grad_norm: 0, schedule: constant, warmup_ratio: 0}}"
     train(name, text.replace("warmup_ratio: 0", "warmup_ratio: 1"), columns, 2, optimizer, ", sub_batch: {rows: 4}", "replicate: 2")
     mine = load_file(work / "run" / "model" / "model.safetensors")

@@ -6,7 +6,7 @@ How float64 is made of models that compute parts in float32, and what weights an
 
 encoder is a SparseEncoder with a tokenizer, as sentence-transformers saves it, and the embeddings that it makes of texts.
 
-Needs torch 2.9, transformers 5.23 and sentence-transformers 6.2. Run: python testdata/golden/splade/make.py (20 s; writes only here)
+Needs torch 2.9, transformers 5.23 and sentence-transformers 6.2. Run: python testdata/golden/splade/make.py [NAME ...] (20 s; writes only here)
 """
 
 import copy
@@ -50,6 +50,10 @@ HEADS = {
     ),
     "modernbert": ("ModernBert", MODERN, "relu"),
     "modernbert-bias": ("ModernBert", {**MODERN, "classifier_bias": True, "classifier_activation": "silu", "norm_bias": True, "decoder_bias": False}, "log1p_relu"),
+    "nomic-bert": ("NomicBert", {**BERT, "type_vocab_size": 2}, "relu"),
+    "gte": ("Gte", {**BERT, "type_vocab_size": 1, "hidden_act": "silu"}, "log1p_relu"),
+    "jina": ("JinaEmbeddingsV3", {**BERT, "type_vocab_size": 1, "hidden_act": "silu"}, "relu"),
+    "ernie": ("Ernie", {**BERT, "type_vocab_size": 2, "use_task_id": True}, "relu"),
 }  # fmt: skip
 
 
@@ -79,6 +83,8 @@ def tidy(folder):
 
 
 for number, (label, (name, args, activation)) in enumerate(HEADS.items()):
+    if sys.argv[1:] and label not in sys.argv[1:]:
+        continue
     seed = SEED + number
     generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, name + "Config")(**args)
@@ -114,6 +120,11 @@ for number, (label, (name, args, activation)) in enumerate(HEADS.items()):
     active = (e > 0).double().mean().item()
     print(f"{label}: torch's float32 is off by {error(narrow, e):.1e}, in gradients by {off:.1e}; {active:.0%} of features are active", file=sys.stderr)
     assert 0.1 < active < 0.9
+
+if sys.argv[1:] and "encoder" not in sys.argv[1:]:
+    shutil.rmtree(HERE / "scratch", ignore_errors=True)
+    report(__file__)
+    sys.exit()
 
 # A SparseEncoder with a tokenizer: what encode makes of texts, cut where they are too long.
 tiny = HERE.parent / "bert" / "minilm-tiny"
