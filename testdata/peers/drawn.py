@@ -24,9 +24,10 @@ from sentence_transformers.sparse_encoder import losses as S
 from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 
 WORDS = "river stone bread water fire wind rain bird fish road".split()
-HEADS = ("bert", "distilbert", "modernbert", "roberta", "xlm-roberta")  # whose heads for masked language modelling contraflow knows, but for mpnet's
+HEADS = ("bert", "distilbert", "ernie", "gte", "jina", "modernbert", "nomic", "roberta", "xlm-roberta")  # whose heads for masked language modelling contraflow knows, but for mpnet's
 CAUSAL = ("qwen3", "llama", "gemma3")
 SCORES = tuple(f"{family}-scores" for family in CAUSAL)  # those with a head for one
+RENAMED = ("gte", "jina", "nomic")  # whose parameters transformers calls otherwise than their folder
 NOT = {"dense": SCORES, "vectors": ("electra", "mpnet", "t5", *SCORES), "cross": ("t5", "nomic", "eurobert", *CAUSAL)}  # families of which no such kind is trained
 NUMBERS = ("label", "labels", "score")  # columns that are no texts
 
@@ -59,6 +60,8 @@ def families(tok):
         "qwen3": T.Qwen3ForCausalLM(T.Qwen3Config(**decoder, head_dim=8)), "qwen3-scores": T.Qwen3ForSequenceClassification(T.Qwen3Config(**decoder, head_dim=8, num_labels=1)),
         "llama": T.LlamaForCausalLM(T.LlamaConfig(**decoder)), "llama-scores": T.LlamaForSequenceClassification(T.LlamaConfig(**decoder, num_labels=1)),
         "gemma3": T.Gemma3ForCausalLM(T.Gemma3TextConfig(**decoder, **gemma)), "gemma3-scores": T.Gemma3TextForSequenceClassification(T.Gemma3TextConfig(**decoder, **gemma, num_labels=1)),
+        "gte": T.GteForMaskedLM(T.GteConfig(**shape, **still, **marks, type_vocab_size=2)),
+        "jina": T.JinaEmbeddingsV3ForMaskedLM(T.JinaEmbeddingsV3Config(**shape, **still, **marks, type_vocab_size=2)),
         "nomic": T.NomicBertForMaskedLM(T.NomicBertConfig(**shape, **still, **marks)),
         "eurobert": T.EuroBertForMaskedLM(T.EuroBertConfig(**shape, **marks, num_key_value_heads=1, mask_token_id=tok.mask_token_id)),
         "t5": T.T5EncoderModel(T.T5Config(vocab_size=len(tok), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0, classifier_dropout=0, pad_token_id=tok.pad_token_id, eos_token_id=tok.sep_token_id, decoder_start_token_id=0)),
@@ -298,7 +301,7 @@ class Draw:
             {}, {"lr_scheduler_type": "cosine"}, {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}}, {"lr_scheduler_type": "constant"},
             {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0}}, {"lr_scheduler_type": "constant_with_warmup"}, {"lr_scheduler_type": "inverse_sqrt"},
             {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-4}}, {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 2}})  # fmt: skip
-        if self.family != "nomic" and self.one(True, False, False):  # whose parameters transformers calls otherwise than their folder
+        if self.family not in RENAMED and self.one(True, False, False):
             named = [".".join(n.split(".")[-3:]) for n, p in model.named_parameters() if p.requires_grad]
             patterns = [r"embed", r"\.bias$", r"[Ll]ayers?\.1\.", r"weight", r"norm|Norm", r"\.norm\.", "lora_B", *map(re.escape, self.random.sample(named, min(3, len(named))))]
             rates = {p: self.one(1e-4, 1e-2) for p in self.random.sample(patterns, 2) if any(re.search(p, n) for n, q in model.named_parameters() if q.requires_grad)}
@@ -317,7 +320,7 @@ class Draw:
     def trainer(self):
         """A model, its data, its loss of the model, more of its trainer's arguments, and an evaluator."""
         model = self.model()
-        adapted = self.kind == "dense" and self.family != "nomic" and self.one(False, False, True)  # others begin with none, or call layers otherwise
+        adapted = self.kind == "dense" and self.family not in RENAMED and self.one(False, False, True)  # others begin with none, or call layers otherwise
         if adapted:
             self.adapt(model)
         loss, rows = self.loss()
