@@ -111,7 +111,7 @@ func (f *trainFlags) run(cmd *cobra.Command) (err error) {
 		}
 	}()
 	say := func() {
-		ui.note("asked to end: a checkpoint comes after the step at hand or the next one; asked again it ends at once, without one")
+		ui.note("asked to end: a checkpoint comes after the step at hand or the next one, and after an evaluation that has begun; asked again it ends at once, without one")
 	}
 	stopping.Store(&say)
 	defer stopping.Store(nil)
