@@ -216,7 +216,7 @@ func (f *evalFlags) rank(cmd *cobra.Command, e *embedder.Embedder) error {
 		if err != nil {
 			return err
 		}
-		task, err := e.NewTask(cmd.Context(), r, query, document)
+		task, err := e.NewTask(noting(cmd), r, query, document)
 		if err != nil {
 			return err
 		}
@@ -406,7 +406,7 @@ func isTask(queries, corpus, qrels string) error {
 
 // noting notes what a user should know of the files, such as which split a dataset of the hub has to measure with.
 func noting(cmd *cobra.Command) context.Context {
-	return dataset.WithNote(cmd.Context(), notes(cmd))
+	return dataset.WithReading(dataset.WithNote(cmd.Context(), notes(cmd)), progressOf(cmd).reading)
 }
 
 // loadRetrieval loads a retrieval task, of which corpus and judgements may be left out where queries is a folder.

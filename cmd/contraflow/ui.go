@@ -188,6 +188,7 @@ func (u *ui) observer() recipe.Observer {
 		Download: u.download,
 		Index:    u.rows("reading the data"),
 		Texts:    u.rows("reading the texts that rows name"),
+		Reading:  u.reading,
 		Counting: u.rows("counting an epoch's batches"),
 		Repeats:  u.rows("looking for rows that repeat"),
 		Lengths:  u.rows("looking for texts that are cut"),
@@ -316,6 +317,15 @@ func (u *ui) rows(what string) func(done, total int64) {
 		} else if u.log == nil {
 			u.passing(done == total, fmt.Sprintf("%s: %d of %s", what, done, spelling.Count(total, "row", "rows")))
 		}
+	}
+}
+
+// reading says with how many texts something has been done.
+func (u *ui) reading(what string, texts int) {
+	if u.log != nil && u.due(false) {
+		u.log.Info(what, zap.Int("texts", texts))
+	} else if u.log == nil {
+		u.passing(false, fmt.Sprintf("%s: %d texts", what, texts))
 	}
 }
 

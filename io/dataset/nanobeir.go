@@ -219,7 +219,7 @@ func nanoTexts(ctx context.Context, url string, row func(id, text string)) error
 	ids := textsByID{map[string]int{}, func(id, text string, _ bool, _ Location) error {
 		row(id, text)
 		return nil
-	}}
+	}, Reading(ctx)}
 	return measured(t.cells(ctx, [][]string{{"_id"}, {"text"}}, func(n int64, c []cell) error {
 		for i, column := range []string{"_id", "text"} {
 			if c[i].null {

@@ -259,7 +259,7 @@ func exists(path string) bool {
 
 // loadTexts reads ids and texts, and returns where each id is.
 func loadTexts(ctx context.Context, path string, add addText) (map[string]int, error) {
-	ids := textsByID{map[string]int{}, add}
+	ids := textsByID{map[string]int{}, add, Reading(ctx)}
 	return ids.at, linesOrTables(ctx, path, bareTexts, func(file string) (table bool, err error) {
 		return loadBareTexts(ctx, file, ids)
 	}, func(t *Table) error {
@@ -289,15 +289,22 @@ type addText func(id, text string, empty bool, where Location) error
 
 // textsByID are texts of distinct ids, and where each id is.
 type textsByID struct {
-	at map[string]int
-	to addText
+	at   map[string]int
+	to   addText
+	tell func(what string, texts int)
 }
+
+// tellEvery is after how many texts it is told how many there have been. A test sets it.
+var tellEvery = 1 << 17
 
 func (ids textsByID) add(column, id, text string, row int64, where Location) error {
 	if _, twice := ids.at[id]; twice {
 		return &RowError{Row: row, Location: where, Column: column, Reason: fmt.Sprintf("%q comes a second time", id)}
 	}
 	ids.at[id] = len(ids.at)
+	if n := len(ids.at); n%tellEvery == 0 {
+		ids.tell("reading "+filepath.Base(where.File), n)
+	}
 	reason := checkText([]byte(text))
 	if reason == textNotUTF8 {
 		return &RowError{Row: row, Location: where, Column: "text", Reason: theText + reason}

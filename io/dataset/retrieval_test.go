@@ -3,8 +3,10 @@ package dataset
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,6 +52,21 @@ func TestRetrieval(t *testing.T) {
 	got, err = LoadRetrieval(ctx, filepath.Join(beir, "q.parquet"), filepath.Join(beir, "c.parquet"), filepath.Join(beir, "r.parquet"))
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v (%v)\nwant %+v", got, err, want)
+	}
+}
+
+// Who asks is told how many texts of each file have been read.
+func TestReading(t *testing.T) {
+	usual := tellEvery
+	tellEvery = 2
+	t.Cleanup(func() { tellEvery = usual })
+	var told []string
+	ctx := WithReading(t.Context(), func(what string, texts int) { told = append(told, fmt.Sprint(what, " ", texts)) })
+	if _, err := LoadRetrieval(ctx, golden("beir"), "", ""); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"reading queries.jsonl 2", "reading corpus.jsonl 2", "reading corpus.jsonl 4", "reading corpus.jsonl 6"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
 	}
 }
 

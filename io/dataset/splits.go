@@ -29,6 +29,22 @@ func Note(ctx context.Context) func(message string) {
 	return note
 }
 
+type readingKey struct{}
+
+// WithReading has tell called now and then, on the goroutine that reads, while the texts of a retrieval task are read or tokenized with a context: what is
+// done, and with how many texts it has been.
+func WithReading(ctx context.Context, tell func(what string, texts int)) context.Context {
+	return context.WithValue(ctx, readingKey{}, tell)
+}
+
+// Reading is a context's function, which does nothing if it has none.
+func Reading(ctx context.Context) func(what string, texts int) {
+	if tell, _ := ctx.Value(readingKey{}).(func(string, int)); tell != nil {
+		return tell
+	}
+	return func(string, int) {}
+}
+
 type progressKey struct{}
 
 // WithProgress has tell called now and then, on the goroutine that reads, while files of URLs that are read with a context arrive on this machine: which one

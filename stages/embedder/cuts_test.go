@@ -216,3 +216,26 @@ func TestCutsRefused(t *testing.T) {
 		}
 	}
 }
+
+// Texts are tokenized some at a time, which changes none of their tokens, and who asks is told how many are.
+func TestTokenizing(t *testing.T) {
+	e, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	texts := []string{"wind and rain", "a road", "the cat reads a file of rows", "", "rain"}
+	x := Text{Tokenizer: e.tok, DocumentPrompt: "bread ", DocumentLength: 6}
+	want, err := x.tokens(t.Context(), Document, texts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	usual := tokenizedAtOnce
+	tokenizedAtOnce = 2
+	t.Cleanup(func() { tokenizedAtOnce = usual })
+	var told []int
+	got, err := x.tokens(dataset.WithReading(t.Context(), func(what string, texts int) { told = append(told, texts) }), Document, texts)
+	if err != nil || !slices.EqualFunc(got, want, slices.Equal[[]int32]) || !slices.Equal(told, []int{2, 4}) {
+		t.Errorf("%v, want %v; told %v; %v", got, want, told, err)
+	}
+}

@@ -51,12 +51,24 @@ func (t Text) tokens(ctx context.Context, role Role, texts []string) ([][]int32,
 	if how.weighed {
 		tok = tok.Bare()
 	}
-	ids, err := tok.EncodeAll(ctx, prompted(how.prompt, texts), how.length, 0)
+	ids, tell := make([][]int32, 0, len(texts)), dataset.Reading(ctx)
+	for part := range slices.Chunk(texts, tokenizedAtOnce) {
+		some, err := tok.EncodeAll(ctx, prompted(how.prompt, part), how.length, 0)
+		if err != nil {
+			return nil, err
+		}
+		if ids = append(ids, some...); len(ids) < len(texts) {
+			tell("tokenizing", len(ids))
+		}
+	}
 	if how.weighed {
 		distinct(ids)
 	}
-	return ids, err
+	return ids, nil
 }
+
+// tokenizedAtOnce is how many texts are behind their prompts at a time, and after how many it is told of them. A test sets it.
+var tokenizedAtOnce = 1 << 16
 
 // prompts are by role how many tokens the prompt before its texts has.
 func (t Text) prompts() (tokens [2]int) {

@@ -175,6 +175,16 @@ func TestSeveralTasks(t *testing.T) {
 	}
 }
 
+// What is read to measure with is told with the key that it is of, by the main rank.
+func TestTellsReading(t *testing.T) {
+	told := ""
+	x := &Run{obs: Observer{Reading: func(what string, texts int) { told += fmt.Sprint(what, " ", texts) }}}
+	dataset.Reading(x.noting(t.Context(), "eval.retrieval"))("reading corpus.jsonl", 7)
+	if told != "eval.retrieval: reading corpus.jsonl 7" {
+		t.Error(told)
+	}
+}
+
 // Where one of several tasks has no figure it counts as 0: the others' are kept, and the mean stays the same measure.
 func TestNoFigureOfOne(t *testing.T) {
 	j := newJob(t, 40)

@@ -28,12 +28,13 @@ import (
 
 // Observer is told what happens; each function may be nil. Step and Eval are called from one goroutine.
 type Observer struct {
-	Download func(hfmodel.Progress)  // of models, and of data that is elsewhere
-	Index    func(done, total int64) // rows, of the first pass over the data
-	Texts    func(done, total int64) // rows, of queries and corpora that rows name by ids
-	Counting func(done, total int64) // rows, of an epoch whose batches are counted, where that takes long
-	Repeats  func(done, total int64) // rows, of LookOver's for rows that repeat others
-	Lengths  func(done, total int64) // rows, of its pass for texts that are cut
+	Download func(hfmodel.Progress)       // of models, and of data that is elsewhere
+	Index    func(done, total int64)      // rows, of the first pass over the data
+	Texts    func(done, total int64)      // rows, of queries and corpora that rows name by ids
+	Reading  func(what string, texts int) // of the files that the model is measured on: what is done with so many of their texts
+	Counting func(done, total int64)      // rows, of an epoch whose batches are counted, where that takes long
+	Repeats  func(done, total int64)      // rows, of LookOver's for rows that repeat others
+	Lengths  func(done, total int64)      // rows, of its pass for texts that are cut
 	Step     func(Metrics)
 	Eval     func(Evaluation)
 	Measured func(done, total int64) // texts, or a reranker's pairs, that an evaluation has passed through the model

@@ -358,7 +358,7 @@ func (x *Run) openTask(ctx context.Context, t *task) (err error) {
 	if t.rerank != nil { // which reads pairs
 		text = embedder.Text{}
 	}
-	if t.retrieval, err = embedder.NewTask(ctx, t.data, text); err != nil || t.rerank == nil {
+	if t.retrieval, err = embedder.NewTask(noting, t.data, text); err != nil || t.rerank == nil {
 		return err
 	}
 	if t.first = (evaluate.Run{}); !x.planned {
@@ -375,6 +375,9 @@ func (x *Run) noting(ctx context.Context, key string) context.Context {
 	ctx = dataset.WithProgress(ctx, nil)
 	if tell := x.obs.Download; tell != nil {
 		ctx = dataset.WithProgress(ctx, func(file string, done, total int64) { tell(hfmodel.Progress{File: file, Done: done, Total: total}) })
+	}
+	if tell := x.obs.Reading; tell != nil {
+		ctx = dataset.WithReading(ctx, func(what string, texts int) { tell(key+": "+what, texts) })
 	}
 	return dataset.WithNote(ctx, func(message string) { x.obs.note("%s: %s", key, message) })
 }
