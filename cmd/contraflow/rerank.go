@@ -313,7 +313,7 @@ func (f *rerankFlags) measure(cmd *cobra.Command, r *reranker.Reranker) error {
 		}
 		defer e.Close()
 		query, document := e.RolePrompts()
-		if task, err = e.NewTask(ctx, data, query, document); err != nil {
+		if task, err = e.NewTask(noting(cmd), data, query, document); err != nil {
 			return err
 		}
 		task.Progress = progressOf(cmd).embedded("")
