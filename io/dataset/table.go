@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/format"
@@ -341,7 +342,7 @@ func (t *Table) Texts(c *Chunk, column string) ([]string, error) {
 
 // Blank tells that a text has nothing in it but white space.
 func Blank(text string) bool {
-	return isEmpty(checkText([]byte(text)))
+	return strings.IndexFunc(text, func(r rune) bool { return r > ' ' }) < 0
 }
 
 // isEmpty tells that checkText's reason is that a text says nothing.
