@@ -34,12 +34,10 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		input(s)
 	}
 	out := pipeline.Out[Gradient](s, "gradient")
-	if c, ok := l.(interface{ Check() error }); l == nil {
+	if l == nil {
 		s.Refuse(errors.New("stages.Loss has been given no loss: it is nil"))
-	} else if ok {
-		if err := c.Check(); err != nil {
-			s.Refuse(err)
-		}
+	} else if err := loss.Check(l); err != nil {
+		s.Refuse(err)
 	}
 	s.Do(func(t *pipeline.Task) error {
 		if err := e.claim(t); err != nil {

@@ -136,10 +136,8 @@ func (h *HeldOut) Loss(ctx context.Context, e *embedder.Engine, l loss.Loss) (_ 
 	if l == nil {
 		return nil, errors.New("there is no loss to measure: it is nil")
 	}
-	if c, ok := l.(interface{ Check() error }); ok {
-		if err := c.Check(); err != nil {
-			return nil, err
-		}
+	if err := loss.Check(l); err != nil {
+		return nil, err
 	}
 	main := e.Ranks == nil || e.Ranks.Rank() == 0
 	var total loss.Result

@@ -25,10 +25,8 @@ func (l ByDataset) Check() error {
 		if own == nil {
 			return fmt.Errorf("dataset %d has no loss", i)
 		}
-		if c, ok := own.(interface{ Check() error }); ok {
-			if err := c.Check(); err != nil {
-				return fmt.Errorf("dataset %d, %T: %w", i, own, err)
-			}
+		if err := Check(own); err != nil {
+			return fmt.Errorf("dataset %d, %T: %w", i, own, err)
 		}
 	}
 	return nil

@@ -97,10 +97,7 @@ func (l Flops) Check() error {
 			return err
 		}
 	}
-	if c, ok := l.Loss.(interface{ Check() error }); ok {
-		return c.Check()
-	}
-	return nil
+	return Check(l.Loss)
 }
 
 // factor is what the weights are multiplied by in a step, counted from 0.

@@ -132,6 +132,14 @@ func (meanOverRows) SplitsRows() {}
 // MeansRows tells that it is a mean over rows.
 func (meanOverRows) MeansRows() bool { return true }
 
+// Check finds settings of a loss, and of those in it, that make no sense: by its method Check, if it has one.
+func Check(l Loss) error {
+	if c, ok := l.(interface{ Check() error }); ok {
+		return c.Check()
+	}
+	return nil
+}
+
 func meansRows(l Loss) bool {
 	m, ok := l.(RowMean)
 	return ok && m.MeansRows()

@@ -72,12 +72,7 @@ func (splitMatryoshka) SplitsRows() {}
 func (l splitMatryoshka) MeansRows() bool { return meansRows(l.l) }
 
 // Check finds settings of the loss in it that make no sense.
-func (l matryoshka) Check() error {
-	if c, ok := l.l.(interface{ Check() error }); ok {
-		return c.Check()
-	}
-	return nil
-}
+func (l matryoshka) Check() error { return Check(l.l) }
 
 func (l matryoshka) Compute(s gpustage.Stream, a *gpustage.Arena, b *Batch) (Result, error) {
 	switch err := b.check(); {

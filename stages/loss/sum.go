@@ -54,10 +54,8 @@ type splitSum struct {
 // Check finds settings of the terms that make no sense.
 func (l sum) Check() error {
 	for i, t := range l {
-		if c, ok := t.Loss.(interface{ Check() error }); ok {
-			if err := c.Check(); err != nil {
-				return fmt.Errorf("term %d, %T: %w", i, t.Loss, err)
-			}
+		if err := Check(t.Loss); err != nil {
+			return fmt.Errorf("term %d, %T: %w", i, t.Loss, err)
 		}
 	}
 	return nil
