@@ -75,6 +75,10 @@ def build(name, config):
     return getattr(transformers, name + "ForMaskedLM")(config)
 
 
+def wanted(name):
+    return not sys.argv[1:] or name in sys.argv[1:]
+
+
 def tidy(folder):
     for file in folder.rglob("*"):
         file.chmod(0o755 if file.is_dir() else 0o644)
@@ -83,7 +87,7 @@ def tidy(folder):
 
 
 for number, (label, (name, args, activation)) in enumerate(HEADS.items()):
-    if sys.argv[1:] and label not in sys.argv[1:]:
+    if not wanted(label):
         continue
     seed = SEED + number
     generator = torch.Generator().manual_seed(seed)
@@ -121,33 +125,34 @@ for number, (label, (name, args, activation)) in enumerate(HEADS.items()):
     print(f"{label}: torch's float32 is off by {error(narrow, e):.1e}, in gradients by {off:.1e}; {active:.0%} of features are active", file=sys.stderr)
     assert 0.1 < active < 0.9
 
-if sys.argv[1:] and "encoder" not in sys.argv[1:]:
-    shutil.rmtree(HERE / "scratch", ignore_errors=True)
-    report(__file__)
-    sys.exit()
 
-# A SparseEncoder with a tokenizer: what encode makes of texts, cut where they are too long.
-tiny = HERE.parent / "bert" / "minilm-tiny"
-tok = transformers.AutoTokenizer.from_pretrained(tiny, model_max_length=24)
-generator = torch.Generator().manual_seed(SEED + 100)
-folder = HERE / "encoder"
-model = build("Bert", transformers.BertConfig(**{**BERT, "vocab_size": len(tok), "max_position_embeddings": 48, "type_vocab_size": 2, "pad_token_id": 0}))
-families.randomize(model, generator, torch.bfloat16)
-model.tie_weights()
-shutil.rmtree(folder, ignore_errors=True)
-model.to(torch.bfloat16).save_pretrained(folder)
-tok.save_pretrained(folder)
-module = Transformer(str(folder), transformer_task="fill-mask", model_kwargs={"dtype": torch.float32})
-encoder = SparseEncoder(modules=[module, SpladePooling("max")], device="cpu", prompts={"query": "find: "}, default_prompt_name=None)
-shutil.rmtree(folder)
-encoder.save_pretrained(str(folder), create_model_card=False)
-copy.deepcopy(encoder[0].model).to(torch.bfloat16).save_pretrained(folder)
-tidy(folder)
-texts = json.loads((HERE.parent / "bert" / "minilm-tiny.json").read_text())["texts"]
-texts.append(" ".join(texts))
-vectors = encoder.encode(texts, convert_to_sparse_tensor=False, convert_to_tensor=True)
-queries = encoder.encode(texts, convert_to_sparse_tensor=False, convert_to_tensor=True, prompt_name="query")
-save("splade/encoder", {"embeddings": vectors.float(), "queries": queries.float()},
-     {"about": "a random SparseEncoder", "texts": texts}, __file__, SEED + 100, ["transformers", "sentence_transformers"])  # fmt: skip
+def encoder():
+    """A SparseEncoder with a tokenizer: what encode makes of texts, cut where they are too long."""
+    tiny = HERE.parent / "bert" / "minilm-tiny"
+    tok = transformers.AutoTokenizer.from_pretrained(tiny, model_max_length=24)
+    generator = torch.Generator().manual_seed(SEED + 100)
+    folder = HERE / "encoder"
+    model = build("Bert", transformers.BertConfig(**{**BERT, "vocab_size": len(tok), "max_position_embeddings": 48, "type_vocab_size": 2, "pad_token_id": 0}))
+    families.randomize(model, generator, torch.bfloat16)
+    model.tie_weights()
+    shutil.rmtree(folder, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tok.save_pretrained(folder)
+    module = Transformer(str(folder), transformer_task="fill-mask", model_kwargs={"dtype": torch.float32})
+    sparse = SparseEncoder(modules=[module, SpladePooling("max")], device="cpu", prompts={"query": "find: "}, default_prompt_name=None)
+    shutil.rmtree(folder)
+    sparse.save_pretrained(str(folder), create_model_card=False)
+    copy.deepcopy(sparse[0].model).to(torch.bfloat16).save_pretrained(folder)
+    tidy(folder)
+    texts = json.loads((HERE.parent / "bert" / "minilm-tiny.json").read_text())["texts"]
+    texts.append(" ".join(texts))
+    vectors = sparse.encode(texts, convert_to_sparse_tensor=False, convert_to_tensor=True)
+    queries = sparse.encode(texts, convert_to_sparse_tensor=False, convert_to_tensor=True, prompt_name="query")
+    save("splade/encoder", {"embeddings": vectors.float(), "queries": queries.float()},
+         {"about": "a random SparseEncoder", "texts": texts}, __file__, SEED + 100, ["transformers", "sentence_transformers"])  # fmt: skip
+
+
+if wanted("encoder"):
+    encoder()
 shutil.rmtree(HERE / "scratch", ignore_errors=True)
 report(__file__)
