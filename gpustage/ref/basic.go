@@ -217,14 +217,15 @@ func (s *Stream) ActivateBackward(dx, dy, x tensor, f gpustage.Activation) {
 	if s.Refuse(gpustage.CheckPair("activate backward", dx, dy, x)) {
 		return
 	}
-	s.run("activate backward", dx, func() { activateBackward[float32](dx, dy, x, f) }, func() { activateBackward[float64](dx, dy, x, f) })
+	s.run("activate backward", dx, func() { activateBackward[float32](dx, dy, x, f, s.early) }, func() { activateBackward[float64](dx, dy, x, f, s.early) })
 }
 
-func activateBackward[T float](dx, dy, x tensor, f gpustage.Activation) {
+func activateBackward[T float](dx, dy, x tensor, f gpustage.Activation, early float64) {
 	for i := range dx.Rows {
 		dx, dy, x := row[T](dx, i), row[T](dy, i), row[T](x, i)
+		from := threshold(x, f, early)
 		for j := range dx {
-			dx[j] = T(float64(dy[j]) * actGrad(float64(x[j]), f))
+			dx[j] = T(float64(dy[j]) * actGrad(float64(x[j])-from, f))
 		}
 	}
 }
@@ -251,16 +252,17 @@ func (s *Stream) GateBackward(dGate, dUp, again, dy, gate, up tensor, f gpustage
 	if s.Refuse(gpustage.CheckGateBackward(dGate, dUp, again, dy, gate, up)) {
 		return
 	}
-	s.run("gate backward", dy, func() { gatedBackward[float32](dGate, dUp, again, dy, gate, up, f) },
-		func() { gatedBackward[float64](dGate, dUp, again, dy, gate, up, f) })
+	s.run("gate backward", dy, func() { gatedBackward[float32](dGate, dUp, again, dy, gate, up, f, s.early) },
+		func() { gatedBackward[float64](dGate, dUp, again, dy, gate, up, f, s.early) })
 }
 
-func gatedBackward[T float](dGate, dUp, again, dy, gate, up tensor, f gpustage.Activation) {
+func gatedBackward[T float](dGate, dUp, again, dy, gate, up tensor, f gpustage.Activation, early float64) {
 	for i := range dy.Rows {
 		dGate, dUp, dy, gate, up := row[T](dGate, i), row[T](dUp, i), row[T](dy, i), row[T](gate, i), row[T](up, i)
+		from := threshold(gate, f, early)
 		for j := range dy {
 			g, u, d := float64(gate[j]), float64(up[j]), float64(dy[j])
-			dGate[j], dUp[j] = T(d*u*actGrad(g, f)), T(d*act(g, f))
+			dGate[j], dUp[j] = T(d*u*actGrad(g-from, f)), T(d*act(g, f))
 			if !again.IsZero() {
 				row[T](again, i)[j] = T(act(g, f) * u)
 			}
@@ -312,6 +314,22 @@ func actGrad(x float64, f gpustage.Activation) float64 {
 	default:
 		return 1
 	}
+}
+
+// threshold is what a row's values count from where their slope is asked for: 0, but for a ReLU's where it comes early (Device.Early).
+func threshold[T float](x []T, f gpustage.Activation, early float64) float64 {
+	if early == 0 || f != gpustage.ReLU {
+		return 0
+	}
+	return -early * rms(x)
+}
+
+func rms[T float](x []T) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += float64(v) * float64(v)
+	}
+	return math.Sqrt(sum / float64(len(x)))
 }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }

@@ -18,8 +18,10 @@ type fixture struct {
 	s gpustage.Stream
 }
 
-func newFixture(t testing.TB) fixture {
-	s, _ := ref.New().OpenStream()
+func newFixture(t testing.TB) fixture { return fixtureOf(t, ref.New()) }
+
+func fixtureOf(t testing.TB, d *ref.Device) fixture {
+	s, _ := d.OpenStream()
 	return fixture{t, s}
 }
 

@@ -1,16 +1,20 @@
 package ref
 
-import "contraflow/gpustage"
+import (
+	"math"
+
+	"contraflow/gpustage"
+)
 
 // SegmentMax is top[t, d] = max of s[t, cu[d]:cu[d+1]], and at[t, d] its column.
 func (s *Stream) SegmentMax(top, at, x, cu tensor) {
 	if s.Refuse(gpustage.CheckSegmentMax(top, at, x, cu)) {
 		return
 	}
-	s.run("segment max", x, func() { segmentMax[float32](top, at, x, cu) }, func() { segmentMax[float64](top, at, x, cu) })
+	s.run("segment max", x, func() { segmentMax[float32](top, at, x, cu, s.early) }, func() { segmentMax[float64](top, at, x, cu, s.early) })
 }
 
-func segmentMax[T float](top, at, s, cu tensor) {
+func segmentMax[T float](top, at, s, cu tensor, early float64) {
 	ends := vec[int32](cu)
 	for t := range s.Rows {
 		x, best, place := row[T](s, t), row[T](top, t), row[int32](at, t)
@@ -19,6 +23,20 @@ func segmentMax[T float](top, at, s, cu tensor) {
 			for n := ends[d]; n < ends[d+1]; n++ {
 				if place[d] < 0 || x[n] > best[d] || x[n] != x[n] && best[d] == best[d] {
 					best[d], place[d] = x[n], n
+				}
+			}
+		}
+		if early != 0 {
+			near := T(math.Abs(early) * rms(x))
+			for d, largest := range place {
+				second := int32(-1)
+				for n := ends[d]; n < ends[d+1]; n++ {
+					if n != largest && x[n] >= best[d]-near && (second < 0 || x[n] > x[second]) {
+						second = n
+					}
+				}
+				if second >= 0 {
+					place[d] = second
 				}
 			}
 		}

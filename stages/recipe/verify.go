@@ -329,8 +329,9 @@ type way struct {
 	wire    gpustage.DType  // of a mesh; F32 or BF16
 	rounded bool            // what travels is rounded before, and the wire takes it as it is
 	sharding
-	ref     bool   // on the reference device instead of the recipe's
-	without string // key of what is left out of the loss: see Loss.stopped
+	ref     bool    // on the reference device instead of the recipe's
+	jump    float64 // ref.Device.Early there
+	without string  // key of what is left out of the loss: see Loss.stopped
 }
 
 // oneTile has all of a batch's scores.
@@ -392,8 +393,8 @@ func (w way) dropping() string {
 // run makes all comparisons, at each rate of dropout.
 func (v *verifier) run(ctx context.Context, report func(VerifyRow)) error {
 	for _, p := range v.x.dropouts() {
-		t := &truth{verifier: v, way: way{dtype: gpustage.F64, budget: -1, tile: oneTile, dropout: p}, sliced: map[int]stages.Captured{}}
-		if err := t.run(ctx, report); err != nil {
+		t := &truth{verifier: v, sliced: map[int]*standard{}}
+		if err := t.run(ctx, way{dtype: gpustage.F64, budget: -1, tile: oneTile, dropout: p}, report); err != nil {
 			return err
 		}
 	}
@@ -426,7 +427,7 @@ func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, err
 	device := v.x.device
 	switch {
 	case w.ref:
-		device = ref.New()
+		device = &ref.Device{Early: w.jump}
 	case w.dtype == gpustage.F64:
 		device = v.precise
 	}
