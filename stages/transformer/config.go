@@ -62,6 +62,7 @@ type Config struct {
 
 	Disentangled *Disentangled // attention that sees distances; nil: none
 	Unplaced     bool          // nothing is added to embeddings for their positions
+	ALiBi        bool          // scores fall with distance, by a slope for each head
 
 	UnseenBlind bool // in transformers a token that nobody attends to attends to nothing itself
 
@@ -151,10 +152,14 @@ func register(f family, modelTypes ...string) {
 func ParseConfig(raw []byte) (Config, error) {
 	var head struct {
 		ModelType string `json:"model_type"`
+		Positions any    `json:"position_embedding_type"`
 		HeadDim   *int   `json:"head_dim"`
 	}
 	if err := json.Unmarshal(raw, &head); err != nil {
 		return Config{}, fmt.Errorf("config.json: %w", err)
+	}
+	if head.ModelType == "bert" && head.Positions == "alibi" {
+		head.ModelType = jinaBERT
 	}
 	f, ok := families[head.ModelType]
 	if !ok {

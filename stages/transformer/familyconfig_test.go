@@ -65,19 +65,23 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"t5","feed_forward_proj":"gated-mish"}`:                                                                                                  `feed_forward_proj "mish" is not supported`,
 		`{"model_type":"electra","embedding_size":0}`:                                                                                                           "embedding_size is 0",
 		`{"model_type":"xlm-roberta","lora_adaptations":["separation"]}`:                                                                                        "jinaai/jina-embeddings-v3-hf is the model without them",
-		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                                                                    "task_type_vocab_size is 0",
-		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                                                                             `use_bidirectional_attention "true" is not supported`,
-		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                                                                           "relative_attention_num_buckets",
-		`{"model_type":"deberta-v2","conv_kernel_size":3}`:                                                                                                      "conv_kernel_size 3 is not supported",
-		`{"model_type":"deberta-v2","embedding_size":128}`:                                                                                                      "embedding_size 128 is not supported",
-		`{"model_type":"deberta-v2","attention_head_size":32}`:                                                                                                  "attention_head_size 32 is not supported",
-		`{"model_type":"deberta-v2","pooler_hidden_size":32}`:                                                                                                   "pooler_hidden_size 32 is not supported",
-		`{"model_type":"deberta-v2","pos_att_type":"c2p|p2p"}`:                                                                                                  `pos_att_type "p2p" is not supported`,
-		`{"model_type":"deberta-v2","pos_att_type":7}`:                                                                                                          "pos_att_type: ",
-		`{"model_type":"deberta-v2","relative_attention":true}`:                                                                                                 "relative_attention without c2p or p2c in pos_att_type is not supported",
-		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":1}`:                                                       "position_buckets 1 with max_relative_positions 512 is not supported",
-		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":80,"max_relative_positions":41}`:                          "position_buckets 80 with max_relative_positions 41 is not supported",
-		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":33554432,"max_relative_positions":33554432}`:              "position_buckets, or without it max_relative_positions, is 33554432",
+		`{"model_type":"bert","position_embedding_type":"alibi"}`:                                                                                               `feed_forward_type "original" is not supported`,
+		`{"model_type":"jina_bert","feed_forward_type":"geglu"}`:                                                                                                `position_embedding_type "absolute" is not supported`,
+		`{"model_type":"bert","position_embedding_type":"alibi","feed_forward_type":"geglu","auto_map":{"AutoModel":"jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}`: "the code jina-bert-v2-qk-post-norm, with norms of queries and keys",
+		`{"model_type":"bert","position_embedding_type":"alibi","feed_forward_type":"geglu","_name_or_path":"jinaai/jina-bert-v2-qk-post-norm"}`:                                       "the code jina-bert-v2-qk-post-norm, with norms of queries and keys",
+		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                                                                                           "task_type_vocab_size is 0",
+		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                                                                                                    `use_bidirectional_attention "true" is not supported`,
+		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                                                                                                  "relative_attention_num_buckets",
+		`{"model_type":"deberta-v2","conv_kernel_size":3}`:                                                                                                                             "conv_kernel_size 3 is not supported",
+		`{"model_type":"deberta-v2","embedding_size":128}`:                                                                                                                             "embedding_size 128 is not supported",
+		`{"model_type":"deberta-v2","attention_head_size":32}`:                                                                                                                         "attention_head_size 32 is not supported",
+		`{"model_type":"deberta-v2","pooler_hidden_size":32}`:                                                                                                                          "pooler_hidden_size 32 is not supported",
+		`{"model_type":"deberta-v2","pos_att_type":"c2p|p2p"}`:                                                                                                                         `pos_att_type "p2p" is not supported`,
+		`{"model_type":"deberta-v2","pos_att_type":7}`:                                                                                                                                 "pos_att_type: ",
+		`{"model_type":"deberta-v2","relative_attention":true}`:                                                                                                                        "relative_attention without c2p or p2c in pos_att_type is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":1}`:                                                                              "position_buckets 1 with max_relative_positions 512 is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":80,"max_relative_positions":41}`:                                                 "position_buckets 80 with max_relative_positions 41 is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":33554432,"max_relative_positions":33554432}`:                                     "position_buckets, or without it max_relative_positions, is 33554432",
 	} {
 		_, err := ParseConfig([]byte(raw))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "config.json: ") {
@@ -113,6 +117,14 @@ func TestHubConfigs(t *testing.T) {
 			`{"model_type":"deberta-v2","hidden_size":768,"num_hidden_layers":12,"num_attention_heads":12,"intermediate_size":3072,"norm_rel_ebd":"NONE | Layer_Norm",
 			"pos_att_type":"C2P|p2c","position_biased_input":false,"position_buckets":256,"max_relative_positions":512,"relative_attention":true,"share_att_key":true,
 			"attention_head_size":64,"embedding_size":768,"conv_kernel_size":0}`,
+		},
+		"jina-embeddings-v2-base-en": {
+			`{"_name_or_path":"jinaai/jina-bert-implementation","model_max_length":8192,"architectures":["JinaBertForMaskedLM"],"attention_probs_dropout_prob":0.0,
+			"auto_map":{"AutoConfig":"jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig","AutoModel":"jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
+			"hidden_act":"gelu","hidden_dropout_prob":0.1,"hidden_size":768,"initializer_range":0.02,"intermediate_size":3072,"layer_norm_eps":1e-12,
+			"max_position_embeddings":8192,"model_type":"bert","num_attention_heads":12,"num_hidden_layers":12,"pad_token_id":0,"position_embedding_type":"alibi",
+			"type_vocab_size":2,"vocab_size":30528,"feed_forward_type":"geglu","emb_pooler":"mean"}`,
+			`{"model_type":"bert","position_embedding_type":"alibi","feed_forward_type":"geglu","vocab_size":30528,"max_position_embeddings":8192,"attention_probs_dropout_prob":0}`,
 		},
 		"truncate null, which is false": {
 			`{"model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":4,"original_max_position_embeddings":64,"truncate":null}}`,
@@ -191,7 +203,7 @@ func TestDefaults(t *testing.T) {
 		aside[key] = true
 	}
 	for _, family := range Families() {
-		if family == "new" || family == "minicpm" || family == Static {
+		if family == "new" || family == "minicpm" || family == jinaBERT || family == Static {
 			continue // is not in transformers
 		}
 		all := configs[family]

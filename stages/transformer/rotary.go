@@ -107,15 +107,20 @@ func (a *angles) of(r *Rotary, long bool, n int, dtype gpustage.DType) []byte {
 				row[j], row[len(freqs)+j] = cos*factor, sin*factor
 			}
 		}
-		have = gpustage.Bytes(wide)
-		if dtype == gpustage.F32 {
-			narrow := make([]float32, len(wide))
-			for i, v := range wide {
-				narrow[i] = float32(v)
-			}
-			have = gpustage.Bytes(narrow)
-		}
+		have = inType(wide, dtype)
 		a.kinds[kind] = have
 	}
 	return have[:n*size]
+}
+
+// inType is numbers as a device has them that computes in f32 or f64.
+func inType(wide []float64, dtype gpustage.DType) []byte {
+	if dtype != gpustage.F32 {
+		return gpustage.Bytes(wide)
+	}
+	narrow := make([]float32, len(wide))
+	for i, v := range wide {
+		narrow[i] = float32(v)
+	}
+	return gpustage.Bytes(narrow)
 }

@@ -23,6 +23,7 @@ import json
 import math
 import shutil
 import sys
+import types
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "goldens"))
@@ -31,7 +32,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from goldens import error, report, save
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
@@ -160,9 +161,57 @@ FAMILIES = {
         args={**BERT, "relative_attention": True, "max_relative_positions": 9, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2, "hidden_act": "gelu_new"},
         pooling="cls", dtype=torch.bfloat16,
     ),
+    # Heads that are no power of two, whose slopes are of two kinds.
+    "jina-v2": dict(
+        config="BertConfig", number=103, pooling="mean", dtype=torch.bfloat16,
+        args={**BERT, "num_attention_heads": 6, "type_vocab_size": 2, "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+        variants={"reglu": {"feed_forward_type": "reglu"}},
+    ),
     "deberta-v2-plain": dict(config="DebertaV2Config", number=102, args={**BERT, "pos_att_type": "c2p"}, pooling="cls", dtype=torch.bfloat16, lengths=[4, 9]),
 }  # fmt: skip
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}  # AutoModel has decoders in them, sentence-transformers has these
+
+
+class JinaV2(torch.nn.Module):
+    """jina-embeddings-v2 (arXiv 2310.19923), which transformers does not have, under the names of jinaai/jina-bert-implementation: BERT with ALiBi in
+    both directions (arXiv 2108.12409), and feed-forward layers gated by the first half of what their first projection gives."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, c = config, config
+        linear, norm, of = torch.nn.Linear, lambda: torch.nn.LayerNorm(c.hidden_size, eps=c.layer_norm_eps), lambda **parts: torch.nn.ModuleDict(parts)
+        table = lambda n: torch.nn.Embedding(n, c.hidden_size)
+        self.embeddings = of(word_embeddings=table(c.vocab_size), token_type_embeddings=table(c.type_vocab_size), LayerNorm=norm())
+        self.encoder = of(layer=torch.nn.ModuleList(
+            of(attention=of(self=of(**{n: linear(c.hidden_size, c.hidden_size) for n in ("query", "key", "value")}),
+                            output=of(dense=linear(c.hidden_size, c.hidden_size), LayerNorm=norm())),
+               mlp=of(gated_layers=linear(c.hidden_size, 2 * c.intermediate_size, bias=False), wo=linear(c.intermediate_size, c.hidden_size), layernorm=norm()))
+            for _ in range(c.num_hidden_layers)))  # fmt: skip
+
+    def slopes(self, n):
+        if math.log2(n).is_integer():
+            return [2 ** (-8 * (i + 1) / n) for i in range(n)]
+        below = 2 ** int(math.log2(n))
+        return self.slopes(below) + self.slopes(2 * below)[::2][: n - below]
+
+    def forward(self, input_ids, attention_mask):
+        c, e = self.config, self.embeddings
+        x = e.LayerNorm(e.word_embeddings(input_ids) + e.token_type_embeddings.weight[0])
+        places = torch.arange(input_ids.shape[1])
+        bias = -torch.tensor(self.slopes(c.num_attention_heads), dtype=x.dtype)[:, None, None] * (places[:, None] - places).abs()
+        bias = bias + torch.zeros(attention_mask.shape, dtype=x.dtype).masked_fill(attention_mask == 0, -math.inf)[:, None, None]
+        for layer in self.encoder.layer:
+            a = layer.attention
+            q, k, v = (a.self[n](x).unflatten(2, (c.num_attention_heads, -1)).transpose(1, 2) for n in ("query", "key", "value"))
+            probabilities = (q @ k.transpose(2, 3) / math.sqrt(q.shape[3]) + bias).softmax(3)
+            x = a.output.LayerNorm(a.output.dense((probabilities @ v).transpose(1, 2).flatten(2)) + x)
+            gate, up = layer.mlp.gated_layers(x).chunk(2, dim=2)
+            x = layer.mlp.layernorm(layer.mlp.wo({"geglu": F.gelu, "reglu": F.relu}[c.feed_forward_type](gate) * up) + x)
+        return types.SimpleNamespace(last_hidden_state=x)
+
+    def save_pretrained(self, folder):
+        self.config.save_pretrained(folder)
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 @contextlib.contextmanager
@@ -184,6 +233,8 @@ def build(config):
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
     config.dtype = torch.get_default_dtype()
+    if getattr(config, "position_embedding_type", None) == "alibi":
+        return JinaV2(config)
     if config.model_type in ENCODERS:
         return getattr(transformers, ENCODERS[config.model_type])(config)
     return AutoModel.from_config(config)
