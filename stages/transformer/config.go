@@ -1,6 +1,7 @@
 package transformer
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -152,14 +153,13 @@ func register(f family, modelTypes ...string) {
 func ParseConfig(raw []byte) (Config, error) {
 	var head struct {
 		ModelType string `json:"model_type"`
-		Positions any    `json:"position_embedding_type"`
 		HeadDim   *int   `json:"head_dim"`
 	}
 	if err := json.Unmarshal(raw, &head); err != nil {
 		return Config{}, fmt.Errorf("config.json: %w", err)
 	}
-	if head.ModelType == "bert" && head.Positions == "alibi" {
-		head.ModelType = jinaBERT
+	if head.ModelType == "bert" {
+		head.ModelType = cmp.Or(jinaFamily(raw), head.ModelType)
 	}
 	f, ok := families[head.ModelType]
 	if !ok {
@@ -417,12 +417,12 @@ func (c Config) dropout(site gpustage.Site) float64 {
 	}
 }
 
-// deadKeyBias tells that the gradient of the key projection's bias is zero; see the package comment.
+// deadKeyBias tells that the gradient of what is added to all keys is zero, their projection's bias or their norm's beta; see the package comment.
 func (c Config) deadKeyBias() bool {
 	if d := c.Disentangled; d != nil && d.Queries { // keys meet queries of distances, too
 		return false
 	}
-	return c.Rotary == nil && c.SoftCap == 0 && c.names().keyNorm == ""
+	return c.Rotary == nil && c.SoftCap == 0
 }
 
 // unsupported is the error for a key's value that this package can't compute.

@@ -67,21 +67,19 @@ func TestFamilyConfigErrors(t *testing.T) {
 		`{"model_type":"xlm-roberta","lora_adaptations":["separation"]}`:                                                                                        "jinaai/jina-embeddings-v3-hf is the model without them",
 		`{"model_type":"bert","position_embedding_type":"alibi"}`:                                                                                               `feed_forward_type "original" is not supported`,
 		`{"model_type":"jina_bert","feed_forward_type":"geglu"}`:                                                                                                `position_embedding_type "absolute" is not supported`,
-		`{"model_type":"bert","position_embedding_type":"alibi","feed_forward_type":"geglu","auto_map":{"AutoModel":"jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}`: "the code jina-bert-v2-qk-post-norm, with norms of queries and keys",
-		`{"model_type":"bert","position_embedding_type":"alibi","feed_forward_type":"geglu","_name_or_path":"jinaai/jina-bert-v2-qk-post-norm"}`:                                       "the code jina-bert-v2-qk-post-norm, with norms of queries and keys",
-		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                                                                                           "task_type_vocab_size is 0",
-		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                                                                                                    `use_bidirectional_attention "true" is not supported`,
-		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                                                                                                  "relative_attention_num_buckets",
-		`{"model_type":"deberta-v2","conv_kernel_size":3}`:                                                                                                                             "conv_kernel_size 3 is not supported",
-		`{"model_type":"deberta-v2","embedding_size":128}`:                                                                                                                             "embedding_size 128 is not supported",
-		`{"model_type":"deberta-v2","attention_head_size":32}`:                                                                                                                         "attention_head_size 32 is not supported",
-		`{"model_type":"deberta-v2","pooler_hidden_size":32}`:                                                                                                                          "pooler_hidden_size 32 is not supported",
-		`{"model_type":"deberta-v2","pos_att_type":"c2p|p2p"}`:                                                                                                                         `pos_att_type "p2p" is not supported`,
-		`{"model_type":"deberta-v2","pos_att_type":7}`:                                                                                                                                 "pos_att_type: ",
-		`{"model_type":"deberta-v2","relative_attention":true}`:                                                                                                                        "relative_attention without c2p or p2c in pos_att_type is not supported",
-		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":1}`:                                                                              "position_buckets 1 with max_relative_positions 512 is not supported",
-		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":80,"max_relative_positions":41}`:                                                 "position_buckets 80 with max_relative_positions 41 is not supported",
-		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":33554432,"max_relative_positions":33554432}`:                                     "position_buckets, or without it max_relative_positions, is 33554432",
+		`{"model_type":"ernie","use_task_id":true,"task_type_vocab_size":0}`:                                                                                    "task_type_vocab_size is 0",
+		`{"model_type":"gemma","use_bidirectional_attention":true}`:                                                                                             `use_bidirectional_attention "true" is not supported`,
+		`{"model_type":"mpnet","relative_attention_num_buckets":"x"}`:                                                                                           "relative_attention_num_buckets",
+		`{"model_type":"deberta-v2","conv_kernel_size":3}`:                                                                                                      "conv_kernel_size 3 is not supported",
+		`{"model_type":"deberta-v2","embedding_size":128}`:                                                                                                      "embedding_size 128 is not supported",
+		`{"model_type":"deberta-v2","attention_head_size":32}`:                                                                                                  "attention_head_size 32 is not supported",
+		`{"model_type":"deberta-v2","pooler_hidden_size":32}`:                                                                                                   "pooler_hidden_size 32 is not supported",
+		`{"model_type":"deberta-v2","pos_att_type":"c2p|p2p"}`:                                                                                                  `pos_att_type "p2p" is not supported`,
+		`{"model_type":"deberta-v2","pos_att_type":7}`:                                                                                                          "pos_att_type: ",
+		`{"model_type":"deberta-v2","relative_attention":true}`:                                                                                                 "relative_attention without c2p or p2c in pos_att_type is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":1}`:                                                       "position_buckets 1 with max_relative_positions 512 is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":80,"max_relative_positions":41}`:                          "position_buckets 80 with max_relative_positions 41 is not supported",
+		`{"model_type":"deberta-v2","relative_attention":true,"pos_att_type":"c2p","position_buckets":33554432,"max_relative_positions":33554432}`:              "position_buckets, or without it max_relative_positions, is 33554432",
 	} {
 		_, err := ParseConfig([]byte(raw))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "config.json: ") {
@@ -117,6 +115,11 @@ func TestHubConfigs(t *testing.T) {
 			`{"model_type":"deberta-v2","hidden_size":768,"num_hidden_layers":12,"num_attention_heads":12,"intermediate_size":3072,"norm_rel_ebd":"NONE | Layer_Norm",
 			"pos_att_type":"C2P|p2c","position_biased_input":false,"position_buckets":256,"max_relative_positions":512,"relative_attention":true,"share_att_key":true,
 			"attention_head_size":64,"embedding_size":768,"conv_kernel_size":0}`,
+		},
+		"jina-embeddings-v2-base-code": {
+			`{"_name_or_path":"jinaai/jina-bert-v2-qk-post-norm","model_type":"bert","position_embedding_type":"alibi","feed_forward_type":"geglu","vocab_size":61056}`,
+			`{"auto_map":{"AutoModel":"jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"},"model_type":"bert","position_embedding_type":"alibi","feed_forward_type":"geglu","vocab_size":61056,
+			"hidden_act":"relu"}`,
 		},
 		"jina-embeddings-v2-base-en": {
 			`{"_name_or_path":"jinaai/jina-bert-implementation","model_max_length":8192,"architectures":["JinaBertForMaskedLM"],"attention_probs_dropout_prob":0.0,
@@ -203,7 +206,7 @@ func TestDefaults(t *testing.T) {
 		aside[key] = true
 	}
 	for _, family := range Families() {
-		if family == "new" || family == "minicpm" || family == jinaBERT || family == Static {
+		if family == "new" || family == "minicpm" || family == jinaBERT || family == jinaBERTNormed || family == Static {
 			continue // is not in transformers
 		}
 		all := configs[family]

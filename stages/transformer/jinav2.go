@@ -9,33 +9,59 @@ import (
 	"contraflow/gpustage"
 )
 
-// Jina Embeddings v2 (Günther et al., arXiv 2310.19923; jina-embeddings-v2-base-en, -small-en) is BERT without positions: attention has a linear bias
-// (ALiBi), and feed-forward layers are gated. Its model_type is BERT's, and its code another repository's, jinaai/jina-bert-implementation. Of its two
-// rates one drops where BERT's does, but of the feed-forward's what its activation gives in place of what it adds.
+// Jina Embeddings v2 (Günther et al., arXiv 2310.19923; jina-embeddings-v2-base-en, -small-en, -base-code) is BERT without positions: attention has a
+// linear bias (ALiBi), and feed-forward layers are gated. Its model_type is BERT's, and its code lies in repositories of its own, of which there are two:
+// jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm, which normalizes queries and keys, all heads together, and adds a layer's input
+// once more to the norm behind its attention, for another norm. Of its rates one drops where BERT's does, but of the feed-forward's what its activation
+// gives in place of what it adds.
 
-// jinaBERT stands for BERT's model_type where position_embedding_type is alibi.
-const jinaBERT = "jina_bert"
+// jinaBERT and jinaBERTNormed stand for BERT's model_type where position_embedding_type is alibi, by the code.
+const (
+	jinaBERT       = "jina_bert"
+	jinaBERTNormed = "jina_bert_normed"
+)
 
 func init() {
-	n := bertNames
+	n, drops := bertNames, drops{activation: hiddenRate, feedForward: noRate}
 	n.position = ""
 	n.up, n.down, n.ffnSum = []string{"mlp.gated_layers"}, "mlp.wo", "mlp.layernorm"
-	register(family{parse: parseJinaBERT, names: n, drops: drops{activation: hiddenRate, feedForward: noRate}}, jinaBERT)
+	register(family{parse: parseJinaBERT, names: n, drops: drops}, jinaBERT)
+
+	n.queryNorm, n.keyNorm, n.wholeNorms, n.attnAgain = "attention.self.layer_norm_q", "attention.self.layer_norm_k", true, "layer_norm_1"
+	n.up, n.down, n.ffnSum = []string{"mlp.up_gated_layer"}, "mlp.down_layer", "layer_norm_2"
+	register(family{parse: parseJinaBERTNormed, names: n, drops: drops}, jinaBERTNormed)
+}
+
+// jinaFamily is which of them a config.json of BERT's model_type is of; "" if it is BERT's.
+func jinaFamily(raw []byte) string {
+	var c struct {
+		Positions any            `json:"position_embedding_type"`
+		Origin    any            `json:"_name_or_path"`
+		AutoMap   map[string]any `json:"auto_map"`
+	}
+	switch err := json.Unmarshal(raw, &c); {
+	case err != nil || c.Positions != "alibi":
+		return ""
+	case strings.Contains(fmt.Sprint(c.Origin, c.AutoMap["AutoModel"]), "jina-bert-v2-qk-post-norm"):
+		return jinaBERTNormed
+	default:
+		return jinaBERT
+	}
+}
+
+func parseJinaBERTNormed(raw []byte) (Config, error) {
+	c, err := parseJinaBERT(raw)
+	c.UpFirst = true
+	return c, err
 }
 
 func parseJinaBERT(raw []byte) (Config, error) {
 	c := struct {
 		bertConfig
-		FeedForwardType string         `json:"feed_forward_type"`
-		Origin          string         `json:"_name_or_path"`
-		AutoMap         map[string]any `json:"auto_map"`
+		FeedForwardType string `json:"feed_forward_type"`
 	}{bertConfig: bertDefaults(), FeedForwardType: "original"}
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return Config{}, err
-	}
-	const other = "jina-bert-v2-qk-post-norm" // jina-embeddings-v2-base-code's
-	if strings.Contains(c.Origin+fmt.Sprint(c.AutoMap["AutoModel"]), other) {
-		return Config{}, fmt.Errorf("the code %s, with norms of queries and keys and two sums behind its attention, is %w", other, ErrUnsupported)
 	}
 	if c.PositionType != "alibi" {
 		return Config{}, unsupported("position_embedding_type", c.PositionType)

@@ -17,6 +17,7 @@ type layerActs struct {
 	lse        gpustage.Tensor // [H, T]
 	ctx        gpustage.Tensor // [T, H*D]: the attention's output before its projection
 	x1         gpustage.Tensor // [T, C]: the first half's output; absent if it is a norm
+	again      halfActs        // of that norm's sum, where the input is added once more
 	ffn        halfActs
 	pre        gpustage.Tensor // [T, F]: the activation's input; [T, 2F] with a gate
 }
@@ -183,7 +184,14 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	s.Attention(a.ctx, a.lse, q, k, a.qkv.Columns(c.queries()+c.keys(), a.qkv.Cols), p.attention(l, p.positions(w)))
 	p.a.ReleaseScratch(mark)
 	a.qkv = p.storeFat(keep, a.qkv)
-	p.leave(keep, w.attn, &a.attn, w.out, x1, x, a.ctx, p.dropout(l, gpustage.SiteAttentionOut))
+	normed := x1
+	if !w.attnAgain.absent() {
+		normed = p.scratch(t, c.Hidden)
+	}
+	p.leave(keep, w.attn, &a.attn, w.out, normed, x, a.ctx, p.dropout(l, gpustage.SiteAttentionOut))
+	if !w.attnAgain.absent() {
+		a.again = p.addAgain(keep, w.attnAgain, x1, normed, x)
+	}
 	a.ctx = p.store(keep, a.ctx)
 	p.a.ReleaseScratch(opened)
 
@@ -197,6 +205,18 @@ func (p *Pass) layer(l int, x, y gpustage.Tensor, keep bool) layerActs {
 	p.leave(keep, w.ffn, &a.ffn, w.down, y, x1, act, p.dropout(l, gpustage.SiteFeedForward))
 	p.tap(l, y)
 	p.a.ReleaseScratch(start)
+	return a
+}
+
+// addAgain is y = n(normed + x), where normed is the norm of a sum that has x in it already.
+func (p *Pass) addAgain(keep bool, n norm, y, normed, x gpustage.Tensor) (a halfActs) {
+	total := y
+	if keep {
+		total = p.keep(x.Rows, x.Cols)
+	}
+	a.total, a.sum = total, p.keepStats(n, total)
+	p.s.Add(total, normed, x)
+	p.norm(n, y, a.sum, total)
 	return a
 }
 
@@ -242,7 +262,11 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 	defer p.a.Release(mark)
 
 	x1 := func() gpustage.Tensor { // what the feed-forward layer takes
-		if a.x1.IsZero() {
+		switch {
+		case !a.x1.IsZero():
+		case !w.attnAgain.absent():
+			a.x1 = p.again(half{sum: w.attnAgain}, a.again)
+		default:
 			a.x1 = p.again(w.attn, a.attn)
 		}
 		return a.x1
@@ -277,6 +301,12 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 		return
 	}
 
+	var direct gpustage.Tensor // to x, past the sum that the attention adds to
+	if !w.attnAgain.absent() {
+		p.normBackward(w.attnAgain, g.attnAgain, d, d, a.again.sum, a.again.total)
+		direct = p.scratch(t, c.Hidden)
+		s.Copy(direct, d)
+	}
 	dz, gOut := p.leaveBackward(w.attn, g.attn, g.out, a.attn, d, p.dropout(l, gpustage.SiteAttentionOut))
 	out := p.narrow(w.out, dz)
 	a.ctx = p.load(a.ctx)
@@ -312,12 +342,15 @@ func (p *Pass) layerBackward(l int, a layerActs, d gpustage.Tensor, g layerWeigh
 			n = p.enter(w.attn, &a.attn, x())
 		}
 		p.gradients(qkv, g.qkv, dqkv, n)
-		if c.deadKeyBias() && !g.qkv.b.IsZero() {
+		if c.deadKeyBias() && w.keyNorm.absent() && !g.qkv.b.IsZero() {
 			s.Fill(g.qkv.b.Columns(e, e+ek), 0) // exactly zero in theory (doc.go): what is left is rounding
 		}
 	}
 	if !p.ends(l, attentionPlace) {
 		p.enterBackward(w.attn, g.attn, a.attn, qkv, d, dqkv, x)
+		if !direct.IsZero() {
+			s.Add(d, d, direct)
+		}
 	}
 }
 
@@ -524,8 +557,8 @@ func (p *Pass) place(l int, w layerWeights, a *layerActs, first bool) (q, k gpus
 			a.query, a.key = p.keepStats(w.queryNorm, qk.Columns(0, e)), p.keepStats(w.keyNorm, qk.Columns(e, e+ek))
 		}
 		qk = p.operand(qk.Rows, e+ek)
-		p.norm(w.queryNorm, qk.Columns(0, e), a.query, a.qkv.Columns(0, e))
-		p.norm(w.keyNorm, qk.Columns(e, e+ek), a.key, a.qkv.Columns(e, e+ek))
+		p.headsNorm(w.queryNorm, qk.Columns(0, e), a.query, a.qkv.Columns(0, e))
+		p.headsNorm(w.keyNorm, qk.Columns(e, e+ek), a.key, a.qkv.Columns(e, e+ek))
 		first = true
 	}
 	if first {
@@ -540,8 +573,32 @@ func (p *Pass) placeBackward(l int, w, g layerWeights, a layerActs, dqkv gpustag
 	e, ek := c.queries(), c.keys()
 	p.turn(l, dqkv.Columns(0, e+ek), true)
 	if !w.queryNorm.absent() {
-		dq, dk := dqkv.Columns(0, e), dqkv.Columns(e, e+ek)
-		p.normBackward(w.queryNorm, g.queryNorm, dq, dq, a.query, a.qkv.Columns(0, e))
-		p.normBackward(w.keyNorm, g.keyNorm, dk, dk, a.key, a.qkv.Columns(e, e+ek))
+		p.headsBackward(w.queryNorm, g.queryNorm, dqkv.Columns(0, e), a.query, a.qkv.Columns(0, e))
+		p.headsBackward(w.keyNorm, g.keyNorm, dqkv.Columns(e, e+ek), a.key, a.qkv.Columns(e, e+ek))
+		if beta := g.keyNorm.beta; c.deadKeyBias() && !beta.IsZero() {
+			p.s.Fill(beta, 0)
+		}
 	}
+}
+
+// headsNorm is y = norm(x), where x is of queries or keys. A layer norm has them in f32.
+func (p *Pass) headsNorm(n norm, y gpustage.Tensor, st stats, x gpustage.Tensor) {
+	if p.m.Config.Norm == LayerNorm && x.DType != p.m.DType {
+		wide := p.scratch(x.Rows, x.Cols)
+		p.s.Copy(wide, x)
+		x = wide
+	}
+	p.norm(n, y, st, x)
+}
+
+// headsBackward turns d from the gradient of norm(x) into that of x, where x is of queries or keys. A layer norm's gradients are in f32.
+func (p *Pass) headsBackward(n, g norm, d gpustage.Tensor, st stats, x gpustage.Tensor) {
+	if p.m.Config.Norm != LayerNorm || d.DType == p.m.DType {
+		p.normBackward(n, g, d, d, st, x)
+		return
+	}
+	wide := p.scratch(d.Rows, d.Cols)
+	p.s.Copy(wide, d)
+	p.normBackward(n, g, wide, wide, st, x)
+	p.s.Copy(d, wide)
 }

@@ -774,7 +774,7 @@ func (m *Model) findBottom() place {
 			return at(l, inPlace)
 		case w.qkv.trains() || w.distances.trains() || here(w.queryNorm.gamma, w.keyNorm.gamma):
 			return at(l, attentionPlace)
-		case w.out.trains() || here(w.attn.out.gamma, w.attn.sum.gamma):
+		case w.out.trains() || here(w.attn.out.gamma, w.attn.sum.gamma, w.attnAgain.gamma):
 			return at(l, outPlace)
 		case here(w.ffn.in.gamma):
 			return at(l, ffnPlace)

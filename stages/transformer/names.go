@@ -29,9 +29,11 @@ type names struct {
 	layer string // with a verb for its number
 
 	attnIn, attnOut, attnSum string
+	attnAgain                string   // of attnSum's output with the layer's input added once more (Jina v2's code)
 	firstPlain               bool     // layer 0 has no attnIn
 	qkv                      []string // query, key and value, or all of them in one tensor
-	queryNorm, keyNorm       string   // of each head
+	queryNorm, keyNorm       string   // of each head, or with wholeNorms of all heads together
+	wholeNorms               bool
 
 	distanceQueries, distanceKeys string // a layer's own projections of distances
 	out                           string
@@ -163,12 +165,17 @@ func (c Config) parameters() []Param {
 		if own := c.ownDistances(n); own != nil {
 			linear(l, p, own, c.Hidden, true, slices.Repeat([]int{c.queries()}, len(own))...)
 		}
-		norm(l, p, n.queryNorm, c.HeadDim())
-		norm(l, p, n.keyNorm, c.HeadDim())
+		ofQueries, ofKeys := c.HeadDim(), c.HeadDim()
+		if n.wholeNorms {
+			ofQueries, ofKeys = c.queries(), c.keys()
+		}
+		norm(l, p, n.queryNorm, ofQueries)
+		norm(l, p, n.keyNorm, ofKeys)
 		part = partOut
 		linear(l, p, []string{n.out}, c.queries(), !c.NoBias.has(OutPart), c.Hidden)
 		norm(l, p, n.attnOut, c.Hidden)
 		norm(l, p, n.attnSum, c.Hidden)
+		norm(l, p, n.attnAgain, c.Hidden)
 		part = partUp
 		norm(l, p, n.ffnIn, c.Hidden)
 		ups := []int{c.FeedForward}

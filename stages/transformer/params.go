@@ -291,6 +291,7 @@ type layerWeights struct {
 	distances          linear // [H*D or 2*H*D, C]: queries and keys of distances; part of qkv, or the layer's own
 	queryNorm, keyNorm norm
 	out                linear // [C, H*D]
+	attnAgain          norm
 	ffn                half
 	up                 linear // [F, C], or [2F, C]: gate and up
 	down               linear // [C, F]
@@ -337,7 +338,7 @@ func (c Config) layer(l *Layout, flat gpustage.Tensor, i int) layerWeights {
 	qkv := v.linear(p, n.qkv...)
 	return layerWeights{
 		attn: half{in: v.norm(p + n.attnIn), out: v.norm(p + n.attnOut), sum: v.norm(p + n.attnSum)},
-		qkv:  qkv, distances: c.ofDistances(v, p, n, qkv), queryNorm: v.norm(p + n.queryNorm), keyNorm: v.norm(p + n.keyNorm), out: v.linear(p, n.out),
+		qkv:  qkv, distances: c.ofDistances(v, p, n, qkv), queryNorm: v.norm(p + n.queryNorm), keyNorm: v.norm(p + n.keyNorm), out: v.linear(p, n.out), attnAgain: v.norm(p + n.attnAgain),
 		ffn: half{in: v.norm(p + n.ffnIn), out: v.norm(p + n.ffnOut), sum: v.norm(p + n.ffnSum)},
 		up:  v.linear(p, n.up...), down: v.linear(p, n.down),
 	}

@@ -167,6 +167,11 @@ FAMILIES = {
         args={**BERT, "num_attention_heads": 6, "type_vocab_size": 2, "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
         variants={"reglu": {"feed_forward_type": "reglu"}},
     ),
+    "jina-v2-code": dict(
+        config="BertConfig", number=104, pooling="mean", dtype=torch.bfloat16,
+        args={**BERT, "type_vocab_size": 2, "position_embedding_type": "alibi", "feed_forward_type": "geglu",
+              "auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}},
+    ),
     "deberta-v2-plain": dict(config="DebertaV2Config", number=102, args={**BERT, "pos_att_type": "c2p"}, pooling="cls", dtype=torch.bfloat16, lengths=[4, 9]),
 }  # fmt: skip
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}  # AutoModel has decoders in them, sentence-transformers has these
@@ -174,18 +179,24 @@ ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}  # AutoModel has d
 
 class JinaV2(torch.nn.Module):
     """jina-embeddings-v2 (arXiv 2310.19923), which transformers does not have, under the names of jinaai/jina-bert-implementation: BERT with ALiBi in
-    both directions (arXiv 2108.12409), and feed-forward layers gated by the first half of what their first projection gives."""
+    both directions (arXiv 2108.12409), and feed-forward layers gated by the first half of what their first projection gives. In
+    jinaai/jina-bert-v2-qk-post-norm that is the second half, queries and keys are normalized, and a layer's input is added twice, with a norm each."""
 
     def __init__(self, config):
         super().__init__()
         self.config, c = config, config
+        self.normed = "qk-post-norm" in str(getattr(c, "auto_map", ""))
+        up, down, last = ("up_gated_layer", "down_layer", "layer_norm_2") if self.normed else ("gated_layers", "wo", "layernorm")
         linear, norm, of = torch.nn.Linear, lambda: torch.nn.LayerNorm(c.hidden_size, eps=c.layer_norm_eps), lambda **parts: torch.nn.ModuleDict(parts)
         table = lambda n: torch.nn.Embedding(n, c.hidden_size)
         self.embeddings = of(word_embeddings=table(c.vocab_size), token_type_embeddings=table(c.type_vocab_size), LayerNorm=norm())
         self.encoder = of(layer=torch.nn.ModuleList(
-            of(attention=of(self=of(**{n: linear(c.hidden_size, c.hidden_size) for n in ("query", "key", "value")}),
+            of(attention=of(self=of(**{n: linear(c.hidden_size, c.hidden_size) for n in ("query", "key", "value")},
+                                    **{n: norm() for n in ("layer_norm_q", "layer_norm_k") if self.normed}),
                             output=of(dense=linear(c.hidden_size, c.hidden_size), LayerNorm=norm())),
-               mlp=of(gated_layers=linear(c.hidden_size, 2 * c.intermediate_size, bias=False), wo=linear(c.intermediate_size, c.hidden_size), layernorm=norm()))
+               mlp=of(**{up: linear(c.hidden_size, 2 * c.intermediate_size, bias=False), down: linear(c.intermediate_size, c.hidden_size)},
+                      **({} if self.normed else {last: norm()})),
+               **({"layer_norm_1": norm(), last: norm()} if self.normed else {}))
             for _ in range(c.num_hidden_layers)))  # fmt: skip
 
     def slopes(self, n):
@@ -201,12 +212,21 @@ class JinaV2(torch.nn.Module):
         bias = -torch.tensor(self.slopes(c.num_attention_heads), dtype=x.dtype)[:, None, None] * (places[:, None] - places).abs()
         bias = bias + torch.zeros(attention_mask.shape, dtype=x.dtype).masked_fill(attention_mask == 0, -math.inf)[:, None, None]
         for layer in self.encoder.layer:
-            a = layer.attention
-            q, k, v = (a.self[n](x).unflatten(2, (c.num_attention_heads, -1)).transpose(1, 2) for n in ("query", "key", "value"))
+            a, mlp, before = layer.attention, layer.mlp, x
+            q, k, v = (a.self[n](x) for n in ("query", "key", "value"))
+            if self.normed:
+                q, k = a.self.layer_norm_q(q), a.self.layer_norm_k(k)
+            q, k, v = (y.unflatten(2, (c.num_attention_heads, -1)).transpose(1, 2) for y in (q, k, v))
             probabilities = (q @ k.transpose(2, 3) / math.sqrt(q.shape[3]) + bias).softmax(3)
             x = a.output.LayerNorm(a.output.dense((probabilities @ v).transpose(1, 2).flatten(2)) + x)
-            gate, up = layer.mlp.gated_layers(x).chunk(2, dim=2)
-            x = layer.mlp.layernorm(layer.mlp.wo({"geglu": F.gelu, "reglu": F.relu}[c.feed_forward_type](gate) * up) + x)
+            f = {"geglu": F.gelu, "reglu": F.relu}[c.feed_forward_type]
+            if self.normed:
+                x = layer.layer_norm_1(x + before)
+                up, gate = mlp.up_gated_layer(x).chunk(2, dim=2)
+                x = layer.layer_norm_2(mlp.down_layer(f(gate) * up) + x)
+            else:
+                gate, up = mlp.gated_layers(x).chunk(2, dim=2)
+                x = mlp.layernorm(mlp.wo(f(gate) * up) + x)
         return types.SimpleNamespace(last_hidden_state=x)
 
     def save_pretrained(self, folder):
