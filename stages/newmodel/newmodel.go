@@ -50,8 +50,8 @@ type Spec struct {
 func (s *Spec) defaults() error {
 	s.Hidden, s.Layers, s.Vocab = cmp.Or(s.Hidden, 384), cmp.Or(s.Layers, 6), cmp.Or(s.Vocab, 30000)
 	s.Heads = cmp.Or(s.Heads, max(1, s.Hidden/32))
-	if min(s.Hidden, s.Layers, s.Vocab, s.Heads) < 0 {
-		return fmt.Errorf("a negative number in the shape: hidden size %d, %d layers, %d heads, a vocabulary of %d", s.Hidden, s.Layers, s.Heads, s.Vocab)
+	if min(s.Hidden, s.Layers, s.Vocab, s.Heads, s.MaxLength) < 0 {
+		return fmt.Errorf("a negative number in the shape: hidden size %d, %d layers, %d heads, a vocabulary of %d, texts of %d tokens", s.Hidden, s.Layers, s.Heads, s.Vocab, s.MaxLength)
 	}
 	if s.Pooling == "" {
 		s.Pooling = hfmodel.Mean

@@ -16,6 +16,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
 	"contraflow/tokenize"
 )
 
@@ -251,5 +252,30 @@ func TestSparse(t *testing.T) {
 	defer f.Close()
 	if f.Splade == nil || f.Normalize {
 		t.Errorf("%+v, normalized %t", f.Splade, f.Normalize)
+	}
+	for _, name := range f.Names() { // transformers' of BertForMaskedLM, which has no pooler
+		if !strings.HasPrefix(name, "bert.") && !strings.HasPrefix(name, "cls.predictions.") || strings.Contains(name, "pooler") {
+			t.Errorf("a tensor is called %s", name)
+		}
+	}
+}
+
+// What can't be meant is an error, whoever makes the folder.
+func TestSpecErrors(t *testing.T) {
+	tok, err := tokenize.Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, s := range map[string]newmodel.Spec{
+		"texts of -5 tokens": {Static: true, MaxLength: -5}, "hidden size -1": {Static: true, Hidden: -1}, "have no config.json": {Static: true, Config: []byte("{}")},
+		"no head for masked language modelling": {Static: true, Sparse: true}, "only static embeddings take any tokenizer": {}, "2 tokens leaves no room": {MaxLength: 2},
+	} {
+		dir := filepath.Join(t.TempDir(), "new")
+		if err := newmodel.CreateWith(t.Context(), dir, s, tok); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s: a folder is there", want)
+		}
 	}
 }
