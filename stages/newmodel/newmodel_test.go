@@ -47,6 +47,11 @@ func TestConfigNumbers(t *testing.T) {
 				t.Errorf("%s has no %s:\n%s", dir, want, data)
 			}
 		}
+		for _, other := range []string{"bos_token_id", "eos_token_id", "sep_token_id"} { // which the configuration has not
+			if strings.Contains(string(data), other) {
+				t.Errorf("%s has a %s:\n%s", dir, other, data)
+			}
+		}
 	}
 }
 
