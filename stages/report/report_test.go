@@ -208,6 +208,21 @@ func TestOddRuns(t *testing.T) {
 	}
 }
 
+// A run's name is its folder's, also where one stands in it.
+func TestName(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "x")
+	if err := os.MkdirAll(filepath.Join(dir, "model"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "metrics.jsonl", "")
+	t.Chdir(filepath.Join(dir, "model"))
+	for _, name := range []string{dir, dir + "/", "..", "../../x", "../model/.."} {
+		if r, err := Load(name); err != nil || r.Name != "x" {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}
+
 func TestCompare(t *testing.T) {
 	a, b := newRun(t, 100), newRun(t, 60)
 	write(t, b, "recipe.yaml", "model: {path: other}\nbatch: {global_size: 256}\ndata:\n  train:\n  - {path: x}\n")
