@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"iter"
 	"math/rand/v2"
 
@@ -218,12 +219,15 @@ func (s *Spec) save(ctx context.Context, dir string, config []byte, tensors []sa
 // pooler is BERT's: it plays no part in embeddings, but transformers complains of a BERT model without one, and a reranker begins with
 // it. Random weights, as transformers has them: behind zeros all features of a reranker's head would stay one and the same.
 func pooler(c transformer.Config, seed uint64) ([]safetensors.Tensor, error) {
-	rng := rand.New(rand.NewPCG(seed, 37))
+	const name = "pooler.dense.weight"
+	h := fnv.New64a()
+	h.Write([]byte(name)) // a stream of its own: Model.Init draws its n-th parameter from stream n
+	rng := rand.New(rand.NewPCG(seed, h.Sum64()))
 	vs := make([]float32, c.Hidden*c.Hidden)
 	for i := range vs {
 		vs[i] = float32(c.InitRange * rng.NormFloat64())
 	}
-	weight, err := safetensors.FromFloat32s("pooler.dense.weight", []int{c.Hidden, c.Hidden}, vs)
+	weight, err := safetensors.FromFloat32s(name, []int{c.Hidden, c.Hidden}, vs)
 	if err != nil {
 		return nil, err
 	}

@@ -123,6 +123,39 @@ func TestCreate(t *testing.T) {
 	}
 }
 
+// No two tensors are drawn alike, however many layers there are: the pooler is none of their own.
+func TestDrawnApart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	if err := newmodel.Create(t.Context(), dir, newmodel.Spec{Hidden: 16, Layers: 6, Seed: 1}, newmodel.Texts([]string{"the river and the stone"})); err != nil {
+		t.Fatal(err)
+	}
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	by := map[float32]string{} // its last number
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		vs := make([]float32, x.Len())
+		if err := x.Float32s(vs); err != nil {
+			t.Fatal(err)
+		}
+		if v := vs[len(vs)-1]; v != 0 && v != 1 { // biases, norms
+			if by[v] != "" {
+				t.Errorf("%s ends as %s does", name, by[v])
+			}
+			by[v] = name
+		}
+	}
+	if len(by) != 3+6*6+1 {
+		t.Errorf("%d tensors are drawn", len(by))
+	}
+}
+
 // Special tokens of a config.json become the new tokenizer's, those that nothing needs go, and a family that knows one type of tokens gets a tokenizer that gives one.
 func TestConfigTokens(t *testing.T) {
 	for _, types := range []int{1, 2} {
