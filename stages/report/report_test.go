@@ -194,6 +194,12 @@ func TestOddRuns(t *testing.T) {
 	}
 	wellFormed(t, page(t, cut))
 
+	lost := t.TempDir() // of whose losses none is a number: that is said, not that there are none
+	write(t, lost, "metrics.jsonl", `{"step":1,"loss":null,"grad_norm":1,"pairs":2}`+"\n"+`{"step":2,"loss":null,"grad_norm":1,"pairs":2}`+"\n")
+	if p := page(t, lost); !strings.Contains(p, `<figcaption>Loss</figcaption><p class="none"></p><p class="bad">not finite in 2 of 2 steps, first in step 1</p>`) {
+		t.Errorf("losses that are all lost: %s", p)
+	}
+
 	if _, err := Load(t.TempDir()); !errors.Is(err, ErrNoRun) {
 		t.Error(err)
 	}
