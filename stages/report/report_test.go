@@ -134,6 +134,7 @@ func TestReport(t *testing.T) {
 		"done: 10\u202f000 of 10\u202f000 steps", "m &amp; n", "12\u202f345 rows", "a&lt;script&gt;", "25 %</dd>", // padding: 250 of 1,000
 		"12.0 % of the time", "25.0 %", "column &#34;query&#34;: null; the first is a.parquet: row group 2, row 3",
 		"communication takes 10ms of it, of which 50 % are hidden", "exposed: 5ms", // 5 of the gather's 10 ms
+		"begun 2026-01-02 03:04 UTC", "<tr><td>a -&gt; b.c</td><td>1.50</td><td>2</td><td>50 %</td></tr>", // of the queue
 	} {
 		if !strings.Contains(strings.ReplaceAll(p, ` <small>of what a padded batch computes</small>`, ""), want) {
 			t.Errorf("the page lacks %q", want)
@@ -243,11 +244,21 @@ func TestCompare(t *testing.T) {
 		t.Error("a key is listed that does not differ")
 	}
 
+	// Of a run without steps nothing is known.
+	begun := t.TempDir()
+	write(t, begun, "metrics.jsonl", "")
+	if p := page(t, a, begun); !strings.Contains(p, "<td>0</td><td></td><td></td><td></td><td></td><td></td></tr>") {
+		t.Error("the comparison has figures of a run without steps")
+	}
+
 	// One in the middle that differs is one; and of up to four runs each one's time and data are told.
 	withRecord(t, a)
 	withRecord(t, b)
 	for n, want := range map[int]int{3: 3, 5: 1} {
 		p = page(t, append([]string{a, b}, slices.Repeat([]string{a}, n-2)...)...)
+		if row := "<td>300</td><td>1m40s</td><td>1.0 GiB</td></tr>"; strings.Count(p, row) != n { // pairs a second, time and memory
+			t.Errorf("%d runs: the comparison lacks %s", n, row)
+		}
 		if got := strings.Count(p, "<h2>Where the time went"); !strings.Contains(p, "<td>model.path</td>") || got != want {
 			t.Errorf("%d runs: %d say where their time went, or no difference is listed", n, got)
 		}
