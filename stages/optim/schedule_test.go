@@ -92,6 +92,7 @@ func TestCurves(t *testing.T) {
 	}
 	for step, want := range []float64{0, 1, 1, 1, 0} { // a decay of one step begins at 1
 		near("a decay of one step", step, Curve{Shape: Linear, DecaySteps: 1}.Factor(step, 1, 4), want)
+		near("a decay of one step behind two", step, Curve{Shape: Linear, StableSteps: 2, DecaySteps: 1}.Factor(step, 1, 9), want)
 	}
 }
 
