@@ -65,7 +65,7 @@ func TestSearch(t *testing.T) {
 		unit(x, dim)
 		return x
 	}
-	for _, size := range [][3]int{{3, 4, 2}, {queryBlock + 3, 40, 7}, {5, corpusBlock + 11, 20}, {2, 3, 9}} {
+	for _, size := range [][3]int{{3, 4, 2}, {queryBlock + 3, 40, 7}, {5, corpusBlock + 11, 20}, {2, 3, 9}, {0, 3, 2}, {2, 0, 1}} {
 		queries, corpus := random(size[0]), random(size[1])
 		done := int64(0)
 		run, err := Search(t.Context(), s, queries, corpus, dim, size[2], nil, func(n, _ int64) { done = n })

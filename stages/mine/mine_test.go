@@ -2,6 +2,7 @@ package mine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -203,6 +204,23 @@ func TestRescoreCount(t *testing.T) {
 	}
 }
 
+// What goes wrong in the other model, with candidates or with positives, is the error.
+func TestRescoreError(t *testing.T) {
+	for after := range 2 {
+		margin, calls, torn := 0.1, 0, errors.New("torn")
+		o := Options{Negatives: 1, AbsoluteMargin: &margin, Rescore: func(_ context.Context, queries, _ []string) ([]float32, error) {
+			if calls++; calls > after {
+				return nil, torn
+			}
+			return make([]float32, len(queries)), nil
+		}}
+		x := []float32{1, 0, 0, 1}
+		if rows, _, err := Pair([]string{"a", "b"}, []string{"x", "y"}, nil).Mine(t.Context(), ref.New(), o, x, x, 2, nil); !errors.Is(err, torn) {
+			t.Errorf("after %d calls: %v, %v", after, rows, err)
+		}
+	}
+}
+
 // Queries with the same seed have samples of their own.
 func TestSampleOfEachQuery(t *testing.T) {
 	var queries, positives, corpus []string
@@ -316,6 +334,9 @@ func TestNoDeeper(t *testing.T) {
 	if got := docs((Options{Negatives: 3, RangeMin: 1, RangeMax: 4, Sample: true}).Choose(0, hits, []int32{20}, nil, 1, 2)); !slices.Equal(got, []int32{1, 2, 3}) {
 		t.Errorf("ranks 1 to 3 are %v", got)
 	}
+	if got := docs((Options{Negatives: 1, RangeMax: 1, Sample: true}).Choose(0, hits, nil, nil, 1, 9)); !slices.Equal(got, []int32{0}) {
+		t.Errorf("the first of a range of one is %v", got)
+	}
 	highest := 1 - 2.5/16 // leaves the first three out
 	for same, want := range map[int][]int32{0: nil, 1: {3}} {
 		if got := docs((Options{Negatives: 1, RangeMax: 2, MaxScore: &highest}).Choose(0, hits, []int32{20}, []int32{21, 22}[:same], 1, 1)); !slices.Equal(got, want) {
@@ -350,6 +371,11 @@ func TestCheck(t *testing.T) {
 	} {
 		if err := o.Check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	for _, o := range []Options{{Negatives: 3, RangeMin: 2, RangeMax: 5}, {Negatives: 3, Fewest: 3}} { // just enough
+		if err := o.Check(); err != nil {
+			t.Errorf("%+v: %v", o, err)
 		}
 	}
 }

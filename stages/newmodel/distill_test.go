@@ -2,6 +2,7 @@ package newmodel_test
 
 import (
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -242,5 +243,25 @@ func TestDistilledNoTokens(t *testing.T) {
 		}
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// Markers have a bracket on both sides with something between: other tokens with brackets are ordinary.
+func TestOrdinary(t *testing.T) {
+	dir := t.TempDir()
+	tokens := []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "[unused7]", "a", "<", "<a", "a>", "[a", "a]", "<a]", "[a>", "<>", "[]", "##a"}
+	if err := os.WriteFile(filepath.Join(dir, "vocab.txt"), []byte(strings.Join(tokens, "\n")+"\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenize.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, id := range newmodel.Ordinary(tok) {
+		got = append(got, tok.Token(id))
+	}
+	if !slices.Equal(got, tokens[7:]) {
+		t.Errorf("%q, want %q", got, tokens[7:])
 	}
 }

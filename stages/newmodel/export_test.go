@@ -6,3 +6,6 @@ func SetDistillPart(n int) (undo func()) {
 	distillPart = n
 	return func() { distillPart = was }
 }
+
+// Ordinary is ordinary.
+var Ordinary = ordinary

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"iter"
 	"math/rand/v2"
 
@@ -50,8 +51,8 @@ type Spec struct {
 func (s *Spec) defaults() error {
 	s.Hidden, s.Layers, s.Vocab = cmp.Or(s.Hidden, 384), cmp.Or(s.Layers, 6), cmp.Or(s.Vocab, 30000)
 	s.Heads = cmp.Or(s.Heads, max(1, s.Hidden/32))
-	if min(s.Hidden, s.Layers, s.Vocab, s.Heads) < 0 {
-		return fmt.Errorf("a negative number in the shape: hidden size %d, %d layers, %d heads, a vocabulary of %d", s.Hidden, s.Layers, s.Heads, s.Vocab)
+	if min(s.Hidden, s.Layers, s.Vocab, s.Heads, s.MaxLength) < 0 {
+		return fmt.Errorf("a negative number in the shape: hidden size %d, %d layers, %d heads, a vocabulary of %d, texts of %d tokens", s.Hidden, s.Layers, s.Heads, s.Vocab, s.MaxLength)
 	}
 	if s.Pooling == "" {
 		s.Pooling = hfmodel.Mean
@@ -218,12 +219,15 @@ func (s *Spec) save(ctx context.Context, dir string, config []byte, tensors []sa
 // pooler is BERT's: it plays no part in embeddings, but transformers complains of a BERT model without one, and a reranker begins with
 // it. Random weights, as transformers has them: behind zeros all features of a reranker's head would stay one and the same.
 func pooler(c transformer.Config, seed uint64) ([]safetensors.Tensor, error) {
-	rng := rand.New(rand.NewPCG(seed, 37))
+	const name = "pooler.dense.weight"
+	h := fnv.New64a()
+	h.Write([]byte(name)) // a stream of its own: Model.Init draws its n-th parameter from stream n
+	rng := rand.New(rand.NewPCG(seed, h.Sum64()))
 	vs := make([]float32, c.Hidden*c.Hidden)
 	for i := range vs {
 		vs[i] = float32(c.InitRange * rng.NormFloat64())
 	}
-	weight, err := safetensors.FromFloat32s("pooler.dense.weight", []int{c.Hidden, c.Hidden}, vs)
+	weight, err := safetensors.FromFloat32s(name, []int{c.Hidden, c.Hidden}, vs)
 	if err != nil {
 		return nil, err
 	}

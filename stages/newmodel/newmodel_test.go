@@ -16,6 +16,7 @@ import (
 	"contraflow/stages/embedder"
 	"contraflow/stages/newmodel"
 	"contraflow/stages/transformer"
+	"contraflow/testdata/goldens"
 	"contraflow/tokenize"
 )
 
@@ -44,6 +45,11 @@ func TestConfigNumbers(t *testing.T) {
 		for _, want := range []string{`"initializer_cutoff_factor": 2.0`, `"norm_eps": 1e-5`, `"factor": 1.0`, `"large": 12345678901234567890`, `"pad_token_id": 0`} {
 			if !strings.Contains(string(data), want) {
 				t.Errorf("%s has no %s:\n%s", dir, want, data)
+			}
+		}
+		for _, other := range []string{"bos_token_id", "eos_token_id", "sep_token_id"} { // which the configuration has not
+			if strings.Contains(string(data), other) {
+				t.Errorf("%s has a %s:\n%s", dir, other, data)
 			}
 		}
 	}
@@ -114,6 +120,39 @@ func TestCreate(t *testing.T) {
 		if !slices.Equal(one[name], again[name]) || slices.Equal(one[name], other[name]) {
 			t.Errorf("%s is not the seed's", name)
 		}
+	}
+}
+
+// No two tensors are drawn alike, however many layers there are: the pooler is none of their own.
+func TestDrawnApart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	if err := newmodel.Create(t.Context(), dir, newmodel.Spec{Hidden: 16, Layers: 6, Seed: 1}, newmodel.Texts([]string{"the river and the stone"})); err != nil {
+		t.Fatal(err)
+	}
+	f, err := hfmodel.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	by := map[float32]string{} // its last number
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		vs := make([]float32, x.Len())
+		if err := x.Float32s(vs); err != nil {
+			t.Fatal(err)
+		}
+		if v := vs[len(vs)-1]; v != 0 && v != 1 { // biases, norms
+			if by[v] != "" {
+				t.Errorf("%s ends as %s does", name, by[v])
+			}
+			by[v] = name
+		}
+	}
+	if len(by) != 3+6*6+1 {
+		t.Errorf("%d tensors are drawn", len(by))
 	}
 }
 
@@ -251,5 +290,30 @@ func TestSparse(t *testing.T) {
 	defer f.Close()
 	if f.Splade == nil || f.Normalize {
 		t.Errorf("%+v, normalized %t", f.Splade, f.Normalize)
+	}
+	for _, name := range f.Names() { // transformers' of BertForMaskedLM, which has no pooler
+		if !strings.HasPrefix(name, "bert.") && !strings.HasPrefix(name, "cls.predictions.") || strings.Contains(name, "pooler") {
+			t.Errorf("a tensor is called %s", name)
+		}
+	}
+}
+
+// What can't be meant is an error, whoever makes the folder.
+func TestSpecErrors(t *testing.T) {
+	tok, err := tokenize.Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, s := range map[string]newmodel.Spec{
+		"texts of -5 tokens": {Static: true, MaxLength: -5}, "hidden size -1": {Static: true, Hidden: -1}, "have no config.json": {Static: true, Config: []byte("{}")},
+		"no head for masked language modelling": {Static: true, Sparse: true}, "only static embeddings take any tokenizer": {}, "2 tokens leaves no room": {MaxLength: 2},
+	} {
+		dir := filepath.Join(t.TempDir(), "new")
+		if err := newmodel.CreateWith(t.Context(), dir, s, tok); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s: a folder is there", want)
+		}
 	}
 }

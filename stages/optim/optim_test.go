@@ -75,6 +75,9 @@ func TestSegments(t *testing.T) {
 			t.Errorf("%T: %s", o, got)
 		}
 	}
+	if n := (SGD{WeightDecay: 0.5}).States(); n != 0 {
+		t.Errorf("SGD without momentum keeps %d vectors", n)
+	}
 	p := vec(1)
 	SGD{}.Update(s, p, vec(3), nil, segs, 0.1, 0.5, 1)
 	if got := gpustage.Slice[float64](p)[0]; !(math.Abs(got-0.85) <= 1e-15) {

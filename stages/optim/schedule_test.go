@@ -86,6 +86,14 @@ func TestCurves(t *testing.T) {
 	if got := (Curve{Shape: Cosine, Cycles: 3, Ahead: true}).Factor(total-1, warmup, total); got != 0 {
 		t.Errorf("the last step of the last cycle ends with %v", got)
 	}
+	near("the last ahead of 1.2 waves", total-1, Curve{Shape: Cosine, Waves: 1.2, Ahead: true}.Factor(total-1, warmup, total), 0.5*(1+math.Cos(2.4*math.Pi)))
+	for step, want := range []float64{0.25, 1} { // a warm-up of two steps has its first and its last factor
+		near("two steps from a quarter", step, Curve{Shape: Cosine, WarmupFrom: 0.25, Ahead: true}.Factor(step, 2, total), want)
+	}
+	for step, want := range []float64{0, 1, 1, 1, 0} { // a decay of one step begins at 1
+		near("a decay of one step", step, Curve{Shape: Linear, DecaySteps: 1}.Factor(step, 1, 4), want)
+		near("a decay of one step behind two", step, Curve{Shape: Linear, StableSteps: 2, DecaySteps: 1}.Factor(step, 1, 9), want)
+	}
 }
 
 func TestCheckCurve(t *testing.T) {
@@ -94,7 +102,8 @@ func TestCheckCurve(t *testing.T) {
 		`Shape is "cosin"`: Shape("cosin"), `Warmup is "polynomial"`: Curve{Warmup: Polynomial}, "MinRatio is 1.5": Curve{Shape: Linear, MinRatio: 1.5},
 		"MinRatio is NaN": Curve{Shape: Linear, MinRatio: nan}, "MinRatio is of linear, cosine, polynomial, 1-sqrt, and the shape is inverse_sqrt": Curve{Shape: InverseSqrt, MinRatio: 0.1},
 		"MinRatio is of linear, cosine, polynomial, 1-sqrt, and the shape is constant": Curve{MinRatio: 0.1}, "WarmupFrom is -1": Curve{WarmupFrom: -1}, "Power is +Inf": Curve{Shape: Polynomial, Power: inf},
-		"Power is of polynomial, and the shape is linear": Curve{Shape: Linear, Power: 2}, "Cycles is NaN": Curve{Shape: Cosine, Cycles: nan}, "Cycles is of cosine": Curve{Shape: Linear, Cycles: 2},
+		"Power is of polynomial, and the shape is linear": Curve{Shape: Linear, Power: 2}, "Cycles is NaN": Curve{Shape: Cosine, Cycles: nan}, "Cycles is of cosine": Curve{Shape: Linear, Cycles: 0.5},
+		"Cycles is +Inf": Curve{Shape: Cosine, Cycles: inf}, "Waves is +Inf": Curve{Shape: Cosine, Waves: inf}, "Cycles is -1": Curve{Shape: Cosine, Cycles: -1}, "DecaySteps is of linear, cosine": Curve{DecaySteps: 1},
 		"Waves is -2": Curve{Shape: Cosine, Waves: -2}, "Waves is of cosine": Curve{Shape: OneMinusSqrt, Waves: 2}, "Timescale is -1": Curve{Shape: InverseSqrt, Timescale: -1},
 		"Timescale is of inverse_sqrt": Curve{Shape: Linear, Timescale: 5}, "DecaySteps is -1": Curve{Shape: Linear, DecaySteps: -1}, "DecaySteps is of linear": Curve{Shape: InverseSqrt, DecaySteps: 3},
 		"StableSteps is of linear, cosine, polynomial, 1-sqrt, and the shape is inverse_sqrt": Curve{Shape: InverseSqrt, StableSteps: -1},
@@ -108,6 +117,9 @@ func TestCheckCurve(t *testing.T) {
 		if err := s.Check(); err != nil {
 			t.Error(err)
 		}
+	}
+	if err := (Curve{Shape: Linear, MinRatio: 1, WarmupFrom: 1, StableSteps: -1}).Check(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -312,7 +312,7 @@ func duration(seconds float64) string {
 func comparison(b *strings.Builder, runs []*Run) {
 	b.WriteString("<div class=\"wide\"><table><thead><tr><th>run</th><th>steps</th><th>loss</th><th>metric</th><th>pairs/s</th><th>time</th><th>peak memory</th></tr></thead><tbody>\n")
 	for i, r := range runs {
-		metric, seconds := "", ""
+		metric, seconds, memory := "", "", ""
 		if m := r.metric(); m.n > 0 {
 			if metric = m.name + " " + short(m.value); m.at > 0 {
 				metric += fmt.Sprintf(" at step %s", grouped(int64(m.at)))
@@ -321,12 +321,15 @@ func comparison(b *strings.Builder, runs []*Run) {
 		if r.Record != nil && r.Record.Made > 0 {
 			seconds = duration(r.Record.Seconds)
 		}
+		if p := r.peak(); p > 0 {
+			memory = recipe.Size(p)
+		}
 		steps := 0
 		if n := len(r.Steps); n > 0 {
 			steps = r.Steps[n-1].Step
 		}
 		fmt.Fprintf(b, "<tr><td><span class=\"key c%d\"></span>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td></tr>\n", i%colors, html.EscapeString(r.Name), grouped(int64(steps)),
-			known(r.last(func(s Step) *float64 { return s.Loss })), html.EscapeString(metric), known(r.rate()), seconds, recipe.Size(r.peak()))
+			known(r.last(func(s Step) *float64 { return s.Loss })), html.EscapeString(metric), known(r.rate()), seconds, memory)
 	}
 	b.WriteString("</tbody></table></div>\n")
 }

@@ -65,7 +65,10 @@ var ErrNoRun = errors.New("not a run's folder")
 
 // Load reads a run's folder.
 func Load(dir string) (*Run, error) {
-	r := &Run{Name: filepath.Base(filepath.Clean(dir))}
+	r := &Run{Name: filepath.Base(dir)}
+	if whole, err := filepath.Abs(dir); err == nil { // of "." too
+		r.Name = filepath.Base(whole)
+	}
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("%s: %w: it is a file; name the folder that it is in", dir, ErrNoRun)
 	}

@@ -134,6 +134,7 @@ func TestReport(t *testing.T) {
 		"done: 10\u202f000 of 10\u202f000 steps", "m &amp; n", "12\u202f345 rows", "a&lt;script&gt;", "25 %</dd>", // padding: 250 of 1,000
 		"12.0 % of the time", "25.0 %", "column &#34;query&#34;: null; the first is a.parquet: row group 2, row 3",
 		"communication takes 10ms of it, of which 50 % are hidden", "exposed: 5ms", // 5 of the gather's 10 ms
+		"begun 2026-01-02 03:04 UTC", "<tr><td>a -&gt; b.c</td><td>1.50</td><td>2</td><td>50 %</td></tr>", // of the queue
 	} {
 		if !strings.Contains(strings.ReplaceAll(p, ` <small>of what a padded batch computes</small>`, ""), want) {
 			t.Errorf("the page lacks %q", want)
@@ -194,6 +195,12 @@ func TestOddRuns(t *testing.T) {
 	}
 	wellFormed(t, page(t, cut))
 
+	lost := t.TempDir() // of whose losses none is a number: that is said, not that there are none
+	write(t, lost, "metrics.jsonl", `{"step":1,"loss":null,"grad_norm":1,"pairs":2}`+"\n"+`{"step":2,"loss":null,"grad_norm":1,"pairs":2}`+"\n")
+	if p := page(t, lost); !strings.Contains(p, `<figcaption>Loss</figcaption><p class="none"></p><p class="bad">not finite in 2 of 2 steps, first in step 1</p>`) {
+		t.Errorf("losses that are all lost: %s", p)
+	}
+
 	if _, err := Load(t.TempDir()); !errors.Is(err, ErrNoRun) {
 		t.Error(err)
 	}
@@ -205,6 +212,21 @@ func TestOddRuns(t *testing.T) {
 	write(t, one, "run.json", "{")
 	if _, err := Load(one); err == nil || !strings.Contains(err.Error(), "run.json: ") {
 		t.Error(err)
+	}
+}
+
+// A run's name is its folder's, also where one stands in it.
+func TestName(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "x")
+	if err := os.MkdirAll(filepath.Join(dir, "model"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "metrics.jsonl", "")
+	t.Chdir(filepath.Join(dir, "model"))
+	for _, name := range []string{dir, dir + "/", "..", "../../x", "../model/.."} {
+		if r, err := Load(name); err != nil || r.Name != "x" {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
 	}
 }
 
@@ -222,11 +244,21 @@ func TestCompare(t *testing.T) {
 		t.Error("a key is listed that does not differ")
 	}
 
+	// Of a run without steps nothing is known.
+	begun := t.TempDir()
+	write(t, begun, "metrics.jsonl", "")
+	if p := page(t, a, begun); !strings.Contains(p, "<td>0</td><td></td><td></td><td></td><td></td><td></td></tr>") {
+		t.Error("the comparison has figures of a run without steps")
+	}
+
 	// One in the middle that differs is one; and of up to four runs each one's time and data are told.
 	withRecord(t, a)
 	withRecord(t, b)
 	for n, want := range map[int]int{3: 3, 5: 1} {
 		p = page(t, append([]string{a, b}, slices.Repeat([]string{a}, n-2)...)...)
+		if row := "<td>300</td><td>1m40s</td><td>1.0 GiB</td></tr>"; strings.Count(p, row) != n { // pairs a second, time and memory
+			t.Errorf("%d runs: the comparison lacks %s", n, row)
+		}
 		if got := strings.Count(p, "<h2>Where the time went"); !strings.Contains(p, "<td>model.path</td>") || got != want {
 			t.Errorf("%d runs: %d say where their time went, or no difference is listed", n, got)
 		}
