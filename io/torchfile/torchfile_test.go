@@ -168,6 +168,10 @@ func TestHostile(t *testing.T) {
 		"two sizes":           {archived(t, entry{name: "a/data.pkl", data: append(good[:len(good)-1:len(good)-1], bytes.Replace(pickled(4, 4, "0"), []byte("weight"), []byte("height"), 1)[3:]...)}, entry{name: "a/data/0", data: two}), "a/data/0 has 8 bytes, want 16", false},
 		"past the end":        {archived(t, entry{name: "a/data.pkl", data: good, size: uint64(len(good)) + 100}), "are not within the file's", false},
 		"a long pickle":       {archived(t, entry{name: "a/data.pkl", data: make([]byte, maxPickle+1)}), "has 1048577 bytes, want at most 1048576", false},
+		"cut off":             {archived(t, entry{name: "a/data.pkl", data: good})[:60], "does not end as one, zip: not a valid zip file: the file is damaged", false},
+		"a sparse tensor":     {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch._utils\n_rebuild_sparse_tensor\n.")}), "torch._utils._rebuild_sparse_tensor makes, of a type or a kind", false},
+		"a complex tensor":    {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch\nComplexFloatStorage\n.")}), "torch.ComplexFloatStorage makes", false},
+		"torch's load":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch.serialization\nload\n.")}), `it calls "torch.serialization.load"`, true},
 		"a list of tensors":   {archived(t, entry{name: "a/data.pkl", data: []byte("].")}), "holds a list", false},
 	} {
 		_, err := Parse(c.data)
@@ -182,6 +186,19 @@ func TestHostile(t *testing.T) {
 	runtime.ReadMemStats(&m)
 	if m.TotalAlloc > 1<<30 {
 		t.Errorf("%d bytes were taken for files of some hundred", m.TotalAlloc)
+	}
+}
+
+// A file may have no checksums; where there are any, all count.
+func TestNoChecksums(t *testing.T) {
+	file := archived(t, entry{name: "a/data.pkl", data: pickled(2, 2, "0")}, entry{name: "a/data/0", data: []byte("\x01\x02\x03\x04\x05\x06\x07\x08")})
+	sum := func(data []byte) []byte { return binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(data)) }
+	of0 := bytes.ReplaceAll(file, sum([]byte("\x01\x02\x03\x04\x05\x06\x07\x08")), make([]byte, 4))
+	if _, err := Parse(of0); !errors.Is(err, zip.ErrChecksum) || !errors.Is(err, ErrDamaged) {
+		t.Error(err)
+	}
+	if got, err := Parse(bytes.ReplaceAll(of0, sum(pickled(2, 2, "0")), make([]byte, 4))); err != nil || len(got) != 1 {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 
