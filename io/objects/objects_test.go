@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -38,6 +39,8 @@ type store struct {
 	whole   bool // it knows no ranges
 	mute    bool // it lists nothing
 	silent  bool // it sends nothing of an object
+	strict  bool // it compares ETags where a whole object is asked for, too
+	busy    int  // so many times it has too many requests
 }
 
 func newStore(t *testing.T) *store {
@@ -104,12 +107,20 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", fmt.Sprintf("%q", etag(v)))
 		w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
 		w.Header().Set("Content-Length", fmt.Sprint(len(v)))
-		if from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes="); ok && !s.whole {
-			if r.Header.Get("If-Match") != fmt.Sprintf("%q", etag(v)) {
-				w.Header().Set("Content-Length", "0")
-				w.WriteHeader(http.StatusPreconditionFailed)
-				return
-			}
+		if s.busy > 0 {
+			s.busy--
+			w.Header().Set("Content-Length", "0")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
+		ok = ok && !s.whole
+		if (ok || s.strict) && r.Header.Get("If-Match") != fmt.Sprintf("%q", etag(v)) {
+			w.Header().Set("Content-Length", "0")
+			w.WriteHeader(http.StatusPreconditionFailed)
+			return
+		}
+		if ok {
 			at, _ := strconv.Atoi(strings.TrimSuffix(from, "-"))
 			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", at, len(v)-1, len(v)))
 			w.Header().Set("Content-Length", fmt.Sprint(len(v)-at))
@@ -328,7 +339,11 @@ func TestFetchErrors(t *testing.T) {
 			t.Errorf("of one that is now %q: %v, want %q", now, err, want)
 		}
 	}
-	s.now, s.cut, s.whole = nil, 1, true
+	s.now, s.cut, s.strict = map[string]string{"a.jsonl": "{\"query\": 3}\n"}, 0, true
+	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), "s3://bucket/a.jsonl: it has changed since it was listed") {
+		t.Errorf("of another one as long: %v", err)
+	}
+	s.now, s.cut, s.whole, s.strict = nil, 1, true, false
 	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), "the store was asked for bytes 6- and has sent something else") {
 		t.Errorf("of a store that knows no ranges: %v", err)
 	}
@@ -379,6 +394,31 @@ func TestBrokenConnections(t *testing.T) {
 	s.objects["mute"], s.silent, silence = "0", true, 20*time.Millisecond
 	if _, err := Fetch(t.Context(), "s3://bucket/mute"); err == nil || !strings.HasSuffix(err.Error(), "broke 5 times after byte 0 of 1: the store has sent nothing for 20ms") {
 		t.Error(err)
+	}
+}
+
+// A store that has too many requests is asked again, as one whose connection breaks.
+func TestTooManyRequests(t *testing.T) {
+	s := newStore(t)
+	defer func(b time.Duration) { between = b }(between)
+	between = time.Millisecond
+	host, o, err := server(t.Context(), "s3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.MaxRetries = 1 // of the client's own, which take seconds
+	c, err := minio.New(host, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.objects["a"] = "0123456789"
+	for _, s.busy = range []int{connections - 1, connections} {
+		fails := s.busy == connections
+		in := &object{ctx: t.Context(), core: minio.Core{Client: c}, bucket: "bucket", info: minio.ObjectInfo{Key: "a", Size: 10, ETag: etag("0123456789")}, arriving: func(int64) {}}
+		b, err := io.ReadAll(in)
+		if in.close(); fails != (err != nil) || !fails && string(b) != s.objects["a"] {
+			t.Errorf("%q, %v; want an error: %t", b, err, fails)
+		}
 	}
 }
 
