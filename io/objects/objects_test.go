@@ -115,7 +115,8 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
 		ok = ok && !s.whole
-		if (ok || s.strict) && r.Header.Get("If-Match") != fmt.Sprintf("%q", etag(v)) {
+		match := r.Header.Get("If-Match")
+		if (ok || s.strict && match != "") && match != fmt.Sprintf("%q", etag(v)) {
 			w.Header().Set("Content-Length", "0")
 			w.WriteHeader(http.StatusPreconditionFailed)
 			return
