@@ -41,6 +41,7 @@ type store struct {
 	silent  bool // it sends nothing of an object
 	strict  bool // it compares ETags where a whole object is asked for, too
 	busy    int  // so many times it has too many requests
+	pages   bool // it lists one object at a time, each after a while
 }
 
 func newStore(t *testing.T) *store {
@@ -80,6 +81,8 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Name        string
 			IsTruncated bool
 			Contents    []object
+
+			NextContinuationToken string
 		}
 		res := result{Name: "bucket"}
 		for k, v := range s.objects {
@@ -88,6 +91,13 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		slices.SortFunc(res.Contents, func(a, b object) int { return strings.Compare(a.Key, b.Key) })
+		if last := r.URL.Query().Get("continuation-token"); s.pages {
+			time.Sleep(200 * time.Millisecond)
+			res.Contents = slices.DeleteFunc(res.Contents, func(o object) bool { return o.Key <= last })
+			res.IsTruncated = len(res.Contents) > 1
+			res.Contents = res.Contents[:1]
+			res.NextContinuationToken = res.Contents[0].Key
+		}
 		w.Header().Set("Content-Type", "application/xml")
 		xml.NewEncoder(w).Encode(res)
 	default:
@@ -226,6 +236,13 @@ func TestKeys(t *testing.T) {
 		if b, _ := os.ReadFile(paths[0]); !strings.HasPrefix(string(b), `{"`+strings.TrimSuffix(key, "/*.jsonl")) {
 			t.Errorf("%s: the copy is %q", key, b)
 		}
+	}
+	s.objects["e/[1].jsonl"], s.objects[`f/x\y.jsonl`] = "{}", "{}"
+	if paths, err := Fetch(t.Context(), `s3://bucket/e/\[1].jsonl`); err != nil || len(paths) != 1 || filepath.Base(paths[0]) != "[1].jsonl" {
+		t.Errorf("%q, %v", paths, err)
+	}
+	if paths, err := Fetch(t.Context(), "s3://bucket/f"); err == nil || !strings.Contains(err.Error(), "its key can't be a file's path") { // elsewhere y.jsonl would be in x
+		t.Errorf("%q, %v", paths, err)
 	}
 	// It would be the file of another one, whose rows would come in its place.
 	if paths, err := Fetch(t.Context(), "s3://bucket/d"); err == nil || !strings.Contains(err.Error(), "s3://bucket/d//x.jsonl: its key can't be a file's path") {
@@ -430,6 +447,19 @@ func TestMuteListing(t *testing.T) {
 	s.mute, muteListing = true, 50*time.Millisecond
 	if _, err := Fetch(t.Context(), "s3://bucket/folder/*.jsonl"); err == nil || !strings.Contains(err.Error(), "s3://bucket/folder/*.jsonl") || !strings.Contains(err.Error(), "the store has listed nothing for 50ms") {
 		t.Error(err)
+	}
+}
+
+// A listing comes in pages, and may take longer than one may bring nothing.
+func TestPages(t *testing.T) {
+	s := newStore(t)
+	defer func(d time.Duration) { muteListing = d }(muteListing)
+	s.pages, muteListing = true, 900*time.Millisecond
+	for i := range 6 {
+		s.objects[fmt.Sprintf("d/%d.jsonl", i)] = "{}"
+	}
+	if paths, err := Fetch(t.Context(), "s3://bucket/d"); err != nil || len(paths) != 6 || filepath.Base(paths[5]) != "5.jsonl" {
+		t.Errorf("%q, %v", paths, err)
 	}
 }
 
