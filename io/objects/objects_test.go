@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"context"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/oauth2"
 
+	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
 )
 
@@ -182,6 +184,31 @@ func TestRanks(t *testing.T) {
 	wg.Wait()
 	if s.gets != 1 {
 		t.Errorf("it was fetched %d times", s.gets)
+	}
+}
+
+// Who waits for another's copy waits no longer than its context.
+func TestWaitingEnds(t *testing.T) {
+	dir := t.TempDir()
+	other, err := atomicfile.Create(filepath.Join(dir, ".a.jsonl.etag"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Abort(nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := keep(ctx, nil, dir, "bucket", minio.ObjectInfo{Key: "a.jsonl", Size: 2, ETag: "e"}, func(int64) {})
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("it still waits")
 	}
 }
 
