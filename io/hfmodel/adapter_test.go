@@ -153,6 +153,7 @@ func TestAdapterErrors(t *testing.T) {
 		"use_dora true is not supported; merge":                                            set("use_dora", true),
 		`alpha_pattern: "(?!value)query" is not supported`:                                 set("alpha_pattern", map[string]int{"(?!value)query": 3}),
 		`alpha_pattern: query: got "3", want`:                                              set("alpha_pattern", map[string]string{"query": "3"}),
+		`alpha_pattern: query: got null, want a number`:                                    set("alpha_pattern", map[string]any{"query": nil}),
 		`init_lora_weights "pissa_niter_4" is not supported; merge`:                        set("init_lora_weights", "pissa_niter_4"),
 		`init_lora_weights "olora" is not supported; merge`:                                set("init_lora_weights", "olora"),
 		`bias "all" is not supported; merge`:                                               set("bias", "all"),
@@ -168,7 +169,7 @@ func TestAdapterErrors(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	for _, start := range []any{nil, true, false, "gaussian", "eva"} { // the base stays as it is
+	for _, start := range []any{nil, true, false, "gaussian", "Gaussian", "eva"} { // the base stays as it is
 		f, err := Open(copyAdapter(t, "bert-qv", set("init_lora_weights", start)))
 		if err != nil {
 			t.Errorf("init_lora_weights %v: %v", start, err)
