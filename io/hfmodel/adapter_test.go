@@ -142,6 +142,12 @@ func TestAdapterAlphas(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.Pattern, got, c.Scales)
 		}
 	}
+	for pattern, want := range map[string]float64{"x|query": 3. / 4, "x|uery": 2} { // of a choice each is a whole name
+		f := open(t, copyAdapter(t, "bert-qv", func(config map[string]any) { config["alpha_pattern"] = map[string]any{pattern: 3} }))
+		if x := f.Adapter.Factors[0]; !strings.HasSuffix(x.Module, ".query") || x.Scale != want {
+			t.Errorf("%s: %s has %v, want %v", pattern, x.Module, x.Scale, want)
+		}
+	}
 }
 
 func TestAdapterErrors(t *testing.T) {
