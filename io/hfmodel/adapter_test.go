@@ -148,6 +148,14 @@ func TestAdapterAlphas(t *testing.T) {
 			t.Errorf("%s: %s has %v, want %v", pattern, x.Module, x.Scale, want)
 		}
 	}
+	ranked := open(t, copyAdapter(t, "bert-qv", func(config map[string]any) { // alpha 8 is divided by the rank of a module's own
+		config["r"], config["rank_pattern"] = 2, map[string]int{"query": 4, "value": 4}
+	}))
+	for _, x := range ranked.Adapter.Factors {
+		if x.Scale != 2 {
+			t.Errorf("of rank 4 %s has %v, want 2", x.Module, x.Scale)
+		}
+	}
 }
 
 func TestAdapterErrors(t *testing.T) {
