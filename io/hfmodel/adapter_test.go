@@ -158,6 +158,24 @@ func TestAdapterAlphas(t *testing.T) {
 	}
 }
 
+// What a folder of PEFT's does not say, its base's does.
+func TestAdapterOfBase(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "base")
+	if err := os.CopyFS(base, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	put(t, base, modelFile, `{"prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "dot", "truncate_dim": 8}`)
+	put(t, base, "sentence_bert_config.json", `{"max_seq_length": 20, "do_lower_case": true}`)
+	f, err := OpenOn(base, copyAdapter(t, "bert-qv", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got := fmt.Sprintf("%v %s %s %d %d %t %t", f.Prompts, f.DefaultPromptName, f.Similarity, f.TruncateDim, f.MaxSeqLength, f.LengthGiven, f.LowerCase); got != "map[query:q: ] query dot 8 20 true true" {
+		t.Error(got)
+	}
+}
+
 func TestAdapterErrors(t *testing.T) {
 	set := func(key string, value any) func(map[string]any) {
 		return func(c map[string]any) { c[key] = value }
