@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"os/exec"
@@ -62,6 +63,19 @@ func TestLog(t *testing.T) {
 	}
 	if r := contraflow(t, "", append(args, "--metrics-addr", "nowhere:port")...); r.code != 1 || !strings.Contains(r.stderr, "--metrics-addr: ") || !strings.Contains(r.stderr, "Next: --metrics-addr 127.0.0.1:0") {
 		t.Errorf("%d: %s", r.code, r.stderr)
+	}
+}
+
+// What is not finite is null in a log, as in metrics.jsonl: that of a step which was skipped.
+func TestLogOfSkipped(t *testing.T) {
+	var b strings.Builder
+	newUI(&b, false).withLog("json").step(recipe.Metrics{Step: 1, Loss: 1.5, GradNorm: math.NaN(), Skipped: true, Due: true})
+	var m map[string]any
+	if err := json.Unmarshal([]byte(b.String()), &m); err != nil || m["loss"] != 1.5 {
+		t.Fatalf("%q: %v", b.String(), err)
+	}
+	if norm, ok := m["grad_norm"]; !ok || norm != nil {
+		t.Errorf("grad_norm is %v", norm)
 	}
 }
 

@@ -122,6 +122,14 @@ func figuresOf(f recipe.Facts) []zap.Field {
 	return fields
 }
 
+// figure is a field of a log, null where it is not finite, as in metrics.jsonl: JSON has no such number.
+func figure(key string, v float64) zap.Field {
+	if !finite(v) {
+		return zap.Reflect(key, nil)
+	}
+	return zap.Float64(key, v)
+}
+
 // outcome are the figures of a run that has ended. Of one that was over when it was resumed, and has made no step, there are few.
 func outcome(s *recipe.Summary) []zap.Field {
 	fields := []zap.Field{zap.Int("steps", s.Steps)}
@@ -132,12 +140,8 @@ func outcome(s *recipe.Summary) []zap.Field {
 	if s.Over {
 		fields = append(fields, zap.Bool("over", true))
 	} else {
-		loss := zap.Float64("loss", s.Loss)
-		if !finite(s.Loss) { // as metrics.jsonl has it
-			loss = zap.Reflect("loss", nil)
-		}
 		pairs, tokens := s.Rates()
-		fields = append(fields, loss, zap.Float64("seconds", s.Seconds), zap.Float64("pairs_per_s", pairs), zap.Float64("tokens_per_s", tokens), zap.Int64("peak_mem_bytes", s.PeakBytes),
+		fields = append(fields, figure("loss", s.Loss), zap.Float64("seconds", s.Seconds), zap.Float64("pairs_per_s", pairs), zap.Float64("tokens_per_s", tokens), zap.Int64("peak_mem_bytes", s.PeakBytes),
 			zap.Int("truncated", s.Truncated), zap.Int64("dropped", s.Dropped), zap.Int("skipped", s.Skipped), zap.Int("not_finite", s.NotFinite), zap.Bool("stopped", s.Stopped), zap.Bool("early", s.Early))
 	}
 	if s.Evaluating > 0 {
@@ -425,7 +429,7 @@ func (u *ui) step(m recipe.Metrics) {
 		return
 	}
 	if u.log != nil {
-		fields := []zap.Field{zap.Int("step", m.Step), zap.Int("of", u.steps), zap.Int("epoch", m.Epoch), zap.Float64("loss", m.Loss), zap.Float64("grad_norm", m.GradNorm), zap.Float64("lr", m.LR),
+		fields := []zap.Field{zap.Int("step", m.Step), zap.Int("of", u.steps), zap.Int("epoch", m.Epoch), figure("loss", m.Loss), figure("grad_norm", m.GradNorm), zap.Float64("lr", m.LR),
 			zap.Float64("pairs_per_s", m.PairsPerS), zap.Float64("tokens_per_s", m.TokensPerS), zap.Int64("peak_mem_bytes", m.PeakMemBytes)}
 		if m.Datasets != nil {
 			fields = append(fields, zap.Ints("datasets", m.Datasets))

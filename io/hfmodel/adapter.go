@@ -179,8 +179,10 @@ func (a *Adapter) readAlphas(raw json.RawMessage) error {
 		if own.modules, err = regexp.Compile(`^(.*\.)?(` + name + `)$`); err != nil {
 			return fmt.Errorf("alpha_pattern: %q is not supported: %w; %s", name, err, mergeInPEFT)
 		}
-		if _, err := o.get(name, &own.alpha); err != nil {
+		if ok, err := o.get(name, &own.alpha); err != nil {
 			return fmt.Errorf("alpha_pattern: %w", err)
+		} else if !ok { // 0 would leave the factors out
+			return fmt.Errorf("alpha_pattern: %s: got null, want a number", name)
 		}
 		a.alphas = append(a.alphas, own)
 	}

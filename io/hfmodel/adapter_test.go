@@ -142,6 +142,38 @@ func TestAdapterAlphas(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.Pattern, got, c.Scales)
 		}
 	}
+	for pattern, want := range map[string]float64{"x|query": 3. / 4, "x|uery": 2} { // of a choice each is a whole name
+		f := open(t, copyAdapter(t, "bert-qv", func(config map[string]any) { config["alpha_pattern"] = map[string]any{pattern: 3} }))
+		if x := f.Adapter.Factors[0]; !strings.HasSuffix(x.Module, ".query") || x.Scale != want {
+			t.Errorf("%s: %s has %v, want %v", pattern, x.Module, x.Scale, want)
+		}
+	}
+	ranked := open(t, copyAdapter(t, "bert-qv", func(config map[string]any) { // alpha 8 is divided by the rank of a module's own
+		config["r"], config["rank_pattern"] = 2, map[string]int{"query": 4, "value": 4}
+	}))
+	for _, x := range ranked.Adapter.Factors {
+		if x.Scale != 2 {
+			t.Errorf("of rank 4 %s has %v, want 2", x.Module, x.Scale)
+		}
+	}
+}
+
+// What a folder of PEFT's does not say, its base's does.
+func TestAdapterOfBase(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "base")
+	if err := os.CopyFS(base, os.DirFS(goldens.Path(t, "bert/minilm-tiny"))); err != nil {
+		t.Fatal(err)
+	}
+	put(t, base, modelFile, `{"prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "dot", "truncate_dim": 8}`)
+	put(t, base, "sentence_bert_config.json", `{"max_seq_length": 20, "do_lower_case": true}`)
+	f, err := OpenOn(base, copyAdapter(t, "bert-qv", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got := fmt.Sprintf("%v %s %s %d %d %t %t", f.Prompts, f.DefaultPromptName, f.Similarity, f.TruncateDim, f.MaxSeqLength, f.LengthGiven, f.LowerCase); got != "map[query:q: ] query dot 8 20 true true" {
+		t.Error(got)
+	}
 }
 
 func TestAdapterErrors(t *testing.T) {
@@ -153,6 +185,7 @@ func TestAdapterErrors(t *testing.T) {
 		"use_dora true is not supported; merge":                                            set("use_dora", true),
 		`alpha_pattern: "(?!value)query" is not supported`:                                 set("alpha_pattern", map[string]int{"(?!value)query": 3}),
 		`alpha_pattern: query: got "3", want`:                                              set("alpha_pattern", map[string]string{"query": "3"}),
+		`alpha_pattern: query: got null, want a number`:                                    set("alpha_pattern", map[string]any{"query": nil}),
 		`init_lora_weights "pissa_niter_4" is not supported; merge`:                        set("init_lora_weights", "pissa_niter_4"),
 		`init_lora_weights "olora" is not supported; merge`:                                set("init_lora_weights", "olora"),
 		`bias "all" is not supported; merge`:                                               set("bias", "all"),
@@ -168,7 +201,7 @@ func TestAdapterErrors(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	for _, start := range []any{nil, true, false, "gaussian", "eva"} { // the base stays as it is
+	for _, start := range []any{nil, true, false, "gaussian", "Gaussian", "eva"} { // the base stays as it is
 		f, err := Open(copyAdapter(t, "bert-qv", set("init_lora_weights", start)))
 		if err != nil {
 			t.Errorf("init_lora_weights %v: %v", start, err)

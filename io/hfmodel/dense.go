@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 	"contraflow/io/torchfile"
 )
@@ -100,7 +99,7 @@ func openDense(dir, path, own string) (Dense, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return d, fmt.Errorf("%s has neither %s nor %s", dir, weightsFile, torchWeightsFile)
-		case err != nil && !errors.Is(err, torchfile.ErrUnsafe) && !errors.Is(err, plainfile.ErrElsewhere):
+		case onlyPython(err):
 			return d, fmt.Errorf("%w; this is a Python pickle that only Python reads; if you trust it, convert it with: "+
 				`python -c "from sentence_transformers import SentenceTransformer as M; M(r'%s').save_pretrained('converted')"`, err, filepath.Dir(dir))
 		}

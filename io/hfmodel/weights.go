@@ -36,10 +36,17 @@ func openTensors(dir, name string) (*safetensors.File, error) {
 		return safetensors.Open(file)
 	}
 	f, err := torchfile.Open(file)
-	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, plainfile.ErrElsewhere) || errors.Is(err, torchfile.ErrUnsafe) {
-		return f, err
+	if onlyPython(err) {
+		err = fmt.Errorf("%w; this is a Python pickle that only Python reads; if you trust it, convert it with: %s", err, convertCommand(dir))
 	}
-	return nil, fmt.Errorf("%w; this is a Python pickle that only Python reads; if you trust it, convert it with: %s", err, convertCommand(dir))
+	return f, err
+}
+
+// onlyPython tells of an error about a file of PyTorch's that Python would read it: it is there, whole as far as one sees (torch.load does not look),
+// and runs no code.
+func onlyPython(err error) bool {
+	var file *fs.PathError
+	return err != nil && !errors.As(err, &file) && !errors.Is(err, plainfile.ErrElsewhere) && !errors.Is(err, torchfile.ErrUnsafe) && !errors.Is(err, torchfile.ErrDamaged)
 }
 
 // weights are the tensors of one file or of several shards.

@@ -1,9 +1,11 @@
 package objects
 
 import (
+	"context"
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -21,6 +23,7 @@ import (
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/oauth2"
 
+	"contraflow/io/atomicfile"
 	"contraflow/io/dataset"
 )
 
@@ -38,6 +41,9 @@ type store struct {
 	whole   bool // it knows no ranges
 	mute    bool // it lists nothing
 	silent  bool // it sends nothing of an object
+	strict  bool // it compares ETags where a whole object is asked for, too
+	busy    int  // so many times it has too many requests
+	pages   bool // it lists one object at a time, each after a while
 }
 
 func newStore(t *testing.T) *store {
@@ -77,6 +83,8 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Name        string
 			IsTruncated bool
 			Contents    []object
+
+			NextContinuationToken string
 		}
 		res := result{Name: "bucket"}
 		for k, v := range s.objects {
@@ -85,6 +93,13 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		slices.SortFunc(res.Contents, func(a, b object) int { return strings.Compare(a.Key, b.Key) })
+		if last := r.URL.Query().Get("continuation-token"); s.pages {
+			time.Sleep(200 * time.Millisecond)
+			res.Contents = slices.DeleteFunc(res.Contents, func(o object) bool { return o.Key <= last })
+			res.IsTruncated = len(res.Contents) > 1
+			res.Contents = res.Contents[:1]
+			res.NextContinuationToken = res.Contents[0].Key
+		}
 		w.Header().Set("Content-Type", "application/xml")
 		xml.NewEncoder(w).Encode(res)
 	default:
@@ -104,12 +119,21 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", fmt.Sprintf("%q", etag(v)))
 		w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
 		w.Header().Set("Content-Length", fmt.Sprint(len(v)))
-		if from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes="); ok && !s.whole {
-			if r.Header.Get("If-Match") != fmt.Sprintf("%q", etag(v)) {
-				w.Header().Set("Content-Length", "0")
-				w.WriteHeader(http.StatusPreconditionFailed)
-				return
-			}
+		if s.busy > 0 {
+			s.busy--
+			w.Header().Set("Content-Length", "0")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
+		ok = ok && !s.whole
+		match := r.Header.Get("If-Match")
+		if (ok || s.strict && match != "") && match != fmt.Sprintf("%q", etag(v)) {
+			w.Header().Set("Content-Length", "0")
+			w.WriteHeader(http.StatusPreconditionFailed)
+			return
+		}
+		if ok {
 			at, _ := strconv.Atoi(strings.TrimSuffix(from, "-"))
 			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", at, len(v)-1, len(v)))
 			w.Header().Set("Content-Length", fmt.Sprint(len(v)-at))
@@ -160,6 +184,31 @@ func TestRanks(t *testing.T) {
 	wg.Wait()
 	if s.gets != 1 {
 		t.Errorf("it was fetched %d times", s.gets)
+	}
+}
+
+// Who waits for another's copy waits no longer than its context.
+func TestWaitingEnds(t *testing.T) {
+	dir := t.TempDir()
+	other, err := atomicfile.Create(filepath.Join(dir, ".a.jsonl.etag"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Abort(nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := keep(ctx, nil, dir, "bucket", minio.ObjectInfo{Key: "a.jsonl", Size: 2, ETag: "e"}, func(int64) {})
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("it still waits")
 	}
 }
 
@@ -214,6 +263,13 @@ func TestKeys(t *testing.T) {
 		if b, _ := os.ReadFile(paths[0]); !strings.HasPrefix(string(b), `{"`+strings.TrimSuffix(key, "/*.jsonl")) {
 			t.Errorf("%s: the copy is %q", key, b)
 		}
+	}
+	s.objects["e/[1].jsonl"], s.objects[`f/x\y.jsonl`] = "{}", "{}"
+	if paths, err := Fetch(t.Context(), `s3://bucket/e/\[1].jsonl`); err != nil || len(paths) != 1 || filepath.Base(paths[0]) != "[1].jsonl" {
+		t.Errorf("%q, %v", paths, err)
+	}
+	if paths, err := Fetch(t.Context(), "s3://bucket/f"); err == nil || !strings.Contains(err.Error(), "its key can't be a file's path") { // elsewhere y.jsonl would be in x
+		t.Errorf("%q, %v", paths, err)
 	}
 	// It would be the file of another one, whose rows would come in its place.
 	if paths, err := Fetch(t.Context(), "s3://bucket/d"); err == nil || !strings.Contains(err.Error(), "s3://bucket/d//x.jsonl: its key can't be a file's path") {
@@ -328,7 +384,11 @@ func TestFetchErrors(t *testing.T) {
 			t.Errorf("of one that is now %q: %v, want %q", now, err, want)
 		}
 	}
-	s.now, s.cut, s.whole = nil, 1, true
+	s.now, s.cut, s.strict = map[string]string{"a.jsonl": "{\"query\": 3}\n"}, 0, true
+	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), "s3://bucket/a.jsonl: it has changed since it was listed") {
+		t.Errorf("of another one as long: %v", err)
+	}
+	s.now, s.cut, s.whole, s.strict = nil, 1, true, false
 	if err := open("s3://bucket/a.jsonl"); err == nil || !strings.Contains(err.Error(), "the store was asked for bytes 6- and has sent something else") {
 		t.Errorf("of a store that knows no ranges: %v", err)
 	}
@@ -382,6 +442,31 @@ func TestBrokenConnections(t *testing.T) {
 	}
 }
 
+// A store that has too many requests is asked again, as one whose connection breaks.
+func TestTooManyRequests(t *testing.T) {
+	s := newStore(t)
+	defer func(b time.Duration) { between = b }(between)
+	between = time.Millisecond
+	host, o, err := server(t.Context(), "s3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.MaxRetries = 1 // of the client's own, which take seconds
+	c, err := minio.New(host, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.objects["a"] = "0123456789"
+	for _, s.busy = range []int{connections - 1, connections} {
+		fails := s.busy == connections
+		in := &object{ctx: t.Context(), core: minio.Core{Client: c}, bucket: "bucket", info: minio.ObjectInfo{Key: "a", Size: 10, ETag: etag("0123456789")}, arriving: func(int64) {}}
+		b, err := io.ReadAll(in)
+		if in.close(); fails != (err != nil) || !fails && string(b) != s.objects["a"] {
+			t.Errorf("%q, %v; want an error: %t", b, err, fails)
+		}
+	}
+}
+
 // A listing that never comes ends.
 func TestMuteListing(t *testing.T) {
 	s := newStore(t)
@@ -389,6 +474,19 @@ func TestMuteListing(t *testing.T) {
 	s.mute, muteListing = true, 50*time.Millisecond
 	if _, err := Fetch(t.Context(), "s3://bucket/folder/*.jsonl"); err == nil || !strings.Contains(err.Error(), "s3://bucket/folder/*.jsonl") || !strings.Contains(err.Error(), "the store has listed nothing for 50ms") {
 		t.Error(err)
+	}
+}
+
+// A listing comes in pages, and may take longer than one may bring nothing.
+func TestPages(t *testing.T) {
+	s := newStore(t)
+	defer func(d time.Duration) { muteListing = d }(muteListing)
+	s.pages, muteListing = true, 900*time.Millisecond
+	for i := range 6 {
+		s.objects[fmt.Sprintf("d/%d.jsonl", i)] = "{}"
+	}
+	if paths, err := Fetch(t.Context(), "s3://bucket/d"); err != nil || len(paths) != 6 || filepath.Base(paths[5]) != "5.jsonl" {
+		t.Errorf("%q, %v", paths, err)
 	}
 }
 

@@ -56,7 +56,7 @@ func (r *object) Read(p []byte) (n int, err error) {
 			continue
 		}
 		r.close()
-		if code := minio.ToErrorResponse(err).StatusCode; r.ctx.Err() != nil || code >= 400 && code < 500 {
+		if code := minio.ToErrorResponse(err).StatusCode; r.ctx.Err() != nil || code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests {
 			r.err = err
 			return 0, err
 		}
@@ -82,9 +82,13 @@ func (r *object) read(p []byte) (n int, err error) {
 	if r.body == nil {
 		o := minio.GetObjectOptions{}
 		if r.at > 0 {
-			if err := errors.Join(o.SetRange(r.at, 0), o.SetMatchETag(r.info.ETag)); err != nil { // no part of another object
-				return 0, err
-			}
+			err = o.SetRange(r.at, 0)
+		}
+		if r.at > 0 || r.info.ETag != "" { // no other object, nor part of one
+			err = errors.Join(err, o.SetMatchETag(r.info.ETag))
+		}
+		if err != nil {
+			return 0, err
 		}
 		var header http.Header
 		r.body, _, header, err = r.core.GetObject(r.within, r.bucket, r.info.Key, o)

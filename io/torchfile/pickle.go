@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"regexp"
 
 	"contraflow/io/safetensors"
 )
@@ -43,6 +44,9 @@ const (
 	maxStack               = 1 << 16
 	maxInstructions        = 1 << 20
 )
+
+// otherTensors are the names of what rebuilds tensors that no storage of those types holds as they are: of other types, sparse, quantized, of subclasses.
+var otherTensors = regexp.MustCompile(`^torch\.(_utils\._rebuild_\w+|_tensor\._rebuild_from_type_v2|\w+Storage)$`)
 
 func describe(v any) string {
 	switch v := v.(type) {
@@ -340,6 +344,9 @@ func (m *machine) name(op byte) error {
 	}
 	g := global(parts[0] + "." + parts[1])
 	if _, ok := storages[g]; !ok && g != orderedDict && g != rebuildTensor && g != rebuildParam {
+		if otherTensors.MatchString(string(g)) {
+			return fmt.Errorf("a tensor that %.80s makes, of a type or a kind that is not supported", string(g))
+		}
 		return fmt.Errorf("%w: it calls %.80q, which no dictionary of tensors needs", ErrUnsafe, string(g))
 	}
 	return m.push(g)

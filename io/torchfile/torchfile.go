@@ -12,8 +12,11 @@
 // A pickle tells Python to call functions by name, any function there is. Here nothing is called: an interpreter of the few
 // instructions that dictionaries of tensors need makes plain values of them, and the four names that it knows
 // (collections.OrderedDict, torch._utils._rebuild_tensor_v2, torch._utils._rebuild_parameter and torch's storages) stand for what they would
-// make. Any other name is an error that wraps [ErrUnsafe], before anything else is looked at. Sizes are believed only where the file
-// has the bytes, and names in the archive must stay in it.
+// make. Any other name is an error, before anything else is looked at: one that wraps [ErrUnsafe], but for the names by which PyTorch rebuilds
+// tensors of kinds that are not read here, such as sparse or complex ones. Sizes are believed only where the file has the bytes, and names in the
+// archive must stay in it.
+//
+// Checksums are compared, which torch.load does not do; where a file has none (torch.serialization.set_crc32_options(False)), all are 0.
 //
 // The format before PyTorch 1.6 (2020), which is no zip archive, is refused.
 package torchfile
@@ -35,6 +38,9 @@ import (
 
 // ErrUnsafe is wrapped by errors about files that ask for more than tensors.
 var ErrUnsafe = errors.New("the file asks for code to be run")
+
+// ErrDamaged is wrapped by errors about files that are cut off or have other bytes than were written.
+var ErrDamaged = errors.New("the file is damaged: download or copy it again")
 
 const (
 	maxPickle  = 1 << 20 // a dictionary of tensors takes some hundred bytes for each
@@ -65,6 +71,9 @@ func Read(file string) ([]safetensors.Tensor, error) {
 // Parse finds the tensors of a file in memory; their Data is within it.
 func Parse(data []byte) ([]safetensors.Tensor, error) {
 	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	if err != nil && bytes.HasPrefix(data, []byte("PK\x03\x04")) {
+		return nil, fmt.Errorf("it begins as a zip archive and does not end as one, %w: %w", err, ErrDamaged)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("it is not a zip archive, as torch.save has written since 2020: %w; load it in Python with weights_only=True and save it again", err)
 	}
@@ -118,6 +127,7 @@ type archive struct {
 	root  string
 	files map[string]*zip.File
 	size  int64
+	sums  bool              // it has checksums
 	held  map[string][]byte // storages that were read: tensors may share them
 }
 
@@ -137,7 +147,7 @@ func (a *archive) list(z *zip.Reader) error {
 		case f.UncompressedSize64 != f.CompressedSize64 || f.UncompressedSize64 > uint64(a.size):
 			return fmt.Errorf("the entry %q says that it has %d bytes, in a file of %d", name, f.UncompressedSize64, a.size)
 		}
-		a.files[name] = f
+		a.files[name], a.sums = f, a.sums || f.CRC32 != 0
 		if root, ok := strings.CutSuffix(name, "/data.pkl"); ok {
 			if a.root != "" {
 				return fmt.Errorf("the archive has two dictionaries, in %s and %s", a.root, root)
@@ -166,11 +176,11 @@ func (a *archive) read(name string, want int64) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", name, err)
 	case at < 0 || at > a.size-n:
-		return nil, fmt.Errorf("%s: %d bytes from byte %d are not within the file's %d", name, n, at, a.size)
+		return nil, fmt.Errorf("%s: %d bytes from byte %d are not within the file's %d: %w", name, n, at, a.size, ErrDamaged)
 	}
 	data := a.data[at : at+n : at+n]
-	if crc32.ChecksumIEEE(data) != f.CRC32 {
-		return nil, fmt.Errorf("%s: %w", name, zip.ErrChecksum)
+	if a.sums && crc32.ChecksumIEEE(data) != f.CRC32 {
+		return nil, fmt.Errorf("%s: %w: %w", name, zip.ErrChecksum, ErrDamaged)
 	}
 	return data, nil
 }

@@ -168,6 +168,10 @@ func TestHostile(t *testing.T) {
 		"two sizes":           {archived(t, entry{name: "a/data.pkl", data: append(good[:len(good)-1:len(good)-1], bytes.Replace(pickled(4, 4, "0"), []byte("weight"), []byte("height"), 1)[3:]...)}, entry{name: "a/data/0", data: two}), "a/data/0 has 8 bytes, want 16", false},
 		"past the end":        {archived(t, entry{name: "a/data.pkl", data: good, size: uint64(len(good)) + 100}), "are not within the file's", false},
 		"a long pickle":       {archived(t, entry{name: "a/data.pkl", data: make([]byte, maxPickle+1)}), "has 1048577 bytes, want at most 1048576", false},
+		"cut off":             {archived(t, entry{name: "a/data.pkl", data: good})[:60], "does not end as one, zip: not a valid zip file: the file is damaged", false},
+		"a sparse tensor":     {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch._utils\n_rebuild_sparse_tensor\n.")}), "torch._utils._rebuild_sparse_tensor makes, of a type or a kind", false},
+		"a complex tensor":    {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch\nComplexFloatStorage\n.")}), "torch.ComplexFloatStorage makes", false},
+		"torch's load":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch.serialization\nload\n.")}), `it calls "torch.serialization.load"`, true},
 		"a list of tensors":   {archived(t, entry{name: "a/data.pkl", data: []byte("].")}), "holds a list", false},
 	} {
 		_, err := Parse(c.data)
@@ -182,6 +186,19 @@ func TestHostile(t *testing.T) {
 	runtime.ReadMemStats(&m)
 	if m.TotalAlloc > 1<<30 {
 		t.Errorf("%d bytes were taken for files of some hundred", m.TotalAlloc)
+	}
+}
+
+// A file may have no checksums; where there are any, all count.
+func TestNoChecksums(t *testing.T) {
+	file := archived(t, entry{name: "a/data.pkl", data: pickled(2, 2, "0")}, entry{name: "a/data/0", data: []byte("\x01\x02\x03\x04\x05\x06\x07\x08")})
+	sum := func(data []byte) []byte { return binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(data)) }
+	of0 := bytes.ReplaceAll(file, sum([]byte("\x01\x02\x03\x04\x05\x06\x07\x08")), make([]byte, 4))
+	if _, err := Parse(of0); !errors.Is(err, zip.ErrChecksum) || !errors.Is(err, ErrDamaged) {
+		t.Error(err)
+	}
+	if got, err := Parse(bytes.ReplaceAll(of0, sum(pickled(2, 2, "0")), make([]byte, 4))); err != nil || len(got) != 1 {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 
@@ -202,9 +219,11 @@ func TestInstructions(t *testing.T) {
 		rebuild("(K\x08t", "(K\x01t"): tensor{storage: storageOf(8), shape: []int{8}, stride: []int64{1}},
 
 		"\x80\x04\x95\x02\x00\x00\x00\x00\x00\x00\x00K\x01": int64(1),
-		"]K\x01a":            &sequence{},
-		"](K\x01K\x02e":      &sequence{},
-		"K\x05\x94h\x00\x86": tuple{int64(5), int64(5)},
+		"]K\x01a":                     &sequence{},
+		"](K\x01K\x02e":               &sequence{},
+		"K\x05\x94h\x00\x86":          tuple{int64(5), int64(5)},
+		"K\x05\x94K\x06\x94h\x01\x87": tuple{int64(5), int64(6), int64(6)},
+		"(K\x01\x86":                  "a value is missing",
 		"K\x05r\x07\x00\x00\x00j\x07\x00\x00\x00\x86": tuple{int64(5), int64(5)},
 
 		"\x80\x06N":                      "protocol 6",
@@ -260,12 +279,30 @@ func TestInstructions(t *testing.T) {
 	}
 }
 
+// A storage's class is what torch's page on its storages says that it holds: so many bytes an element, and what they are.
+func TestStorages(t *testing.T) {
+	for class, want := range map[string]safetensors.DType{
+		"Double": safetensors.F64, "Float": safetensors.F32, "Half": safetensors.F16, "BFloat16": safetensors.BF16, "Long": safetensors.I64, "Int": safetensors.I32,
+		"Short": safetensors.I16, "Char": safetensors.I8, "Byte": safetensors.U8, "Bool": safetensors.Bool,
+	} {
+		pickle := bytes.Replace(pickled(2, 2, "0"), []byte("FloatStorage"), []byte(class+"Storage"), 1)
+		got, err := Parse(archived(t, entry{name: "a/data.pkl", data: pickle}, entry{name: "a/data/0", data: make([]byte, 2*want.Bits()/8)}))
+		if err != nil || got[0].DType != want {
+			t.Errorf("%s: %v, %v, want %s", class, got, err, want)
+		}
+	}
+}
+
 func storageOf(n int64) storage { return storage{safetensors.U8, "0", n} }
 
 func TestEncode(t *testing.T) {
 	var want []safetensors.Tensor
-	for name, shape := range map[string][]int{"weight": {2, 3}, "bias": {2}} {
-		vs := make([]float32, 6/len(shape)*len(shape))[:map[int]int{2: 6, 1: 2}[len(shape)]]
+	for name, shape := range map[string][]int{"weight": {2, 3}, "bias": {2}, "kernel": {2, 3, 4}, "scale": {}} {
+		n := 1
+		for _, d := range shape {
+			n *= d
+		}
+		vs := make([]float32, n)
 		for i := range vs {
 			vs[i] = float32(i) - 0.5
 		}
@@ -286,6 +323,15 @@ func TestEncode(t *testing.T) {
 	for i, x := range got {
 		if x.String() != want[i].String() || !bytes.Equal(x.Data, want[i].Data) {
 			t.Errorf("%v, want %v", x, want[i])
+		}
+	}
+	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range z.File { // of none it would be 0, which nobody compares
+		if f.CRC32 == 0 {
+			t.Errorf("%s has no checksum", f.Name)
 		}
 	}
 	if _, err := Encode("x", []safetensors.Tensor{{Name: "ids", DType: safetensors.U16, Shape: []int{1}, Data: make([]byte, 2)}}); err == nil || !strings.Contains(err.Error(), `tensor "ids"`) {
