@@ -8,7 +8,7 @@ import (
 	"contraflow/gpustage/ref"
 )
 
-// With Early a ReLU's slope begins before zero, or behind it, everywhere that it is asked for; and the second of what is near takes the largest's place.
+// With Early a ReLU's slope begins before zero, or behind it, everywhere that it is asked for, a sparse embedding's too; and the second of what is near takes the largest's place.
 func TestEarly(t *testing.T) {
 	for early, want := range map[float64]struct {
 		slopes []float64
@@ -28,6 +28,15 @@ func TestEarly(t *testing.T) {
 		for i, got := range []gpustage.Tensor{byPass, byGate, byProduct} {
 			if slopes := gpustage.Slice[float64](got); !slices.Equal(slopes, want.slopes) {
 				t.Errorf("%v early, %d: slopes %v, want %v", early, i, slopes, want.slopes)
+			}
+		}
+		y, from, slopes := f.zeros(4, 1), f.ints([]int32{5, 5, 5, 5}), f.zeros(1, 4)
+		from.Rows, from.Cols, from.Stride = 1, 4, 4
+		f.s.Splade(y, from, pre, gpustage.Tensor{}, false)
+		f.s.SpladeBackward(slopes, gpustage.Tensor{}, f.floats(4, 1, []float64{1, 1, 1, 1}), y, false)
+		for i, slope := range gpustage.Slice[float64](slopes) {
+			if has := want.slopes[i] > 0; has != (slope > 0) || has != (gpustage.Slice[int32](from)[i] == 5) {
+				t.Errorf("%v early: of %d a sparse embedding's slope is %v, from %v", early, i, slope, gpustage.Slice[int32](from))
 			}
 		}
 		top, at := f.zeros(1, 2), f.ints([]int32{9, 9})

@@ -11,18 +11,22 @@ func (s *Stream) Splade(y, at, top, bias tensor, twice bool) {
 	if s.Refuse(gpustage.CheckSplade(y, at, top, bias)) {
 		return
 	}
-	s.run("splade", top, func() { splade[float32](y, at, top, bias, twice) }, func() { splade[float64](y, at, top, bias, twice) })
+	s.run("splade", top, func() { splade[float32](y, at, top, bias, twice, s.early) }, func() { splade[float64](y, at, top, bias, twice, s.early) })
 }
 
-func splade[T float](y, at, top, bias tensor, twice bool) {
+func splade[T float](y, at, top, bias tensor, twice bool, early float64) {
 	for v := range top.Rows {
 		place := row[int32](at, v)
+		from := T(threshold(row[T](top, v), gpustage.ReLU, early))
 		for b, x := range row[T](top, v) {
 			if !bias.IsZero() {
 				x += vec[T](bias)[v]
 			}
-			if x <= 0 { // a NaN stays one
+			switch {
+			case x <= from: // a NaN stays one
 				x, place[b] = 0, -1
+			case x <= 0: // early
+				x = math.SmallestNonzeroFloat32
 			}
 			x = T(math.Log1p(float64(x)))
 			if twice {

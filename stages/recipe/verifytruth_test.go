@@ -46,9 +46,12 @@ func TestJumps(t *testing.T) {
 		name   string
 		sets   []string
 		within float64
-	}{{"a ReLU", nil, 1e-4}, {"MaxSim", []string{"model.kind=multi_vector", "loss={scale: 1}"}, 1e-3}} {
+	}{{"a ReLU", nil, 1e-4}, {"MaxSim", []string{"model.kind=multi_vector", "loss={scale: 1}"}, 1e-3}, {"a sparse embedding", sparseSets(t), 1e-3}} {
 		t.Run(c.name, func(t *testing.T) {
 			j := newJob(t, 30)
+			if c.name == "a sparse embedding" {
+				j = sparseJob(t, 30)
+			}
 			if c.sets == nil {
 				file := filepath.Join(j.dir, "model", "config.json")
 				config, err := os.ReadFile(file)

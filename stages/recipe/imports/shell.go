@@ -24,7 +24,6 @@ type shell struct {
 	variables
 	commands  [][]string
 	functions []*function
-	exported  map[string]bool
 	locals    []local // of the functions that are read, those of callers first
 	frame     int     // where those of the innermost begin
 	inside    bool    // a function
@@ -39,11 +38,12 @@ type shell struct {
 }
 
 type variables struct {
-	vars   map[string]string
-	arrays map[string][]string // "@" is what a function is called with
-	why    map[string]string   // of those that are set, to what can't be told
-	gone   map[string]bool     // that are unset, whatever the environment has
-	odd    map[string]string   // of those that are not what they are set to: why
+	vars     map[string]string
+	arrays   map[string][]string // "@" is what a function is called with
+	why      map[string]string   // of those that are set, to what can't be told
+	gone     map[string]bool     // that are unset, whatever the environment has
+	odd      map[string]string   // of those that are not what they are set to: why
+	exported map[string]bool
 }
 
 // tri is no, maybe or yes: their minimum is "and", their maximum "or".
@@ -67,7 +67,7 @@ const (
 )
 
 func newShell() *shell {
-	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}, map[string]string{}}, exported: map[string]bool{}, done: yes, goes: yes, last: yes}
+	return &shell{variables: variables{map[string]string{}, map[string][]string{}, map[string]string{}, map[string]bool{}, map[string]string{}, map[string]bool{}}, done: yes, goes: yes, last: yes}
 }
 
 // run reads a script, or what eval is given.
@@ -139,10 +139,10 @@ func (sh *shell) under(holds tri, all ...*syntax.Stmt) error {
 
 // apart reads what has a shell of its own: none of its variables is set behind it, and none of its functions there.
 func (sh *shell) apart(read func() error) error {
-	was, done, goes, functions := sh.variables, sh.done, sh.goes, len(sh.functions)
+	was, locals, done, goes, functions := sh.variables, slices.Clone(sh.locals), sh.done, sh.goes, len(sh.functions)
 	sh.variables = was.clone()
 	err := read()
-	sh.variables, sh.done, sh.goes = was, done, goes
+	sh.variables, sh.locals, sh.done, sh.goes = was, locals, done, goes
 	for _, f := range sh.functions[functions:] {
 		f.gone = true
 	}

@@ -75,6 +75,10 @@ func TestBash(t *testing.T) {
 		"f() { A=1; }\nf=2\nunset f\nf\n" + program + "--a $A ${f:+--f 1}",
 		"f() { A=1; }\nunset f\nf 2> /dev/null\n" + program + "--lr ${A:-3}",
 		"A=1\nlocal A=2 2> /dev/null\n" + program + "--lr $A",
+		"A=3\nf() { (local A=1); A=2; }\nf\n" + program + "--lr $A",
+		"(export A)\nA=2\nbash -c '" + program + "--lr ${A:-3}'",
+		"f() { local -x A=1; }\nf\nA=2\nbash -c '" + program + "--lr ${A:-3}'",
+		"export A=2\ndeclare +x A\nbash -c '" + program + "--lr ${A:-3}'",
 		"A=1\nf() { local A=2; g; }\ng() { local A=3; unset A; B=${A:-4}; }\nf\n" + program + "--a $A --b $B",
 	} {
 		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }; export -f python\n"+script)
@@ -134,6 +138,8 @@ func TestUntold(t *testing.T) {
 		"[ -d x ] && f() { L=1; }\nf" + program + "$L":                                                 "does not decide",
 		"f() { [ -d x ] && local L; L=2; }\nL=1; f" + program + "$L":                                   "does not decide",
 		"readonly L=1\nL=2" + program + "$L":                                                           "it is read-only, and set again",
+		"readonly L=1\nunset L" + program + "${L-2}":                                                   "it is read-only, and set again or unset",
+		"L=1\nf() { local L=2; declare -g L=3; M=$L; }\nf" + program + "$L":                            "does not decide",
 		"declare -u L\nL=a" + program + "$L":                                                           "declare -u changes what it is set to",
 		"declare -l A\nA=(B)" + program + `"${A[@]}"`:                                                  `"${A[@]}" stands among the options`,
 		"L=1\nf() { local L=2; g; M=$L; }\ng() { unset L; }\nf" + program + "$M":                       "can't be expanded",

@@ -61,6 +61,8 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 			switch {
 			case element:
 				sh.unknown(of, "one of its elements is unset")
+			case sh.odd[name] != "": // what is read-only stays
+				sh.unknown(name, sh.odd[name])
 			case sh.callers(name):
 				sh.unknown(name, ofCaller)
 			case sh.isSet(name) || words[1] == "-v":
@@ -250,13 +252,25 @@ func (sh *shell) declare(c *syntax.DeclClause) error {
 // declared is what declaring a variable does, of which set sets it.
 func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name string, set func()) func() {
 	return func() {
-		if c.Variant.Value == "export" || strings.Contains(options, "x") {
-			sh.exported[name] = true
+		if strings.Contains(options, "g") && slices.ContainsFunc(sh.locals, func(l local) bool { return l.name == name }) {
+			for i := range sh.locals { // what is set is behind these
+				if l := &sh.locals[i]; l.name == name {
+					l.sure = false
+				}
+			}
+			sh.unknown(name, undecided)
+			return
 		}
 		if own && !slices.ContainsFunc(sh.locals[sh.frame:], func(l local) bool { return l.name == name && l.sure }) {
 			sh.locals = append(sh.locals, local{name, sh.clone(), sh.done == yes})
 			sh.unset(name)
 			delete(sh.odd, name)
+		}
+		switch {
+		case strings.Contains(options, "+x"):
+			delete(sh.exported, name)
+		case c.Variant.Value == "export" || strings.Contains(options, "x"):
+			sh.exported[name] = true
 		}
 		if strings.ContainsAny(options, "ilnu") {
 			sh.odd[name] = "declare " + options + " changes what it is set to"
@@ -264,7 +278,7 @@ func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name s
 			return
 		}
 		if set(); c.Variant.Value == "readonly" || strings.Contains(options, "r") {
-			sh.odd[name] = "it is read-only, and set again"
+			sh.odd[name] = "it is read-only, and set again or unset"
 		}
 	}
 }
@@ -370,7 +384,7 @@ func (sh *shell) uncalled() error {
 }
 
 func (v variables) clone() variables {
-	return variables{maps.Clone(v.vars), maps.Clone(v.arrays), maps.Clone(v.why), maps.Clone(v.gone), maps.Clone(v.odd)}
+	return variables{maps.Clone(v.vars), maps.Clone(v.arrays), maps.Clone(v.why), maps.Clone(v.gone), maps.Clone(v.odd), maps.Clone(v.exported)}
 }
 
 // back makes a variable what it was.
@@ -380,6 +394,7 @@ func (v variables) back(was variables, name string) {
 	again(v.why, was.why, name)
 	again(v.gone, was.gone, name)
 	again(v.odd, was.odd, name)
+	again(v.exported, was.exported, name)
 }
 
 func again[V any](now, was map[string]V, name string) {
