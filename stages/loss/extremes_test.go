@@ -259,22 +259,22 @@ func TestNotFiniteAtNoCost(t *testing.T) {
 	far := math.Inf(-1)
 	pairs := newBatch(t, s, gpustage.F64, 1, 2, 2, []float64{1, 2, 1, 3, 1, 2, 1, 3, 4, 6, 4, far})
 	scores, _ := groupBatch(t, s, gpustage.F64, []int{2, 2}, []float64{1, 2, 3, far}, make([]float64, 4))
-	tokens := func(weight float64) *Batch {
-		return m3Batch(t, s, gpustage.F64, 2, 1, 1, []float64{1, 2, 3, 4}, []float64{1, 1, 1, weight, 1}, make([]float64, 5), []int{1, 1, 1, 2}, []int32{5, 6, 7, 8, 8})
+	tokens := func(weight, second float64) *Batch { // of the last sequence
+		return m3Batch(t, s, gpustage.F64, 2, 1, 1, []float64{1, 2, 3, 4}, []float64{1, 1, 1, weight, second}, make([]float64, 5), []int{1, 1, 1, 2}, []int32{5, 6, 7, 8, 8})
 	}
 	for _, c := range []struct {
 		l Loss
 		b *Batch
 	}{
 		{Triplet{}, pairs}, {Triplet{Metric: Manhattan}, pairs}, {CrossEntropy{Metric: Dot}, pairs}, {Groups{Name: GroupMSE, Activation: Sigmoid}, scores},
-		{Groups{Name: GroupADRMSE}, scores}, {Groups{Name: GroupMNRL}, scores}, {M3{Parts: []string{SparsePart}}, tokens(math.NaN())}, {M3{Parts: []string{SparsePart}}, tokens(math.Inf(1))},
+		{Groups{Name: GroupADRMSE}, scores}, {Groups{Name: GroupMNRL}, scores}, {M3{Parts: []string{SparsePart}}, tokens(math.NaN(), 1)}, {M3{Parts: []string{SparsePart}}, tokens(1, math.Inf(1))},
 	} {
 		var row *RowError
 		if _, err := c.l.Compute(s, newArena(t, s, c.l.Memory(c.b.Size())), c.b); !errors.As(err, &row) || row.Row != 1 {
 			t.Errorf("%T %+v: %v", c.l, c.l, err)
 		}
 	}
-	inferred := tokens(math.NaN())
+	inferred := tokens(math.NaN(), 1)
 	inferred.Texts = nil
 	a := newArena(t, s, M3{}.Memory(inferred.Size()))
 	err := Fuse(s, a, inferred, map[string]float64{SparsePart: 1}, func(int, []float64) error { return nil })
