@@ -232,7 +232,10 @@ func withConfig(cmd *cobra.Command, path string, spec *newmodel.Spec) error {
 		Type  string `json:"model_type"`
 		Vocab int    `json:"vocab_size"`
 	}
-	if wrong := json.Unmarshal(spec.Config, &shape); wrong == nil && shape.Vocab > 0 && !cmd.Flags().Changed("vocab") { // what is wrong with it, reading the shape says
+	if err := json.Unmarshal(spec.Config, &shape); err != nil {
+		return fmt.Errorf("--config %s: %w", path, err)
+	}
+	if shape.Vocab > 0 && !cmd.Flags().Changed("vocab") {
 		spec.Vocab = shape.Vocab
 	}
 	if shape.Type == "qwen2" {

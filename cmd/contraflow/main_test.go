@@ -569,6 +569,7 @@ func TestInit(t *testing.T) {
 		{[]string{"--out", start, "--static", "--hidden", "8", "--tokenizer", start, "--force"}, 2, "which is read (--tokenizer)"},
 		{[]string{"--out", start, "--input", good, "--dropout", "1"}, 2, "--dropout is 1, want at least 0 and less than 1"},
 		{[]string{"--out", start, "--input", good, "--layers", "0"}, 2, "--layers is 0, want at least 1"},
+		{[]string{"--out", start, "--input", good, "--config", good}, 1, "--config " + good + ": "},
 		{[]string{"--out", start, "--input", good, "--layers", "2", "--config", config}, 2, "--layers and --config"},
 	} {
 		r := contraflow(t, "", append([]string{"init"}, c.args...)...)
