@@ -9,9 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"iter"
-	"math/rand/v2"
 
 	"contraflow/gpustage"
 	"contraflow/gpustage/ref"
@@ -220,9 +218,7 @@ func (s *Spec) save(ctx context.Context, dir string, config []byte, tensors []sa
 // it. Random weights, as transformers has them: behind zeros all features of a reranker's head would stay one and the same.
 func pooler(c transformer.Config, seed uint64) ([]safetensors.Tensor, error) {
 	const name = "pooler.dense.weight"
-	h := fnv.New64a()
-	h.Write([]byte(name)) // a stream of its own: Model.Init draws its n-th parameter from stream n
-	rng := rand.New(rand.NewPCG(seed, h.Sum64()))
+	rng := transformer.NamedRand(seed, name)
 	vs := make([]float32, c.Hidden*c.Hidden)
 	for i := range vs {
 		vs[i] = float32(c.InitRange * rng.NormFloat64())

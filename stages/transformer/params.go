@@ -509,16 +509,22 @@ func (m *Model) Init(s gpustage.Stream, seed uint64) error {
 // InitParam draws a parameter as Init does; the draw depends on the seed and its name alone. It is for a head that a checkpoint
 // does not have.
 func (m *Model) InitParam(p Param, dst []float32, seed uint64) {
-	h := fnv.New64a()
-	h.Write([]byte(p.Name))
+	rng := NamedRand(seed, p.Name)
 	if m.Config.IsDense(p) { // as torch begins a linear layer: uniform up to 1 / sqrt(features that go in)
-		rng, bound := rand.New(rand.NewPCG(seed, h.Sum64())), 1/math.Sqrt(float64(m.denseIn(p)))
+		bound := 1 / math.Sqrt(float64(m.denseIn(p)))
 		for i := range dst {
 			dst[i] = float32((2*rng.Float64() - 1) * bound)
 		}
 		return
 	}
-	m.draw(p, dst, rand.New(rand.NewPCG(seed, h.Sum64())))
+	m.draw(p, dst, rng)
+}
+
+// NamedRand is a stream of random numbers of what has a name, a tensor for example: no other's, nor one of those that Init numbers.
+func NamedRand(seed uint64, name string) *rand.Rand {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return rand.New(rand.NewPCG(seed, h.Sum64()))
 }
 
 func (m *Model) draw(p Param, dst []float32, rng *rand.Rand) {

@@ -2,9 +2,7 @@ package transformer
 
 import (
 	"fmt"
-	"hash/fnv"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -51,9 +49,7 @@ func (l *LoRA) first(p Param, dst []float32) {
 	if p.kind != loraA {
 		return
 	}
-	h := fnv.New64a()
-	h.Write([]byte(p.Name))
-	rng := rand.New(rand.NewPCG(l.Seed, h.Sum64()))
+	rng := NamedRand(l.Seed, p.Name)
 	bound := 1 / math.Sqrt(float64(p.Cols))
 	for i := range dst {
 		dst[i] = float32((2*rng.Float64() - 1) * bound)
