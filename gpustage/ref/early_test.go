@@ -8,7 +8,8 @@ import (
 	"contraflow/gpustage/ref"
 )
 
-// With Early a ReLU's slope begins before zero, or behind it, everywhere that it is asked for, a sparse embedding's too; and the second of what is near takes the largest's place.
+// With Early a ReLU's slope begins before zero, or behind it, everywhere that it is asked for, a sparse embedding's too; and the second of what is
+// near takes the largest's place.
 func TestEarly(t *testing.T) {
 	for early, want := range map[float64]struct {
 		slopes []float64

@@ -22,7 +22,8 @@ type (
 // Device is the host without any acceleration.
 type Device struct {
 	// Early is for those who ask what rounding can change where a gradient jumps: how much earlier than at zero a ReLU's slope is 1, and that of a
-	// sparse embedding (or later, if it is negative), and within how much of the largest another value of a segment is taken for it; in root mean squares of the row. 0: nothing.
+	// sparse embedding (or later, if it is negative), and within how much of the largest another value of a segment is taken for it; in root mean
+	// squares of the row. 0: nothing.
 	Early float64
 }
 

@@ -30,8 +30,8 @@ import (
 // A ReLU's slope jumps where its input changes sign, and MaxSim's where another token becomes the nearest. Where rounding does that, a token's part of a
 // gradient comes or goes, in one way and not in another, which the noise does not tell of: tensorMost is then the limit of all tensors. A T5 of 3 layers
 // of 48 was 0.01 off in one, and so was one of some 80 models with a vector for each token. Few tokens of a short text make one that comes or goes
-// count for more, 0.038 in a tensor of such a T5: where that is beyond tensorMost too, standard.widen tells what may have jumped. A sparse embedding jumps at 0, and where another token has the largest
-// weight: one of three new NomicBERTs of 2 layers of 32 was 2e-4 off, at a limit of 1.6e-4.
+// count for more, 0.038 in a tensor of such a T5: where that is beyond tensorMost too, standard.widen tells what may have jumped. A sparse embedding
+// jumps at 0, and where another token has the largest weight: one of three new NomicBERTs of 2 layers of 32 was 2e-4 off, at a limit of 1.6e-4.
 func verifyLimit(scale float64) float64 { return 1e-5 * max(1, scale/20) }
 
 const (
