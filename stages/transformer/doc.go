@@ -74,7 +74,7 @@
 // # An exact zero
 //
 // Softmax does not see a constant added to all its inputs, so without rotary positions the gradient of the key projection's bias is zero:
-// adding b to every key adds <q, b> to every score of query q. Where keys have a norm it is that norm's beta. (DeBERTa's keys meet queries of distances besides, so that theirs is not; but that of keys of
-// distances is.) Other frameworks sum its rounding errors and let Adam
+// adding b to every key adds <q, b> to every score of query q. Where keys have a norm it is that norm's beta. (DeBERTa's keys meet queries of distances
+// besides, so that theirs is not; but that of keys of distances is.) Other frameworks sum its rounding errors and let Adam
 // turn them into steps of full size; here that bias gets no gradient at all.
 package transformer
