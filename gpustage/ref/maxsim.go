@@ -27,18 +27,22 @@ func segmentMax[T float](top, at, s, cu tensor, early float64) {
 			}
 		}
 		if early != 0 {
-			near := T(math.Abs(early) * rms(x))
-			for d, largest := range place {
-				second := int32(-1)
-				for n := ends[d]; n < ends[d+1]; n++ {
-					if n != largest && x[n] >= best[d]-near && (second < 0 || x[n] > x[second]) {
-						second = n
-					}
-				}
-				if second >= 0 {
-					place[d] = second
-				}
+			seconds(place, best, x, ends, T(math.Abs(early)*rms(x)))
+		}
+	}
+}
+
+// seconds puts the place of each segment's second largest value in that of the largest, where it is so near.
+func seconds[T float](place []int32, best, x []T, ends []int32, near T) {
+	for d, largest := range place {
+		second := int32(-1)
+		for n := ends[d]; n < ends[d+1]; n++ {
+			if n != largest && x[n] >= best[d]-near && (second < 0 || x[n] > x[second]) {
+				second = n
 			}
+		}
+		if second >= 0 {
+			place[d] = second
 		}
 	}
 }

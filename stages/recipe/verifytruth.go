@@ -78,9 +78,9 @@ func (k *standard) widen(ctx context.Context) (more bool, err error) {
 	if k.near == 0 {
 		k.least, k.most = slices.Clone(k.Gradient), slices.Clone(k.Gradient)
 	}
-	early := nearness[k.near]
+	within := nearness[k.near]
 	k.near++
-	for _, early := range []float64{early, -early} {
+	for _, early := range []float64{within, -within} {
 		w := k.way
 		w.ref, w.jump = true, early
 		is, err := k.gradient(ctx, w)
@@ -149,20 +149,20 @@ func (t *truth) run(ctx context.Context, plain way, report func(VerifyRow)) (err
 		report(row)
 	}
 	for _, w := range t.ways(plain.dropout) {
-		row, got, want, err := t.compare(ctx, w)
+		c, err := t.compare(ctx, w)
 		if err != nil {
 			return err
 		}
-		errors := t.errors(got, want)
-		if t.limits == nil && !(errors[worst(errors, nil)] <= t.base) {
+		if t.limits == nil && !(c.errors[worst(c.errors, nil)] <= t.base) {
 			if err := t.allow(ctx, report); err != nil {
 				return err
 			}
+			t.measure(c) // noise may have widened what it is held against
 		}
-		if row, _, err = t.judge(ctx, row, got, want, t.limits); err != nil {
+		if err := t.judge(ctx, c, t.limits); err != nil {
 			return err
 		}
-		report(row)
+		report(c.row)
 	}
 	return nil
 }
@@ -193,38 +193,48 @@ func (t *truth) slope(ctx context.Context) (row VerifyRow, err error) {
 	return row, err
 }
 
-// compare computes a gradient in a way, and what it is held against.
-func (t *truth) compare(ctx context.Context, w way) (row VerifyRow, got []float64, want *standard, err error) {
+// comparison is of a gradient that is computed in a way with what it is held against.
+type comparison struct {
+	row    VerifyRow
+	got    []float64
+	want   *standard
+	errors []float64 // how far each tensor is off
+}
+
+// measure says how far each tensor is off.
+func (t *truth) measure(c *comparison) {
+	c.errors = deviations(t.x.model.Layout, c.got, c.want.nearest(c.got))
+}
+
+// compare computes a gradient in a way.
+func (t *truth) compare(ctx context.Context, w way) (*comparison, error) {
 	compute := t.gradient
 	if w.mesh.Size() > 1 {
 		compute = t.onMesh
 	}
 	is, err := compute(ctx, w)
 	if err != nil {
-		return row, nil, nil, err
+		return nil, err
 	}
-	if want, err = t.of(ctx, w); err != nil {
-		return row, nil, nil, err
+	want, err := t.of(ctx, w)
+	if err != nil {
+		return nil, err
 	}
 	w.passes = is.Passes
-	row = VerifyRow{Config: t.String() + w.String(), Against: plain64}
+	c := &comparison{row: VerifyRow{Config: t.String() + w.String(), Against: plain64}, got: is.Gradient, want: want}
+	t.measure(c)
 	if w.wire == gpustage.BF16 {
-		errors := t.errors(is.Gradient, want)
-		row.Config += fmt.Sprintf(" (%.1g from f64)", errors[worst(errors, nil)])
-		row.Against = "rounded before"
+		c.row.Config += fmt.Sprintf(" (%.1g from f64)", c.errors[worst(c.errors, nil)])
+		c.row.Against = "rounded before"
 		w.rounded, w.plant = true, ""
 		rounded, err := t.onMesh(ctx, w)
 		if err != nil {
-			return row, nil, nil, err
+			return nil, err
 		}
-		want = &standard{Captured: rounded}
+		c.want = &standard{Captured: rounded}
+		t.measure(c)
 	}
-	return row, is.Gradient, want, nil
-}
-
-// errors says how far each tensor is off.
-func (t *truth) errors(got []float64, want *standard) []float64 {
-	return deviations(t.x.model.Layout, got, want.nearest(got))
+	return c, nil
 }
 
 // of is what a way is compared with: the truth, or where ranks keep their negatives to themselves that of their slices, each a contrastive batch of its own.
@@ -262,21 +272,20 @@ func (t *truth) of(ctx context.Context, w way) (*standard, error) {
 func (t *truth) allow(ctx context.Context, report func(VerifyRow)) error {
 	noise := make([]float64, len(t.x.model.Layout.Training()))
 	for _, rows := range []int{0, 1} {
-		row, got, want, err := t.compare(ctx, way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, budget: -1, tile: t.is.way.tile, dropout: t.is.way.dropout, ref: true})
+		c, err := t.compare(ctx, way{dtype: gpustage.F32, size: stages.Size{Rows: rows}, budget: -1, tile: t.is.way.tile, dropout: t.is.way.dropout, ref: true})
 		if err != nil {
 			return err
 		}
-		row, errors, err := t.judge(ctx, row, got, want, slices.Repeat([]float64{tensorMost}, len(noise)))
-		if err != nil {
+		if err := t.judge(ctx, c, slices.Repeat([]float64{tensorMost}, len(noise))); err != nil {
 			return err
 		}
-		row.Noise = true
-		report(row)
-		if !(row.Error <= tensorMost) {
+		c.row.Noise = true
+		report(c.row)
+		if !(c.row.Error <= tensorMost) {
 			return fmt.Errorf("in f32, rounding alone makes the gradient of %s %.2g wrong, so that nothing can be said of it: where a model's embeddings are nearly all the same, a trained model tells, or one that drops (model.dropout)",
-				row.Parameter, row.Error)
+				c.row.Parameter, c.row.Error)
 		}
-		for i, e := range errors {
+		for i, e := range c.errors {
 			noise[i] = max(noise[i], e)
 		}
 	}
@@ -291,22 +300,21 @@ func (t *truth) allow(ctx context.Context, report func(VerifyRow)) error {
 }
 
 // judge completes a row by the tensor that is farthest beyond its limit, base if there are none, where no jump explains it.
-func (t *truth) judge(ctx context.Context, row VerifyRow, got []float64, want *standard, limits []float64) (VerifyRow, []float64, error) {
-	for config := row.Config; ; {
-		if want.near > 0 {
-			row.Config = fmt.Sprintf("%s, but for what jumps within %.0e", config, nearness[want.near-1])
+func (t *truth) judge(ctx context.Context, c *comparison, limits []float64) error {
+	for config, row := c.row.Config, &c.row; ; t.measure(c) {
+		if c.want.near > 0 {
+			row.Config = fmt.Sprintf("%s, but for what jumps within %.0e", config, nearness[c.want.near-1])
 		}
-		errors := t.errors(got, want)
-		i := worst(errors, limits)
-		row.Parameter, row.Error, row.Limit = t.x.model.Layout.Training()[i].Name, errors[i], t.base
+		i := worst(c.errors, limits)
+		row.Parameter, row.Error, row.Limit = t.x.model.Layout.Training()[i].Name, c.errors[i], t.base
 		if limits != nil {
 			row.Limit = limits[i]
 		}
 		if row.Error <= row.Limit || !(row.Error <= jumpMost) {
-			return row, errors, nil
+			return nil
 		}
-		if more, err := want.widen(ctx); err != nil || !more {
-			return row, errors, err
+		if more, err := c.want.widen(ctx); err != nil || !more {
+			return err
 		}
 	}
 }

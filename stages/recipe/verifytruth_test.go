@@ -80,10 +80,20 @@ func TestJumps(t *testing.T) {
 			}
 			want, jumped := learned(0), learned(c.within)
 			tr := &truth{verifier: v, is: want, base: 1e-9}
-			if e := tr.errors(jumped.Gradient, want); e[worst(e, nil)] <= tr.base {
+			measured := func(config string, got []float64) *comparison {
+				c := &comparison{row: VerifyRow{Config: config}, got: got, want: want}
+				tr.measure(c)
+				return c
+			}
+			judged := func(config string, got []float64) (VerifyRow, error) {
+				c := measured(config, got)
+				err := tr.judge(t.Context(), c, nil)
+				return c.row, err
+			}
+			if e := measured("", jumped.Gradient).errors; e[worst(e, nil)] <= tr.base {
 				t.Fatalf("nothing is within %.0e of a jump: this shows nothing", c.within)
 			}
-			row, _, err := tr.judge(t.Context(), VerifyRow{Config: "one"}, jumped.Gradient, want, nil)
+			row, err := judged("one", jumped.Gradient)
 			if err != nil || row.Error > row.Limit || row.Config != fmt.Sprintf("one, but for what jumps within %.0e", c.within) {
 				t.Errorf("what jumped: %+v, %v", row, err)
 			}
@@ -91,10 +101,10 @@ func TestJumps(t *testing.T) {
 			for i := range wrong {
 				wrong[i] *= 1.001
 			}
-			if row, _, err = tr.judge(t.Context(), row, wrong, want, nil); err != nil || row.Error < 5e-4 || want.near != len(nearness) {
+			if row, err = judged("wrong", wrong); err != nil || row.Error < 5e-4 || want.near != len(nearness) {
 				t.Errorf("0.001 more of all: %+v, %v", row, err)
 			}
-			if row, _, err = tr.judge(t.Context(), row, slices.Repeat([]float64{math.NaN()}, len(wrong)), want, nil); err != nil || !math.IsNaN(row.Error) {
+			if row, err = judged("NaN", slices.Repeat([]float64{math.NaN()}, len(wrong))); err != nil || !math.IsNaN(row.Error) {
 				t.Errorf("NaN: %+v, %v", row, err)
 			}
 		})

@@ -76,6 +76,11 @@ func orNone(id *int) int {
 }
 
 func parseBERT(raw []byte) (Config, error) {
+	if other := jinaFamily(raw); other != "" {
+		c, err := families[other].parse(raw)
+		c.Family = other
+		return c, err
+	}
 	c := bertDefaults()
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return Config{}, err

@@ -116,7 +116,7 @@ func sites(all ...gpustage.Site) (s Sites) {
 
 // family is a kind of model as Hugging Face describes and names it. Each registers itself in a file of its own.
 type family struct {
-	parse func(raw []byte) (Config, error)
+	parse func(raw []byte) (Config, error) // Config.Family is said where model_type does not say it
 	names names
 	drops drops
 	keys  map[string]string // what config.json calls things otherwise than BERT's
@@ -158,9 +158,6 @@ func ParseConfig(raw []byte) (Config, error) {
 	if err := json.Unmarshal(raw, &head); err != nil {
 		return Config{}, fmt.Errorf("config.json: %w", err)
 	}
-	if head.ModelType == "bert" {
-		head.ModelType = cmp.Or(jinaFamily(raw), head.ModelType)
-	}
 	f, ok := families[head.ModelType]
 	if !ok {
 		return Config{}, fmt.Errorf("config.json: model_type %q is %w (supported: %s)", head.ModelType, ErrUnsupported, strings.Join(Families(), ", "))
@@ -169,7 +166,7 @@ func ParseConfig(raw []byte) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("config.json: %w", err)
 	}
-	c.Family = head.ModelType
+	c.Family = cmp.Or(c.Family, head.ModelType)
 	if err := c.check(); err != nil {
 		return c, err
 	}

@@ -65,9 +65,7 @@ func (m *Model) upload(s gpustage.Stream, a *gpustage.Arena, r Rows) input {
 	default:
 		in.places = in.seqs.Pos
 	}
-	if in.distances = m.spreadBias(s, a); c.ALiBi {
-		in.distances = m.alibi(s, a, in.seqs.MaxLen)
-	}
+	in.distances = m.spreadBias(s, a, in.seqs.MaxLen)
 	in.reached = m.reach(s, a, in.seqs.MaxLen)
 	return in
 }

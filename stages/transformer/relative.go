@@ -35,8 +35,11 @@ func bucket(distance, buckets, reach int) int32 {
 	return int32(b + min(each-1, exact+int(x*float32(each-exact))))
 }
 
-// spreadBias spreads the bias over distances, to the arena's bottom.
-func (m *Model) spreadBias(s gpustage.Stream, a *gpustage.Arena) distances {
+// spreadBias spreads the bias over distances, to the arena's bottom. The longest sequence has so many tokens.
+func (m *Model) spreadBias(s gpustage.Stream, a *gpustage.Arena, longest int) distances {
+	if m.Config.ALiBi {
+		return m.alibi(s, a, longest)
+	}
 	n, reach := m.Config.RelativeBuckets, m.Config.RelativeReach
 	if n == 0 {
 		return distances{}
