@@ -1,6 +1,7 @@
 package report
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,6 +116,11 @@ func wellFormed(t *testing.T, page string) {
 	if len(open) > 0 {
 		t.Errorf("not closed: %v", open)
 	}
+	for _, img := range regexp.MustCompile(`<img[^>]*>`).FindAllString(page, -1) {
+		if !regexp.MustCompile(`^<img style="[^"]*" alt="[^"]{5,}" src="data:image/svg\+xml;base64,[A-Za-z0-9+/=]+"/>$`).MatchString(img) {
+			t.Errorf("a picture that has no name or may ask for something: %s", img)
+		}
+	}
 	for _, svg := range regexp.MustCompile(`<svg[^>]*>`).FindAllString(page, -1) {
 		if !strings.Contains(svg, `role="img"`) || !regexp.MustCompile(`aria-label="[^"]{5,}`).MatchString(svg) {
 			t.Errorf("a picture without a name: %s", svg)
@@ -130,9 +136,13 @@ func TestReport(t *testing.T) {
 	if len(p) > 1<<20 {
 		t.Errorf("%d bytes", len(p))
 	}
+	stages, err := base64.StdEncoding.DecodeString(regexp.MustCompile(`base64,([^"]*)`).FindStringSubmatch(p)[1])
+	if err != nil || !strings.Contains(string(stages), ">12.0 % of the time<") {
+		t.Errorf("the drawing of the stages: %v %s", err, stages)
+	}
 	for _, want := range []string{
 		"done: 10\u202f000 of 10\u202f000 steps", "m &amp; n", "12\u202f345 rows", "a&lt;script&gt;", "25 %</dd>", // padding: 250 of 1,000
-		"12.0 % of the time", "25.0 %", "column &#34;query&#34;: null; the first is a.parquet: row group 2, row 3",
+		"25.0 %", "column &#34;query&#34;: null; the first is a.parquet: row group 2, row 3",
 		"communication takes 10ms of it, of which 50 % are hidden", "exposed: 5ms", // 5 of the gather's 10 ms
 		"begun 2026-01-02 03:04 UTC", "<tr><td>a -&gt; b.c</td><td>1.50</td><td>2</td><td>50 %</td></tr>", // of the queue
 	} {
