@@ -19,6 +19,9 @@ func TestGraph(t *testing.T) {
 			t.Errorf("graph --format %s --out %s printed %s, and wrote %s", format, file, r.stdout, mustRead(t, file))
 		}
 	}
+	if out := succeed(t, "graph", "-c", at("recipe.yaml"), "--set", "mesh.replicate=64", "--set", "mesh.shard=8").stdout; !strings.Contains(out, `"device 0 comm"`) || !strings.Contains(out, `["gather"]`) {
+		t.Errorf("the graph of a mesh:\n%s", out)
+	}
 	for out, want := range map[string]string{dir: "is a folder: give a file in it, such as " + at("graph.mermaid"), at("recipe.yaml"): "is a file that is read"} {
 		if r := contraflow(t, "", "graph", "-c", at("recipe.yaml"), "--out", out); r.code != 2 || !strings.Contains(r.stderr, "--out "+out+" "+want) {
 			t.Errorf("exit code %d: %s", r.code, r.stderr)

@@ -206,6 +206,7 @@ func newGraph() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "graph -c RECIPE",
 		Short:   "Draw a recipe's stage graph",
+		Long:    "Draw the stages of a training step, where each runs, and what goes from one to the next, as every rank of the recipe's mesh has them.",
 		Example: "  contraflow graph -c recipe.yaml --format svg --out graph.svg",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -222,20 +223,23 @@ func newGraph() *cobra.Command {
 					return err
 				}
 			}
-			x, err := recipe.Open(cmd.Context(), r, recipe.Observer{})
-			if err != nil {
+			r.Mesh.Replicate, r.Mesh.Shard = min(r.Mesh.Replicate, 2), min(r.Mesh.Shard, 2) // more ranks have no other stages
+			var drawing string
+			err = recipe.OnRanks(cmd.Context(), r, recipe.Place{}, recipe.Observer{}, func(x *recipe.Run) error {
+				g, err := x.Graph()
+				if err == nil && x.Main() {
+					drawing = draw(g)
+				}
 				return err
-			}
-			defer x.Close()
-			g, err := x.Graph()
+			})
 			if err != nil {
 				return err
 			}
 			if out == "" {
-				_, err = fmt.Fprint(cmd.OutOrStdout(), draw(g))
+				_, err = fmt.Fprint(cmd.OutOrStdout(), drawing)
 				return err
 			}
-			if err := writeText(out, draw(g)); err != nil {
+			if err := writeText(out, drawing); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), out)
