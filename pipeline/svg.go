@@ -66,16 +66,14 @@ func (g *Graph) AnnotatedSVG(notes map[string]Annotation) string {
 	for i, pl := range places {
 		top[i] = y
 		y += channels[i]*trackH + 8
-		taken := map[int]int{} // stages per column
-		rows := 1
+		stages := make([]int, columns) // of this band, in each column
 		for _, s := range g.stages {
 			if s.place == pl {
-				at[s] = image.Pt(x[col[s]], y+16+taken[col[s]]*rowH)
-				taken[col[s]]++
-				rows = max(rows, taken[col[s]])
+				at[s] = image.Pt(x[col[s]], y+16+stages[col[s]]*rowH)
+				stages[col[s]]++
 			}
 		}
-		h := 32 + (rows-1)*rowH + boxH
+		h := 32 + (slices.Max(stages)-1)*rowH + boxH
 		fmt.Fprintf(&bands, `<rect class="band%d" x="4" y="%d" width="%d" height="%d" rx="6"/><text class="lane" x="14" y="%d">%s</text>`+"\n",
 			i%2, y, width-8, h, y+h/2+4, html.EscapeString(pl.String()))
 		y += h
@@ -88,14 +86,14 @@ func (g *Graph) AnnotatedSVG(notes map[string]Annotation) string {
 	for _, s := range g.stages {
 		taken = append(taken, image.Rect(at[s].X, at[s].Y, at[s].X+boxW, at[s].Y+boxH))
 	}
-	// say writes an edge's type at the first of some places that is free, or else above the first.
-	say := func(text string, places ...image.Point) {
+	// say writes an edge's type at the first of some spots that is free, or else above the first.
+	say := func(text string, spots ...image.Point) {
 		w := textWidth(text, 10)
 		area := func(p image.Point) image.Rectangle { return image.Rect(p.X-w/2, p.Y-9, p.X+w/2, p.Y+2) }
-		at := places[0]
+		at := spots[0]
 		for i := 1; slices.ContainsFunc(taken, area(at).Overlaps); i++ {
-			if at = places[0].Sub(image.Pt(0, 12*(i-len(places)+1))); i < len(places) {
-				at = places[i]
+			if at = spots[0].Sub(image.Pt(0, 12*(i-len(spots)+1))); i < len(spots) {
+				at = spots[i]
 			}
 		}
 		taken = append(taken, area(at))
@@ -123,12 +121,12 @@ func (g *Graph) AnnotatedSVG(notes map[string]Annotation) string {
 		a, b := at[e.from], at[e.to]
 		x1, y1, x2, y2 := a.X+boxW, a.Y+boxH/2, b.X-4, b.Y+boxH/2
 		fmt.Fprintf(&lines, `<path class="edge" d="M%d %d C%d %d %d %d %d %d" marker-end="url(#tip)"/>`+"\n", x1, y1, x1+28, y1, x2-24, y2, x2, y2)
-		var places []image.Point
+		var spots []image.Point
 		for _, part := range []float64{0.5, 0.4, 0.6, 0.3, 0.7} { // of the way
 			y := y1 + int(float64(y2-y1)*part*part*(3-2*part)) // on the curve, whose ends are level
-			places = append(places, image.Pt(x1+int(float64(x2-x1)*part), y-5))
+			spots = append(spots, image.Pt(x1+int(float64(x2-x1)*part), y-5))
 		}
-		say(e.label, places...)
+		say(e.label, spots...)
 	}
 	for _, s := range g.stages {
 		c := at[s]
