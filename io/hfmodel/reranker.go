@@ -109,6 +109,49 @@ var classes = map[string]string{
 	"gemma3_text": "Gemma3Text",
 }
 
+// coded are those of classes that transformers does not have, but a repository's code: the configuration's class, and what comes before the others.
+// It is from there where config.json's auto_map names none.
+var coded = map[string][2]string{
+	"New":      {"Alibaba-NLP/new-impl--configuration.NewConfig", "Alibaba-NLP/new-impl--modeling."},
+	"JinaBert": {"jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig", "jinaai/jina-bert-implementation--modeling_bert."},
+}
+
+// classOf is what the classes of a config.json's models begin with: "Bert" of "BertForMaskedLM"; "" if there is none for sequence classification.
+func classOf(config *object) (modelType, class string, err error) {
+	var positions any
+	if _, err := config.get("model_type", &modelType); err != nil {
+		return "", "", fmt.Errorf("config.json: %w", err)
+	}
+	if config.get("position_embedding_type", &positions); modelType == "bert" && positions == "alibi" { // what it is else, is its family's to say
+		return modelType, "JinaBert", nil
+	}
+	return modelType, classes[modelType], nil
+}
+
+// setClass has config.json name a model's class. Of one that transformers does not have auto_map names the code, and auto is the class that loads it.
+func setClass(config *object, class, head, auto string) (inCode bool) {
+	config.set("architectures", []string{class + head})
+	code, ok := coded[class]
+	if !ok {
+		return false
+	}
+	var named map[string]any
+	config.get("auto_map", &named) // what is none leads nowhere
+	code[1] += class + head
+	for key, v := range named {
+		of, _ := v.(string)
+		switch end := strings.LastIndex(of, "."); {
+		case !strings.Contains(of, "--"): // a file that does not come along
+		case key == "AutoConfig":
+			code[0] = of
+		case key == auto, key == "AutoModel" && named[auto] == nil:
+			code[1] = of[:end+1] + class + head
+		}
+	}
+	config.set("auto_map", map[string]string{"AutoConfig": code[0], auto: code[1]})
+	return true
+}
+
 // causalClasses are transformers' classes of language models, by the model_type of decoders. Those have none for masked language modelling.
 var causalClasses = map[string]string{
 	"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
@@ -129,15 +172,11 @@ func (f *Folder) CheckReranker() error {
 }
 
 func rerankerClass(config *object) (string, error) {
-	var modelType string
-	if _, err := config.get("model_type", &modelType); err != nil {
-		return "", fmt.Errorf("config.json: %w", err)
+	modelType, class, err := classOf(config)
+	if err == nil && class == "" {
+		err = fmt.Errorf("a reranker of model_type %q is not supported", modelType)
 	}
-	class, ok := classes[modelType]
-	if !ok {
-		return "", fmt.Errorf("a reranker of model_type %q is not supported", modelType)
-	}
-	return class, nil
+	return class, err
 }
 
 // RerankerSpec is what SaveReranker writes.
@@ -199,8 +238,11 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 			return nil, fmt.Errorf("a reranker of model_type %q by the logits of tokens is not supported: it is no language model", modelType)
 		}
 		config.set("architectures", []string{causal})
+		config.remove("auto_map")
 	} else {
-		config.set("architectures", []string{class + "ForSequenceClassification"})
+		if !setClass(config, class, "ForSequenceClassification", "AutoModelForSequenceClassification") {
+			config.remove("auto_map")
+		}
 		config.set("id2label", map[string]string{"0": "LABEL_0"})
 		config.set("label2id", map[string]int{"LABEL_0": 0})
 		config.remove("num_labels")
@@ -208,7 +250,6 @@ func (s RerankerSpec) files(dir string) (map[string][]byte, error) {
 			config.set("pad_token_id", s.Pad)
 		}
 	}
-	config.remove("auto_map")
 	spec := Spec{Config: config.bytes(), Tensors: s.Tensors}
 	modules := []module{{0, "0", "", "sentence_transformers.base.modules.transformer.Transformer"}}
 	files := map[string][]byte{"config.json": spec.configBytes(config)}

@@ -68,18 +68,17 @@ func (f *Folder) CheckSparse() error {
 }
 
 func maskedClass(config *object) (string, error) {
-	var modelType string
-	if _, err := config.get("model_type", &modelType); err != nil {
-		return "", fmt.Errorf("config.json: %w", err)
+	modelType, class, err := classOf(config)
+	if err != nil {
+		return "", err
 	}
-	class := classes[modelType]
 	if modelType == "nomic_bert" { // of which there are no rerankers
 		class = "NomicBert"
 	}
 	if _, decoder := causalClasses[modelType]; class == "" || decoder {
 		return "", fmt.Errorf("sparse embeddings of model_type %q are not supported", modelType)
 	}
-	return class + "ForMaskedLM", nil
+	return class, nil
 }
 
 // spladeFiles are those of a SparseEncoder that an embedder's folder does not have, in the forms before 5.4, which every version reads.
@@ -95,7 +94,7 @@ func (s Spec) spladeFiles(config, pooling *object, files map[string][]byte) ([]m
 	if _, err := config.get("vocab_size", &vocab); err != nil {
 		return nil, fmt.Errorf("config.json: %w", err)
 	}
-	config.set("architectures", []string{class})
+	setClass(config, class, "ForMaskedLM", "AutoModelForMaskedLM")
 	files["config.json"] = Spec{Config: config.bytes(), Tensors: s.Tensors}.configBytes(config)
 	o := pooling.clone()
 	o.set("pooling_strategy", "max")

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -194,6 +195,37 @@ func TestSavedModules(t *testing.T) {
 			if _, err := Open(bad); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %q", err, want)
 			}
+		}
+	}
+}
+
+// Of a model whose classes transformers does not have auto_map names the code of its head, wherever that of the model is, but no file that stays behind.
+func TestCodedClasses(t *testing.T) {
+	const auto, new, jina = "AutoModelForSequenceClassification", `"model_type": "new"`, `"model_type": "bert", "position_embedding_type": "alibi"`
+	for config, want := range map[string]string{
+		`{"model_type": "bert", "auto_map": {"AutoModel": "a/b--c.D"}}`: `BertForSequenceClassification map[AutoModel:a/b--c.D]`,
+		`{` + new + `}`: `NewForSequenceClassification map[AutoConfig:Alibaba-NLP/new-impl--configuration.NewConfig AutoModelForSequenceClassification:Alibaba-NLP/new-impl--modeling.NewForSequenceClassification]`,
+		`{` + new + `, "auto_map": {"AutoConfig": "me/impl--conf.C", "AutoModel": "me/impl--mod.M"}}`:                                         `NewForSequenceClassification map[AutoConfig:me/impl--conf.C AutoModelForSequenceClassification:me/impl--mod.NewForSequenceClassification]`,
+		`{` + new + `, "auto_map": {"AutoModel": "me/impl--mod.M", "AutoModelForSequenceClassification": "you/impl--x.NewForX"}}`:             `NewForSequenceClassification map[AutoConfig:Alibaba-NLP/new-impl--configuration.NewConfig AutoModelForSequenceClassification:you/impl--x.NewForSequenceClassification]`,
+		`{` + jina + `, "auto_map": {"AutoConfig": "conf.C", "AutoModel": "mod.M", "AutoTokenizer": ["a/b--c.D", null]}, "architectures": 1}`: `JinaBertForSequenceClassification map[AutoConfig:jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig AutoModelForSequenceClassification:jinaai/jina-bert-implementation--modeling_bert.JinaBertForSequenceClassification]`,
+	} {
+		c, err := parseObject([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		class, err := rerankerClass(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if inCode := setClass(c, class, "ForSequenceClassification", auto); inCode == (class == "Bert") {
+			t.Errorf("%s: %v", config, inCode)
+		}
+		var got struct {
+			Architectures []string
+			AutoMap       map[string]string `json:"auto_map"`
+		}
+		if err := json.Unmarshal(c.bytes(), &got); err != nil || fmt.Sprint(got.Architectures[0], " ", got.AutoMap) != want {
+			t.Errorf("%s: %v %v", config, got, err)
 		}
 	}
 }

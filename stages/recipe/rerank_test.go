@@ -46,7 +46,7 @@ func TestRerankerFamilies(t *testing.T) {
 		}, sets...)...)
 		return err
 	}
-	families := []string{"ministral", "electra", "ernie", "gemma", "jina", "roberta", "deberta-v2", "distilbert", "gemma2", "gemma3", "gte", "llama", "mistral", "modernbert", "mpnet", "qwen2", "qwen3"}
+	families := []string{"ministral", "electra", "ernie", "gemma", "jina", "jina-v2", "roberta", "deberta-v2", "distilbert", "gemma2", "gemma3", "gte", "llama", "mistral", "modernbert", "mpnet", "qwen2", "qwen3"}
 	if testing.Short() {
 		families = families[:2]
 	}

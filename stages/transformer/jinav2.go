@@ -25,7 +25,7 @@ func init() {
 	n, drops := bertNames, drops{activation: hiddenRate, feedForward: noRate}
 	n.position = ""
 	n.up, n.down, n.ffnSum = []string{"mlp.gated_layers"}, "mlp.wo", "mlp.layernorm"
-	register(family{parse: parseJinaBERT, names: n, drops: drops}, jinaBERT)
+	register(family{parse: parseJinaBERT, names: n, drops: drops, classifier: bertClassifier, mlm: jinaMLM}, jinaBERT)
 
 	n.queryNorm, n.keyNorm, n.wholeNorms, n.attnAgain = "attention.self.layer_norm_q", "attention.self.layer_norm_k", true, "layer_norm_1"
 	n.up, n.down, n.ffnSum = []string{"mlp.up_gated_layer"}, "mlp.down_layer", "layer_norm_2"
@@ -79,6 +79,15 @@ func parseJinaBERT(raw []byte) (Config, error) {
 	out.Gated, out.NoBias, out.Unplaced, out.ALiBi = true, UpPart, true, true
 	out.MaxPositions, out.UsualLength = 0, max(2, out.MaxPositions)
 	return out, err
+}
+
+// jinaMLM is BERT's head, whose activation is the one that layers do not go by.
+func jinaMLM(k mlmConfig, h *MLMHead) (decoder string, err error) {
+	h.Act, err = parseActivation("hidden_act", k.HiddenAct)
+	if err == nil {
+		decoder, err = bertMLM(k, h)
+	}
+	return decoder, err
 }
 
 // slopes is by how much each head's scores fall with each token of distance: 2^(-8/n), and powers of it, for a power of two of heads; of any other number

@@ -17,8 +17,10 @@ import (
 // each of whose parts may be absent, or the logits that a decoder's language-model head gives one or two tokens after the last one:
 // that of the first, less that of the second if there is one. The zero value is no scorer: a model that embeds.
 //
-//	BERT, ERNIE, GTE      cls    dense = pooler.dense, tanh, dropout, classifier
-//	RoBERTa, XLM-R, Jina  cls    dropout, dense = classifier.dense, tanh, dropout, classifier.out_proj
+//	BERT, ERNIE, GTE,
+//	Jina v2               cls    dense = pooler.dense, tanh, dropout, classifier
+//	RoBERTa, XLM-R,
+//	Jina v3               cls    dropout, dense = classifier.dense, tanh, dropout, classifier.out_proj
 //	MPNet                 cls    likewise
 //	ELECTRA               cls    likewise, but with gelu
 //	DeBERTa               cls    dropout, dense = pooler.dense, gelu, dropout, classifier

@@ -16,7 +16,7 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-var heads = []string{"bert", "xlm-roberta", "mpnet", "electra", "ernie", "jina", "distilbert", "modernbert-cls", "modernbert-mean", "deberta-v2", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "gemma-yes", "minicpm-layers", "minicpm-layer"}
+var heads = []string{"bert", "jina-v2", "xlm-roberta", "mpnet", "electra", "ernie", "jina", "distilbert", "modernbert-cls", "modernbert-mean", "deberta-v2", "qwen3-score", "qwen3-yes-no", "llama-yes-no", "gemma2-yes", "gemma-yes", "minicpm-layers", "minicpm-layer"}
 
 // loadWeights makes a model whose weights, the head's too, are a golden's.
 func loadWeights(t testing.TB, golden string, c Config, d gpustage.Device, o Options) (*Model, gpustage.Stream) {

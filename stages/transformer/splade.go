@@ -56,11 +56,12 @@ type mlmConfig struct {
 	ClassifierBias bool   `json:"classifier_bias"`
 	ClassifierAct  string `json:"classifier_activation"`
 	DecoderBias    *bool  `json:"decoder_bias"`
+	HiddenAct      string `json:"hidden_act"`
 }
 
 // MLM is the head of the family's model for masked language modelling.
 func (c Config) MLM(raw []byte, twice bool) (MLMHead, error) {
-	k := mlmConfig{ClassifierAct: "gelu"}
+	k := mlmConfig{ClassifierAct: "gelu", HiddenAct: "gelu"}
 	if err := json.Unmarshal(raw, &k); err != nil {
 		return MLMHead{}, fmt.Errorf("config.json: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"contraflow/testdata/goldens"
 )
 
-var sparseHeads = []string{"bert", "bert-untied", "xlm-roberta", "mpnet", "distilbert", "modernbert", "modernbert-bias", "nomic-bert", "gte", "jina", "ernie"}
+var sparseHeads = []string{"bert", "jina-v2", "bert-untied", "xlm-roberta", "mpnet", "distilbert", "modernbert", "modernbert-bias", "nomic-bert", "gte", "jina", "ernie"}
 
 // loadSparse makes the model of one of testdata/golden/splade, with its head.
 func loadSparse(t testing.TB, name string, d gpustage.Device, o Options, change func(*Config)) (*Model, gpustage.Stream, *goldens.Golden, Rows) {

@@ -177,7 +177,15 @@ FAMILIES = {
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}  # AutoModel has decoders in them, sentence-transformers has these
 
 
-class JinaV2(torch.nn.Module):
+class Saved(torch.nn.Module):
+    """Saves a model as transformers does."""
+
+    def save_pretrained(self, folder):
+        self.config.save_pretrained(folder)
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+class JinaV2(Saved):
     """jina-embeddings-v2 (arXiv 2310.19923), which transformers does not have, under the names of jinaai/jina-bert-implementation: BERT with ALiBi in
     both directions (arXiv 2108.12409), and feed-forward layers gated by the first half of what their first projection gives. In
     jinaai/jina-bert-v2-qk-post-norm that is the second half, queries and keys are normalized, and a layer's input is added twice, with a norm each."""
@@ -205,9 +213,10 @@ class JinaV2(torch.nn.Module):
         below = 2 ** int(math.log2(n))
         return self.slopes(below) + self.slopes(2 * below)[::2][: n - below]
 
-    def forward(self, input_ids, attention_mask):
+    def forward(self, input_ids, attention_mask, token_type_ids=None):
         c, e = self.config, self.embeddings
-        x = e.LayerNorm(e.word_embeddings(input_ids) + e.token_type_embeddings.weight[0])
+        kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = e.LayerNorm(e.word_embeddings(input_ids) + e.token_type_embeddings(kinds))
         places = torch.arange(input_ids.shape[1])
         bias = -torch.tensor(self.slopes(c.num_attention_heads), dtype=x.dtype)[:, None, None] * (places[:, None] - places).abs()
         bias = bias + torch.zeros(attention_mask.shape, dtype=x.dtype).masked_fill(attention_mask == 0, -math.inf)[:, None, None]
@@ -229,9 +238,41 @@ class JinaV2(torch.nn.Module):
                 x = mlp.layernorm(mlp.wo(f(gate) * up) + x)
         return types.SimpleNamespace(last_hidden_state=x)
 
-    def save_pretrained(self, folder):
-        self.config.save_pretrained(folder)
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors", {"format": "pt"})
+
+class JinaV2ForSequenceClassification(Saved):
+    """Its reranker, whose head is BERT's: the first token's state through a pooler with a tanh, and a classifier."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        config.architectures = ["JinaBertForSequenceClassification"]
+        self.bert = JinaV2(config)
+        self.bert.pooler = torch.nn.ModuleDict({"dense": torch.nn.Linear(width, width)})
+        self.classifier = torch.nn.Linear(width, config.num_labels)
+
+    def forward(self, **inputs):
+        first = self.bert(**inputs).last_hidden_state[:, 0]
+        return types.SimpleNamespace(logits=self.classifier(self.bert.pooler.dense(first).tanh()))
+
+
+class JinaV2ForMaskedLM(Saved):
+    """Its head for masked language modelling, which is BERT's and tied to the word embeddings."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, width, of = config, config.hidden_size, lambda **parts: torch.nn.ModuleDict(parts)
+        config.architectures = ["JinaBertForMaskedLM"]
+        self.bert = JinaV2(config)
+        self.cls = of(predictions=of(transform=of(dense=torch.nn.Linear(width, width), LayerNorm=torch.nn.LayerNorm(width, eps=config.layer_norm_eps))))
+        self.cls.predictions.register_parameter("bias", torch.nn.Parameter(torch.zeros(config.vocab_size)))
+
+    def tie_weights(self):
+        pass  # there is one tensor
+
+    def forward(self, **inputs):
+        head = self.cls.predictions
+        x = head.transform.LayerNorm(F.gelu(head.transform.dense(self.bert(**inputs).last_hidden_state)))
+        return types.SimpleNamespace(logits=x @ self.bert.embeddings.word_embeddings.weight.T + head.bias)
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ HEADS = {
     "ernie": ("Ernie", {**BERT, "type_vocab_size": 2, "use_task_id": True}, "ForSequenceClassification", True, None),
     "jina": ("JinaEmbeddingsV3", {**BERT, "type_vocab_size": 1}, "ForSequenceClassification", False, None),
     "gemma-yes": ("Gemma", DECODER, "ForCausalLM", False, [7]),
+    "jina-v2": ("Bert", {**BERT, "type_vocab_size": 2, "position_embedding_type": "alibi", "feed_forward_type": "geglu"}, "ForSequenceClassification", True, None),
 }  # fmt: skip
 
 
@@ -94,6 +95,8 @@ def build(name, config, kind):
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
     config.dtype = torch.get_default_dtype()
+    if getattr(config, "position_embedding_type", None) == "alibi":
+        return families.JinaV2ForSequenceClassification(config)
     return getattr(transformers, name + kind)(config)
 
 

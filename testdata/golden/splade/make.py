@@ -54,6 +54,7 @@ HEADS = {
     "gte": ("Gte", {**BERT, "type_vocab_size": 1, "hidden_act": "silu"}, "log1p_relu"),
     "jina": ("JinaEmbeddingsV3", {**BERT, "type_vocab_size": 1, "hidden_act": "silu"}, "relu"),
     "ernie": ("Ernie", {**BERT, "type_vocab_size": 2, "use_task_id": True}, "relu"),
+    "jina-v2": ("Bert", {**BERT, "type_vocab_size": 2, "position_embedding_type": "alibi", "feed_forward_type": "reglu"}, "log1p_relu"),
 }  # fmt: skip
 
 
@@ -72,6 +73,8 @@ def build(name, config):
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
     config.dtype = torch.get_default_dtype()
+    if getattr(config, "position_embedding_type", None) == "alibi":
+        return families.JinaV2ForMaskedLM(config)
     return getattr(transformers, name + "ForMaskedLM")(config)
 
 
