@@ -242,6 +242,11 @@ func Describe(f *hfmodel.Folder, tok *tokenize.Tokenizer, c transformer.Config, 
 	} else {
 		s.Scorer, err = c.Classifier(f.Config, f.Reranker == nil || !strings.HasSuffix(f.Architecture(), "ForSequenceClassification"))
 		s.Scorer.Seed = o.Seed
+		if err == nil && !s.Scorer.New {
+			if t, e := f.Tensor(s.Scorer.Out+".weight", c.Prefixes()...); e == nil && len(t.Shape) == 2 && t.Shape[0] != 1 { // what else is wrong is told when it is loaded
+				err = fmt.Errorf("%s is of %d labels, which are %w: a reranker gives one score", t.Name, t.Shape[0], transformer.ErrUnsupported)
+			}
+		}
 		if err == nil && s.Scorer.Pooling == gpustage.LastPooling {
 			s.Pad = padding(tok, c, s.Scorer.New)
 		}

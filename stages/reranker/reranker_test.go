@@ -20,6 +20,7 @@ import (
 	"contraflow/gpustage/ref"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
+	"contraflow/io/safetensors"
 	"contraflow/stages/embedder"
 	"contraflow/stages/evaluate"
 	"contraflow/stages/transformer"
@@ -139,6 +140,53 @@ func open(t *testing.T, dir string) (*hfmodel.Folder, gpustage.Device, gpustage.
 		t.Fatal(err)
 	}
 	return f, d, s
+}
+
+// Where config.json does not say how many labels there are, the head does: one is a score, two are none.
+func TestLabelsOfHead(t *testing.T) {
+	queries, docs, want := goldenPairs(t)
+	for labels := 1; labels < 3; labels++ {
+		dir := t.TempDir()
+		copyFiles(t, dir, goldens.Path(t, "rerank/cross"), "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+		f, _, _ := open(t, dir)
+		var all []safetensors.Tensor
+		for _, name := range f.Names() {
+			x, err := f.Tensor(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name == "classifier.weight" {
+				x.Shape, x.Data = []int{labels, x.Shape[1]}, bytes.Repeat(x.Data, labels)
+			}
+			all = append(all, x)
+		}
+		var config map[string]any
+		if err := json.Unmarshal(f.Config, &config); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range []string{"id2label", "label2id", "num_labels"} {
+			delete(config, key)
+		}
+		data, err := json.Marshal(config)
+		if err := errors.Join(err, safetensors.Write(filepath.Join(dir, "new"), all, nil), os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "model.safetensors")),
+			os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Load(dir)
+		if labels == 2 {
+			if !errors.Is(err, transformer.ErrUnsupported) || !strings.Contains(err.Error(), "classifier.weight is of 2 labels") {
+				t.Errorf("2 labels: %v", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := r.ScorePairs(t.Context(), queries[:1], docs[:1])
+		if err = errors.Join(err, r.Close()); err != nil || math.Abs(float64(got[0])-want[0]) > 1e-4 {
+			t.Errorf("a score of %v, want %v: %v", got, want[0], err)
+		}
+	}
 }
 
 // What SaveReranker writes is read as what was saved.

@@ -91,6 +91,8 @@ type scorerConfig struct {
 	Cap               *float64          `json:"final_logit_softcapping"`
 }
 
+// labels is how many scores the head gives. Where config.json does not say, for which transformers takes 2 if it is not told otherwise, as
+// jina-reranker-v1-turbo-en's card does, the weights do.
 func (c scorerConfig) labels() int {
 	if c.NumLabels != nil {
 		return *c.NumLabels
@@ -98,7 +100,7 @@ func (c scorerConfig) labels() int {
 	if c.ID2Label != nil {
 		return len(c.ID2Label)
 	}
-	return 2 // transformers' default
+	return 1
 }
 
 // Classifier is the head of the family's model for sequence classification. The labels of config.json are not those of a head that is

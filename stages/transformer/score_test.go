@@ -337,7 +337,7 @@ func TestClassifierDropout(t *testing.T) {
 }
 
 func TestHeadErrors(t *testing.T) {
-	raw := []byte(`{"model_type":"bert"}`)
+	raw := []byte(`{"model_type":"bert","id2label":{"0":"no","1":"yes"}}`)
 	c, err := ParseConfig(raw)
 	if err != nil {
 		t.Fatal(err)
