@@ -1,7 +1,7 @@
 // Package recipe makes a training graph from a YAML file.
 //
 // A recipe names the model, the data, the batch, the loss and the optimizer; [Load] decodes it strictly, with defaults for
-// everything but three keys, [Recipe.Open] loads what it names, and [Run.Train] runs the graph. The graph is the one that
+// everything but three keys, [Open] loads what it names, and [Run.Train] runs the graph. The graph is the one that
 // package stages offers to Go programs: a recipe can't do anything that a program couldn't.
 //
 // # Errors
