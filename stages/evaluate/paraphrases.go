@@ -23,11 +23,10 @@ func (p Paraphrases) String() string {
 	return fmt.Sprintf("ap %.4f, f1 %.4f from %.4f on (precision %.4f, recall %.4f), %d pairs found, %d paraphrases", p.AP, p.F1, p.F1Threshold, p.Precision, p.Recall, p.Pairs, p.Paraphrases)
 }
 
-// Neighbours is how many texts nearest to each are looked at, and foundPairs how many pairs of these count at most, those with the highest scores.
-const (
-	Neighbours = 100
-	foundPairs = 500_000
-)
+// Neighbours is how many texts nearest to each are looked at, the top_k of sentence-transformers' evaluator.
+const Neighbours = 100
+
+const foundPairs = 500_000 // that count at most, those with the highest scores
 
 // MeasureParaphrases measures each text's nearest ones (itself may be among them), best first, by which texts are paraphrases: pairs of their numbers, in either
 // order. A pair counts once, and pairs with equal scores stand on one side of every threshold, which lies halfway between two scores.
