@@ -78,6 +78,15 @@ func TestBuildErrors(t *testing.T) {
 			Collect(s, "rows", source(g))
 			s.Do(do)
 		}, []string{`stage "loss": input "rows": Collect gathers the batches of a step or the sub-batches of a batch, and port "source" is at stream level`}},
+		{"collect of steps", func(g *Graph) {
+			up := g.Stage("update", At(Step))
+			Collect(up, "batches", batches(g))
+			losses := Out[float64](up, "loss")
+			up.Do(do)
+			s := g.Stage("all")
+			Collect(s, "losses", losses.Port)
+			s.Do(do)
+		}, []string{`stage "all": input "losses": Collect gathers the batches of a step or the sub-batches of a batch, and port "loss" is at step level`}},
 		{"no function", func(g *Graph) {
 			rows := Source[int](g, "rows", nil)
 			Sink(g, "sink", Map[int, int](g, "map", rows, nil), nil)

@@ -32,7 +32,7 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// Recipe is a resolved recipe: every key there is.
+// Recipe is a recipe with every key there is. Its zero value is none that can be opened: a program begins with Default, or with one that was parsed.
 type Recipe struct {
 	Model     Model     `yaml:"model"`
 	Data      Data      `yaml:"data"`
