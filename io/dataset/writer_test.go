@@ -128,6 +128,9 @@ func TestWriterRagged(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
+	if err := w.Write([][]int32{{1}}, [][]float32{{1}}, VectorLists{Dim: 2, Cu: []int32{0, 0}}); err == nil || !strings.Contains(err.Error(), "its writer is closed") {
+		t.Errorf("written after Close: %v", err)
+	}
 	data, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
