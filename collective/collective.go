@@ -124,8 +124,11 @@ type RankError struct {
 
 // NewRankError is the end of a job by an error that is known in this process. If that error holds a RankError, it is that one: a rank that
 // fails because another one has is not the reason. If it holds one that has a method OfRank, which says which rank is the reason where all know of it,
-// the end is that rank's, whichever says so first.
+// the end is that rank's, whichever says so first. A rank that gives no reason, nil, has failed all the same.
 func NewRankError(rank int, reason error) *RankError {
+	if reason == nil {
+		reason = errors.New("it has ended the job, and gives no reason")
+	}
 	var re *RankError
 	if errors.As(reason, &re) {
 		return re

@@ -38,7 +38,10 @@ type Comm struct {
 
 // Connect arranges a world's ranks as a mesh. All ranks call it.
 func Connect(ctx context.Context, w World, m Mesh) (*Comm, error) {
-	if m.Replicate < 1 || m.Shard < 1 || m.Size() != w.Size() {
+	if m.Replicate < 1 || m.Shard < 1 {
+		return nil, fmt.Errorf("a mesh of %v: want at least 1 on each axis", m)
+	}
+	if m.Size() != w.Size() {
 		return nil, fmt.Errorf("a mesh of %v needs %d ranks, the job has %d", m, m.Size(), w.Size())
 	}
 	replicate, shard := m.Place(w.Rank())

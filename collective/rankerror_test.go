@@ -35,6 +35,9 @@ func TestRankError(t *testing.T) {
 	if of := collective.NewRankError(0, fmt.Errorf("step 7: %w", known(2))); of.Rank != 2 || of.Reason != "step 7: a bad row" {
 		t.Errorf("%v", of)
 	}
+	if none := collective.NewRankError(2, nil); none.Rank != 2 || none.Error() != "rank 2: it has ended the job, and gives no reason" {
+		t.Errorf("%v", none)
+	}
 	text := collective.RankError{Rank: 3, Reason: "gone"}
 	if text.Unwrap() != nil {
 		t.Errorf("%v holds %v", &text, text.Unwrap())

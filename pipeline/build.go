@@ -113,6 +113,9 @@ func (b *builder) resolve() {
 			b.fail(s, "another stage has this name")
 		}
 		names[s.name] = true
+		if s.name == "" {
+			b.fail(s, "has no name")
+		}
 		if s.do == nil {
 			b.fail(s, "has no function: call Do")
 		}
@@ -219,7 +222,9 @@ func (b *builder) levels() {
 			for _, e := range s.in {
 				l := e.from.level
 				if e.kind == collect {
-					l--
+					if l--; l < Step {
+						continue
+					}
 				}
 				if e.kind != loop && (s.level == unset || l > s.level) {
 					s.level = l
@@ -227,7 +232,14 @@ func (b *builder) levels() {
 			}
 		}
 		if s.level == unset {
-			b.fail(s, "has no level: it has no input to take one from; say At")
+			for _, e := range s.in {
+				if l := e.from.level; e.kind == collect && l != unset {
+					b.fail(s, "input %q: Collect gathers the batches of a step or the sub-batches of a batch, and port %q is at %v level", e.input, e.from.name, l)
+				}
+			}
+			if !slices.ContainsFunc(s.in, func(e *edge) bool { return e.kind == collect }) {
+				b.fail(s, "has no level: it has no input to take one from; say At")
+			}
 			continue
 		}
 		for _, o := range s.out {

@@ -73,6 +73,28 @@ func TestBuildErrors(t *testing.T) {
 			Collect(s, "batch", batches(g))
 			s.Do(do)
 		}, []string{`Collect wants a port finer than the stage's batch level`}},
+		{"collect of a stream", func(g *Graph) {
+			s := g.Stage("loss")
+			Collect(s, "rows", source(g))
+			s.Do(do)
+		}, []string{`stage "loss": input "rows": Collect gathers the batches of a step or the sub-batches of a batch, and port "source" is at stream level`}},
+		{"collect of steps", func(g *Graph) {
+			up := g.Stage("update", At(Step))
+			Collect(up, "batches", batches(g))
+			losses := Out[float64](up, "loss")
+			up.Do(do)
+			s := g.Stage("all")
+			Collect(s, "losses", losses.Port)
+			s.Do(do)
+		}, []string{`stage "all": input "losses": Collect gathers the batches of a step or the sub-batches of a batch, and port "loss" is at step level`}},
+		{"no function", func(g *Graph) {
+			rows := Source[int](g, "rows", nil)
+			Sink(g, "sink", Map[int, int](g, "map", rows, nil), nil)
+			g.Stage("fine").Refuse(nil)
+		}, []string{`stage "rows": its function is nil`, `stage "map": its function is nil`, `stage "sink": its function is nil`, `stage "fine": has no function`}},
+		{"no name", func(g *Graph) {
+			Sink(g, "", source(g), func(*Task, int) error { return nil })
+		}, []string{`stage "": has no name`}},
 		{"stream into batch", func(g *Graph) {
 			s := g.Stage("loss", At(Batch))
 			In(s, "rows", source(g))

@@ -155,7 +155,7 @@ func Descending() Option { return func(s *Stage) { s.descending = true } }
 // not called and its outputs carry zero values.
 func When(f func(step int) bool) Option { return func(s *Stage) { s.when = f } }
 
-// Stage adds a stage. Names are unique within a graph.
+// Stage adds a stage. Names are unique within a graph, and not empty.
 func (g *Graph) Stage(name string, opts ...Option) *Stage {
 	s := &Stage{graph: g, id: len(g.stages), name: name, level: unset, place: Placement{Host: true}, parallel: 1}
 	for _, o := range opts {
@@ -168,8 +168,15 @@ func (g *Graph) Stage(name string, opts ...Option) *Stage {
 // Do sets the stage's function. It is called once per index, on the stage's lane or in the host pool.
 func (s *Stage) Do(f func(*Task) error) { s.do = f }
 
-// Refuse makes Build return a mistake that whoever adds the stage has found in what the stage was given.
-func (s *Stage) Refuse(err error) { s.graph.fail("stage %q: %w", s.name, err) }
+// Refuse makes Build return a mistake that whoever adds the stage has found in what the stage was given; nil is none.
+func (s *Stage) Refuse(err error) {
+	if err != nil {
+		s.graph.fail("stage %q: %w", s.name, err)
+	}
+}
+
+// noFunction is what Build says of a stage that Source, Map or Sink was given no function for.
+var noFunction = errors.New("its function is nil")
 
 func (g *Graph) fail(format string, args ...any) {
 	g.errs = append(g.errs, fmt.Errorf("graph %q: "+format, append([]any{g.name}, args...)...))
@@ -347,6 +354,9 @@ func Bind[T any](later Port[T], o Output[T]) {
 func Source[T any](g *Graph, name string, next func(context.Context) (T, error), opts ...Option) Port[T] {
 	s := g.Stage(name, append([]Option{At(Stream)}, opts...)...)
 	out := Out[T](s, name)
+	if next == nil {
+		s.Refuse(noFunction)
+	}
 	s.Do(func(t *Task) error {
 		v, err := next(t.Context())
 		if err != nil {
@@ -363,6 +373,9 @@ func Map[A, B any](g *Graph, name string, in Port[A], f func(*Task, A) (B, error
 	s := g.Stage(name, opts...)
 	a := In(s, name, in)
 	out := Out[B](s, name)
+	if f == nil {
+		s.Refuse(noFunction)
+	}
 	s.Do(func(t *Task) error {
 		v, err := f(t, a.Get(t))
 		if err != nil {
@@ -378,10 +391,14 @@ func Map[A, B any](g *Graph, name string, in Port[A], f func(*Task, A) (B, error
 func Sink[A any](g *Graph, name string, in Port[A], f func(*Task, A) error, opts ...Option) {
 	s := g.Stage(name, opts...)
 	a := In(s, name, in)
+	if f == nil {
+		s.Refuse(noFunction)
+	}
 	s.Do(func(t *Task) error { return f(t, a.Get(t)) })
 }
 
-// Task is one call of a stage's function.
+// Task is one call of a stage's function, for the goroutine of that call until it returns: what the function has others do gives it what they have
+// found. Context, Stage, Lane and Alive others may call as well.
 type Task struct {
 	Index Index // of a stage at Stream, such as Source and what maps its items, without a Step
 	run   *running

@@ -281,3 +281,16 @@ func TestStalledLongest(t *testing.T) {
 		at = next
 	}
 }
+
+// Steps are counted from 0.
+func TestFirstStepBelowNone(t *testing.T) {
+	g := New("g")
+	Sink(g, "work", Source(g, "rows", count(1)), func(*Task, int) error { return nil })
+	p, err := g.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context(), FirstStep(-1)); err == nil || err.Error() != `graph "g": FirstStep(-1): want how many steps were made before` {
+		t.Error(err)
+	}
+}

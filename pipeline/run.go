@@ -70,7 +70,7 @@ type RunOption func(*running)
 // WithTrace records the run.
 func WithTrace(t *Tracer) RunOption { return func(r *running) { r.tracer = t } }
 
-// FirstStep numbers the run's first step; a resumed run does not begin at 0.
+// FirstStep numbers the run's first step, from 0, which it is without this option: a run that goes on from a checkpoint does not begin there.
 func FirstStep(n int) RunOption { return func(r *running) { r.first = n } }
 
 // WhenStalled makes a run that has heard of nothing for so long say what runs and who waits for what; again after twice as long,
@@ -166,6 +166,9 @@ func (p *Plan) Run(ctx context.Context, opts ...RunOption) error {
 	r := &running{plan: p, events: make(chan event), host: make(chan call, p.workers), lanes: map[Placement]chan call{}, values: map[item]value{}, busy: map[taskID]time.Time{}, depth: map[int]int{}}
 	for _, o := range opts {
 		o(r)
+	}
+	if r.first < 0 {
+		return fmt.Errorf("graph %q: FirstStep(%d): want how many steps were made before", p.name, r.first)
 	}
 	r.core = newCore(p, r.first)
 	r.began = time.Now()

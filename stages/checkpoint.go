@@ -18,7 +18,7 @@ import (
 // Checkpoints says where states become checkpoints, and how many stay.
 type Checkpoints struct {
 	Store *checkpoint.Store
-	Keep  int // complete ones, at least 1
+	Keep  int // complete ones; below 1: 1
 	// State adds what the program knows besides to the first rank's: a recipe, files, contents. May be nil.
 	State func(*checkpoint.State) error
 }
@@ -28,8 +28,13 @@ type Checkpoints struct {
 func Checkpoint(g *pipeline.Graph, states pipeline.Port[*State], e *Encoder, to Checkpoints) {
 	s := g.Stage("checkpoint", pipeline.At(pipeline.Step))
 	in := Snapshots(s, states)
+	if to.Store == nil {
+		s.Refuse(errNoStore)
+	}
 	s.Do(func(t *pipeline.Task) error { return e.Checkpoint(t.Context(), in.Get(t), to) })
 }
+
+var errNoStore = errors.New("Checkpoints.Store is nil: checkpoint.Open makes one of a folder")
 
 // Snapshots connects a stage of one's own that writes them. What bounds this edge is the memory for one state: steps without one put nil, and must
 // not wait for a checkpoint of steps ago.

@@ -38,6 +38,8 @@ func Loss(g *pipeline.Graph, batches pipeline.Port[*Batch], embedded pipeline.Po
 		s.Refuse(errors.New("stages.Loss has been given no loss: it is nil"))
 	} else if err := loss.Check(l); err != nil {
 		s.Refuse(err)
+	} else if !e.Model.Config.Scorer.None() && loss.OfEmbeddings(l) {
+		s.Refuse(fmt.Errorf("%T compares embeddings, and the model gives pairs of texts a score: loss.Groups learns from these", l))
 	}
 	s.Do(func(t *pipeline.Task) error {
 		if err := e.claim(t); err != nil {

@@ -37,8 +37,8 @@ func (e *Encoder) Engine() *embedder.Engine {
 }
 
 // Evaluate adds the stage that measures an encoder's model on a retrieval task after each step that due says, counted from 0, before the next
-// one changes it: with [Plan.EpochEnds], after an epoch's last step. Its results are nil after other steps. Several ranks, which all add it, embed together, and rank 0 has the results. The encoder's
-// Close gives back what it takes. There may be several such stages, for several tasks.
+// one changes it: with [Plan.EpochEnds], after an epoch's last step. A nil due is every step. Its results are nil after other steps. Several ranks, which all add
+// it, embed together, and rank 0 has the results. The encoder's Close gives back what it takes. There may be several such stages, for several tasks.
 func Evaluate(g *pipeline.Graph, steps pipeline.Port[StepResult], e *Encoder, task *embedder.Task, due func(step int) bool, measures ...evaluate.Measure) pipeline.Port[*evaluate.Result] {
 	return evaluateStage(g, steps, e, due, func(ctx context.Context, engine *embedder.Engine) (*evaluate.Result, error) {
 		return task.Evaluate(ctx, engine, measures...)

@@ -11,6 +11,9 @@ import (
 
 // MapRows adds a stage that calls f with each row before it becomes tokens, one row at a time: see [Chunk.MapRows].
 func MapRows(g *pipeline.Graph, name string, chunks pipeline.Port[*Chunk], f func(*Chunk, *dataset.Example) error) pipeline.Port[*Chunk] {
+	if f == nil {
+		return pipeline.Map[*Chunk, *Chunk](g, name, chunks, nil) // which Build refuses
+	}
 	return pipeline.Map(g, name, chunks, func(t *pipeline.Task, c *Chunk) (*Chunk, error) { return c.MapRows(t, f) })
 }
 

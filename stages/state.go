@@ -138,6 +138,9 @@ func Snapshot(g *pipeline.Graph, results pipeline.Port[StepResult], e *Encoder, 
 	out := pipeline.Lent[*State](s, "state")
 	free := make(chan struct{}, 1)
 	free <- struct{}{}
+	if due == nil {
+		s.Refuse(errors.New("nothing says after which steps there is to be a snapshot: due is nil"))
+	}
 	s.Do(func(t *pipeline.Task) error {
 		r := in.Get(t)
 		note, save := due(r)

@@ -154,13 +154,24 @@ const (
 	OnlySecond                     // the second, as cross-encoders do that must see the whole query
 )
 
+func (t Truncation) check() error {
+	if t < LongestFirst || t > OnlySecond {
+		return fmt.Errorf("truncation %d: want LongestFirst, OnlyFirst or OnlySecond", t)
+	}
+	return nil
+}
+
 // ErrTooShort is what AppendPair wraps if maxLen leaves no room.
 var ErrTooShort = errors.New("max length too short")
 
 // AppendPair appends the ids of a pair of texts ([CLS] a [SEP] b [SEP]) to dst, and each id's type (0 up to the first
 // [SEP], then 1) to types. maxLen counts the special tokens; 0 is no limit. The error, which wraps ErrTooShort, says
-// that shortening the text that how names isn't enough.
+// that shortening the text that how names isn't enough. Where there is room for the special tokens and no more, both texts are cut off, whatever how says, as
+// Hugging Face does it.
 func (t *Tokenizer) AppendPair(dst, types []int32, a, b string, maxLen int, how Truncation) (ids, typeIDs []int32, truncated bool, err error) {
+	if err := how.check(); err != nil {
+		return dst, types, false, err
+	}
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
 	keep := math.MaxInt

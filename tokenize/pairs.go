@@ -101,8 +101,15 @@ type PairOptions struct {
 	Pad            *int32   // an id of which a pair has none at its end, but for the pair's first; nil: there is none
 }
 
-// NewPairs prepares pairs of texts for a tokenizer.
+// NewPairs prepares pairs of texts for a tokenizer. The error, of options that can't be meant, wraps ErrTooShort where MaxLength leaves no room beside
+// what surrounds a pair.
 func (t *Tokenizer) NewPairs(o PairOptions) (*Pairs, error) {
+	if err := o.Truncation.check(); err != nil {
+		return nil, err
+	}
+	if o.MaxLength < 0 {
+		return nil, fmt.Errorf("pairs of at most %d tokens: 0 means no limit", o.MaxLength)
+	}
 	p := &Pairs{t: t, maxLength: o.MaxLength, how: o.Truncation, query: o.QueryPrompt, doc: o.DocumentPrompt, instruction: o.Instruction, pad: o.Pad}
 	fixed := t.pairSpecials
 	if o.Template != nil {

@@ -118,6 +118,30 @@ func TestPairUncut(t *testing.T) {
 	}
 }
 
+// A truncation that there is not is told, and so is a length below none.
+func TestPairOptions(t *testing.T) {
+	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, how := range []Truncation{-1, OnlySecond + 1} {
+		ids, _, _, err := tok.AppendPair(nil, nil, "cat bird cat", "file", 5, how)
+		if want := fmt.Sprintf("truncation %d: want LongestFirst", how); err == nil || !strings.Contains(err.Error(), want) || ids != nil {
+			t.Errorf("%v, %v, want %s", ids, err, want)
+		}
+		if _, err := tok.NewPairs(PairOptions{Truncation: how}); err == nil {
+			t.Errorf("pairs of truncation %d", how)
+		}
+	}
+	if _, err := tok.NewPairs(PairOptions{MaxLength: -1}); err == nil {
+		t.Error("pairs of at most -1 tokens")
+	}
+	ids, _, cut, err := tok.AppendPair(nil, nil, "cat bird cat", "file", 3, OnlySecond) // special tokens alone, as Hugging Face has it
+	if err != nil || !cut || len(ids) != 3 {
+		t.Errorf("%v, %t, %v", ids, cut, err)
+	}
+}
+
 // What looks like a query or document in the instruction is text as it is written, and is not cut for the query.
 func TestPairInstruction(t *testing.T) {
 	tok, err := Load(goldens.Path(t, "bert/minilm-tiny"))

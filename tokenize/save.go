@@ -76,6 +76,9 @@ type VocabOptions struct {
 // which a token's place is its id. It must have [PAD], [UNK], [CLS], [SEP] and [MASK], no token twice, and none that is
 // empty or has white space in it.
 func FromVocab(tokens []string, opts VocabOptions) (*Tokenizer, error) {
+	if opts.MaxLength < 0 {
+		return nil, fmt.Errorf("vocabulary: MaxLength %d: want a number of tokens, or 0 for none", opts.MaxLength)
+	}
 	ids := make(map[string]int, len(tokens))
 	for id, token := range tokens {
 		if old, ok := ids[token]; ok {

@@ -389,6 +389,9 @@ func TestTrainErrors(t *testing.T) {
 			t.Errorf("%q: %v, want %q", tokens, err, want)
 		}
 	}
+	if _, err := FromVocab(specials, VocabOptions{MaxLength: -1}); err == nil || !strings.Contains(err.Error(), "MaxLength -1") {
+		t.Error(err)
+	}
 }
 
 // Files that can't be used: the message names the file and the component or place.

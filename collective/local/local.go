@@ -56,7 +56,7 @@ type hub struct {
 	data, host *point
 }
 
-// New makes the worlds of n ranks, one for each. A negative n panics.
+// New makes the worlds of n ranks, one for each, which closes it. A negative n panics.
 func New(n int, opts ...Option) []collective.World {
 	j := &job{deadline: collective.DefaultDeadline, fate: engine.NewFate(), groups: map[string]*hub{}, left: make([]bool, n), last: make([]atomic.Pointer[func() string], n)}
 	for _, o := range opts {
@@ -74,7 +74,7 @@ func New(n int, opts ...Option) []collective.World {
 	return ws
 }
 
-// Run runs f as each of n ranks, each on a goroutine, and returns when all have returned. The first error ends the job, and is
+// Run runs f as each of n ranks, each on a goroutine, closes each rank's world, and returns when all have returned. The first error ends the job, and is
 // returned with its rank, as a [collective.RankError] behind which errors.Is and errors.As find it. No rank at all, n below 1, is an error.
 func Run(n int, f func(w collective.World) error, opts ...Option) error {
 	if n < 1 {

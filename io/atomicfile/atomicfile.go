@@ -35,7 +35,7 @@ var (
 )
 
 // ErrBusy is wrapped by the error of a writer that finds another one at work on the same path.
-var ErrBusy = errors.New("another process is writing it")
+var ErrBusy = errors.New("another writer is at work on it, of this process or another one")
 
 // errNoName: a path that nobody has filled in would be the folder at hand.
 var errNoName = errors.New("the path is empty: it has to name what is written")

@@ -6,7 +6,7 @@ import (
 )
 
 // MinedKey is what a parquet file's footer says: the name of a column of scores that contraflow mine has written of the model that it searched with. They
-// are no teacher's, and a [Dataset] that takes them for one's has a note. [TableWriter]s pass it on with the column, and not where the table has it no more.
+// are no teacher's, and a [Dataset] that takes them for one's has a note. Each [TableWriter] passes it on with the column, and not where the table has it no more.
 const MinedKey = "contraflow.mined_scores"
 
 // noteMined adds a note where scores are the miner's own.

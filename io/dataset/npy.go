@@ -21,8 +21,11 @@ type NPYWriter struct {
 	incomplete error
 }
 
-// NewNPYWriter begins a file of so many vectors, for path or, of a link, for what it leads to.
+// NewNPYWriter begins a file of so many vectors, of dim numbers each, for path or, of a link, for what it leads to.
 func NewNPYWriter(path string, rows int64, dim int) (*NPYWriter, error) {
+	if rows < 0 || dim < 1 {
+		return nil, fmt.Errorf("%s: %d vectors of %d numbers: want 0 or more, of at least 1", path, rows, dim)
+	}
 	file, err := atomicfile.Replace(path)
 	if err != nil {
 		return nil, err
@@ -39,6 +42,9 @@ func NewNPYWriter(path string, rows int64, dim int) (*NPYWriter, error) {
 
 // Write appends whole vectors, one after the other.
 func (w *NPYWriter) Write(vectors []float32) error {
+	if w.file == nil {
+		return closedWriter(w.path)
+	}
 	w.written += int64(len(vectors))
 	w.inBytes = w.inBytes[:0]
 	for _, v := range vectors {
@@ -50,8 +56,11 @@ func (w *NPYWriter) Write(vectors []float32) error {
 	return w.incomplete
 }
 
-// Close puts the file in its place, if it has all vectors.
+// Close puts the file in its place, if it has all vectors. Close after Abort or Close does nothing.
 func (w *NPYWriter) Close() error {
+	if w.file == nil {
+		return nil
+	}
 	defer w.Abort()
 	if w.incomplete == nil && w.written != w.rows*w.dim {
 		w.incomplete = fmt.Errorf("%s: %d numbers, for %d vectors of %d", w.path, w.written, w.rows, w.dim)
@@ -68,6 +77,9 @@ func (w *NPYWriter) Close() error {
 	w.file = nil
 	return err
 }
+
+// closedWriter is the error of writing to a file after its writer's Close or Abort.
+func closedWriter(path string) error { return fmt.Errorf("%s: its writer is closed", path) }
 
 // Abort removes the temporary file. It does nothing after Close.
 func (w *NPYWriter) Abort() {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"contraflow/io/dataset"
@@ -36,6 +37,17 @@ func TestNPY(t *testing.T) {
 		t.Errorf("%v\n%q, want\n%q", err, got, want)
 	}
 
+	if err := w.Write([]float32{1, 2, 3}); err == nil || !strings.Contains(err.Error(), "its writer is closed") {
+		t.Errorf("written after Close: %v", err)
+	}
+	if err := w.Close(); err != nil {
+		t.Errorf("closed again: %v", err)
+	}
+	for _, shape := range [][2]int{{-1, 3}, {1, 0}, {1, -1}} {
+		if _, err := dataset.NewNPYWriter(path, int64(shape[0]), shape[1]); err == nil {
+			t.Errorf("%v is a shape", shape)
+		}
+	}
 	if w, err = dataset.NewNPYWriter(filepath.Join(filepath.Dir(path), "y.npy"), 2, 3); err != nil {
 		t.Fatal(err)
 	}

@@ -230,7 +230,7 @@ func openFrom(ctx context.Context, src Source, limit blockLimit, files func(d *D
 		return nil, fail(ErrMissingColumn, "documents: %q is a column of lists with all of a row's documents: there is no positive column beside it, no negatives and no template of columns, and no token ids are read of it", src.Documents)
 	}
 	if !src.texts && (src.Query == "" || src.Positive == "" && src.Documents == "" && src.Label == "" && src.Teacher == "" && !src.Raw) {
-		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q)", src.Query, src.Positive)
+		return nil, fail(ErrMissingColumn, "a dataset needs a query and a positive column (query: %q, positive: %q): rows of single texts have a label's or a teacher's in the place of the positive", src.Query, src.Positive)
 	}
 	if src.Tokens && (src.Queries != nil || src.Corpus != nil) {
 		return nil, fail(ErrMissingColumn, "rows that name texts by ids have no token ids beside them")

@@ -649,7 +649,9 @@ func (t *Table) NewWriter(path string, more ...OutColumn) (*TableWriter, error) 
 		return nil, err
 	}
 	for _, m := range more {
-		root.add(m.Name, outTypes[m.Type].node)
+		if err := root.addOut(path, m); err != nil {
+			return nil, err
+		}
 	}
 	w, err := newParquetWriter(path, root)
 	if err != nil {

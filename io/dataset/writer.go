@@ -1,8 +1,10 @@
 package dataset
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
+	"slices"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
@@ -112,8 +114,13 @@ func NewParquetWriter(path string, columns ...OutColumn) (*ParquetWriter, error)
 		return nil, fmt.Errorf("%s: no columns to write", path)
 	}
 	root := orderedGroup{}
-	for _, c := range columns {
-		root.add(c.Name, outTypes[c.Type].node)
+	for i, c := range columns {
+		if c.Name == "" {
+			return nil, fmt.Errorf("%s: column %d has no name", path, i)
+		}
+		if err := root.addOut(path, c); err != nil {
+			return nil, err
+		}
 	}
 	w, err := newParquetWriter(path, root)
 	if err != nil {
@@ -188,8 +195,8 @@ func (w *ParquetWriter) rowsOf(columns []any) (rows int, err error) {
 		}
 		n := 0
 		if v, ok := c.(VectorLists); ok {
-			if n = len(v.Cu) - 1; n < 0 || int(v.Cu[n])*v.Dim != len(v.Data) {
-				return 0, fmt.Errorf("%s: column %q has %d floats for %d offsets of vectors of %d", w.path, col.Name, len(v.Data), len(v.Cu), v.Dim)
+			if n = len(v.Cu) - 1; n < 0 || v.Cu[0] != 0 || !slices.IsSorted(v.Cu) || int(v.Cu[n])*v.Dim != len(v.Data) || v.Dim < 1 && v.Cu[n] > 0 {
+				return 0, fmt.Errorf("%s: column %q has %d floats for %d offsets of vectors of %d: offsets begin at 0 and do not fall", w.path, col.Name, len(v.Data), len(v.Cu), v.Dim)
 			}
 		} else if v, ok := c.(Vectors); !ok {
 			n = reflect.ValueOf(c).Len()
@@ -329,8 +336,8 @@ func (w *ParquetWriter) Close() error {
 	}
 	err := w.file.Commit()
 	w.file = nil
-	if err != nil && w.err == nil {
-		w.err = err
+	if w.err == nil {
+		w.err = cmp.Or(err, closedWriter(w.path))
 	}
 	return err
 }
@@ -340,6 +347,9 @@ func (w *ParquetWriter) Abort() {
 	if w.file != nil {
 		w.file.Abort(nil)
 		w.file = nil
+		if w.err == nil {
+			w.err = closedWriter(w.path)
+		}
 	}
 }
 
@@ -356,6 +366,15 @@ func (g *orderedGroup) add(name string, n parquet.Node) {
 	}
 	g.Group[name] = n
 	g.fields = append(g.fields, namedNode{n, name})
+}
+
+// addOut adds a column to write.
+func (g *orderedGroup) addOut(path string, c OutColumn) error {
+	if int(c.Type) >= len(outTypes) {
+		return fmt.Errorf("%s: column %q is of OutType %d, which there is not", path, c.Name, c.Type)
+	}
+	g.add(c.Name, outTypes[c.Type].node)
+	return nil
 }
 
 func (g orderedGroup) Fields() []parquet.Field { return g.fields }

@@ -128,6 +128,9 @@ func TestWriterRagged(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
+	if err := w.Write([][]int32{{1}}, [][]float32{{1}}, VectorLists{Dim: 2, Cu: []int32{0, 0}}); err == nil || !strings.Contains(err.Error(), "its writer is closed") {
+		t.Errorf("written after Close: %v", err)
+	}
 	data, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -200,6 +203,12 @@ func TestWriterErrors(t *testing.T) {
 	if _, err := NewParquetWriter(path); err == nil {
 		t.Error("no columns")
 	}
+	if _, err := NewParquetWriter(path, OutColumn{"a", TextOut}, OutColumn{}); err == nil || !strings.Contains(err.Error(), "column 1 has no name") {
+		t.Errorf("a column without a name: %v", err)
+	}
+	if _, err := NewParquetWriter(path, OutColumn{"a", VectorListOut + 1}); err == nil || !strings.Contains(err.Error(), `column "a" is of OutType 9, which there is not`) {
+		t.Errorf("a column of no type: %v", err)
+	}
 	w, err := NewParquetWriter(path, OutColumn{"a", TextOut}, OutColumn{"v", VectorOut})
 	if err != nil {
 		t.Fatal(err)
@@ -216,6 +225,16 @@ func TestWriterErrors(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
+	lists, err := NewParquetWriter(filepath.Join(folder, "lists.parquet"), OutColumn{"v", VectorListOut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []VectorLists{{}, {Dim: 1, Cu: []int32{0, 2}, Data: make([]float32, 1)}, {Dim: 1, Cu: []int32{1, 2}, Data: make([]float32, 2)}, {Dim: 1, Cu: []int32{0, 3, 2}, Data: make([]float32, 2)}, {Cu: []int32{0, 1}}} {
+		if err := lists.Write(v); err == nil || !strings.Contains(err.Error(), "offsets begin at 0 and do not fall") {
+			t.Errorf("%v: %v", v, err)
+		}
+	}
+	lists.Abort()
 	// A disk that fails: the file is gone, what was there stays.
 	w.file.Close()
 	if err := w.Write([]string{"a"}, Vectors{Dim: 1, Data: []float32{1}}); err != nil {
@@ -232,6 +251,9 @@ func TestWriterErrors(t *testing.T) {
 	w.Abort()
 	if err := w.Close(); err != nil {
 		t.Error(err)
+	}
+	if err := w.Write([]string{"lost"}); err == nil || !strings.Contains(err.Error(), "its writer is closed") {
+		t.Errorf("written after Abort: %v", err)
 	}
 	files, _ := os.ReadDir(folder)
 	if b, _ := os.ReadFile(path); string(b) != "before" || len(files) != 1 {

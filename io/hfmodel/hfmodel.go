@@ -121,9 +121,12 @@ func Open(dir string) (*Folder, error) { return openOn(dir, "", false) }
 func OpenSettings(dir string) (*Folder, error) { return openOn(dir, "", true) }
 
 func openOn(dir, base string, bare bool) (_ *Folder, err error) {
+	if dir == "" {
+		return nil, errors.New("open model: no folder is named")
+	}
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && !looksLikePath(dir) && repoID.MatchString(dir) {
-		return nil, fmt.Errorf("open model: %w (if it is a model of the hub, Resolve finds its folder)", err)
+		return nil, fmt.Errorf("open model: %w (if it is a model of the hub, hfmodel.Resolve finds its folder)", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open model: %w", err)

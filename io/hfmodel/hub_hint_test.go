@@ -13,4 +13,7 @@ func TestOpenHint(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	if _, err := Open(""); err == nil || err.Error() != "open model: no folder is named" {
+		t.Error(err)
+	}
 }

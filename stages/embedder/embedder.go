@@ -106,7 +106,8 @@ func Warn(f func(message string)) Option { return func(o *options) { o.warn = f 
 // Pooling overrides what the folder says: mean, cls or last.
 func Pooling(mode string) Option { return func(o *options) { o.pooling = mode } }
 
-// Load loads a model folder.
+// Load loads a model folder, as contraflow, sentence-transformers or transformers saves it; that of a model of the hub is what hfmodel.Resolve finds. Without
+// OnDevice the model is on the best device of those that the program imports, which Close closes. An adapter is merged into its base model's weights.
 func Load(folder string, opts ...Option) (*Embedder, error) {
 	var o options
 	for _, f := range opts {

@@ -23,17 +23,20 @@ func (p Paraphrases) String() string {
 	return fmt.Sprintf("ap %.4f, f1 %.4f from %.4f on (precision %.4f, recall %.4f), %d pairs found, %d paraphrases", p.AP, p.F1, p.F1Threshold, p.Precision, p.Recall, p.Pairs, p.Paraphrases)
 }
 
-// Neighbours is how many texts nearest to each are looked at, and foundPairs how many pairs of these count at most, those with the highest scores.
-const (
-	Neighbours = 100
-	foundPairs = 500_000
-)
+// Neighbours is how many texts nearest to each are looked at, the top_k of sentence-transformers' evaluator.
+const Neighbours = 100
+
+const foundPairs = 500_000 // that count at most, those with the highest scores
 
 // MeasureParaphrases measures each text's nearest ones (itself may be among them), best first, by which texts are paraphrases: pairs of their numbers, in either
-// order. A pair counts once, and pairs with equal scores stand on one side of every threshold, which lies halfway between two scores.
+// order. A pair counts once, and pairs with equal scores stand on one side of every threshold, which lies halfway between two scores. Numbers
+// of no text, and scores that are NaN, are errors.
 func MeasureParaphrases(nearest Run, paraphrases [][2]int) (Paraphrases, error) {
 	are := map[[2]int]bool{}
 	for _, p := range paraphrases {
+		if min(p[0], p[1]) < 0 || max(p[0], p[1]) >= len(nearest) {
+			return Paraphrases{}, fmt.Errorf("texts %d and %d are paraphrases, but there are %d texts", p[0], p[1], len(nearest))
+		}
 		if p[0] != p[1] {
 			are[[2]int{min(p[0], p[1]), max(p[0], p[1])}] = true
 		}
@@ -44,6 +47,11 @@ func MeasureParaphrases(nearest Run, paraphrases [][2]int) (Paraphrases, error) 
 	}
 	others := make(Run, len(nearest))
 	for a, hits := range nearest {
+		for _, h := range hits {
+			if h.Doc < 0 || int(h.Doc) >= len(nearest) || h.Score != h.Score {
+				return Paraphrases{}, fmt.Errorf("text %d of %d is near text %d, with a score of %v: want the number of a text and a number", h.Doc, len(nearest), a, h.Score)
+			}
+		}
 		hits = slices.DeleteFunc(slices.Clone(hits), func(h Hit) bool { return int(h.Doc) == a })
 		others[a] = hits[:min(len(hits), Neighbours)]
 	}

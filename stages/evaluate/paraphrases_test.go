@@ -96,4 +96,14 @@ func TestParaphrases(t *testing.T) {
 	if _, err := MeasureParaphrases(nearest, [][2]int{{4, 4}}); err == nil {
 		t.Error("a text is no paraphrase of itself, and nobody says so")
 	}
+	for _, none := range [][2]int{{0, n}, {-1, 0}} {
+		if _, err := MeasureParaphrases(nearest, [][2]int{none}); err == nil {
+			t.Errorf("texts %v are there", none)
+		}
+	}
+	for _, h := range []Hit{{Doc: -1}, {Doc: 2}, {Doc: 1, Score: float32(math.NaN())}} {
+		if _, err := MeasureParaphrases(Run{{h}, nil}, [][2]int{{0, 1}}); err == nil {
+			t.Errorf("%v is near", h)
+		}
+	}
 }

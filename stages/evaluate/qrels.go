@@ -1,6 +1,7 @@
 package evaluate
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -24,7 +25,7 @@ type Qrels struct {
 }
 
 // NewQrels starts empty judgments over a query set and a corpus. Both lists grow when Add meets an id that is not in
-// them, behind the ids they have, so they must be two lists even where queries and documents share their ids.
+// them, behind the ids they have, so they must be two lists even where queries and documents share their ids: of one list Add is an error.
 func NewQrels(queries, docs *IDs) *Qrels {
 	return &Qrels{Queries: queries, Docs: docs, judged: make([][]Judgment, queries.Len()), queries: queries.Len(), docs: docs.Len()}
 }
@@ -35,6 +36,9 @@ func NewQrels(queries, docs *IDs) *Qrels {
 func (q *Qrels) Add(query, doc string, relevance int) error {
 	if relevance < math.MinInt32 || relevance > math.MaxInt32 {
 		return fmt.Errorf("query %q, document %q: a relevance of %d does not fit 32 bits", query, doc, relevance)
+	}
+	if q.Queries == q.Docs {
+		return errors.New("one list of ids is both the queries' and the documents', and would take those of either for the other's: each needs its own")
 	}
 	i, d := q.Queries.add(query), int32(q.Docs.add(doc))
 	for len(q.judged) <= i {

@@ -15,8 +15,11 @@ const (
 	corpusBlock = 4096
 )
 
-// Normalize gives embeddings length 1, in place.
+// Normalize gives embeddings [n, dim], one after the other, length 1, in place; those of zeros stay as they are. It panics unless they are whole ones.
 func Normalize(embeddings []float32, dim int) {
+	if dim < 1 || len(embeddings)%dim != 0 {
+		panic(fmt.Sprintf("evaluate.Normalize: %d numbers are no embeddings of %d dimensions", len(embeddings), dim))
+	}
 	for ; len(embeddings) >= dim; embeddings = embeddings[dim:] {
 		x, sum := embeddings[:dim], 0.0
 		for _, v := range x {
@@ -29,7 +32,7 @@ func Normalize(embeddings []float32, dim int) {
 	}
 }
 
-// Product is the inner product of two embeddings, in float64.
+// Product is the inner product of two embeddings of one size, summed in float64.
 func Product(a, b []float32) (sum float64) {
 	for i, v := range a {
 		sum += float64(v) * float64(b[i])

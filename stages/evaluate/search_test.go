@@ -45,6 +45,31 @@ func TestNormalize(t *testing.T) {
 	}
 }
 
+// Numbers that are no whole embeddings are a mistake of who calls, which once was a loop without an end.
+func TestNormalizeParts(t *testing.T) {
+	for _, dim := range []int{0, -1, 3} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("4 numbers are embeddings of %d dimensions", dim)
+				}
+			}()
+			Normalize(make([]float32, 4), dim)
+		}()
+	}
+}
+
+// Queries and documents have lists of their own, or a judged id of either would be one of the other.
+func TestQrelsOneList(t *testing.T) {
+	ids, err := NewIDs([]string{"a", "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := NewQrels(ids, ids).Add("a", "b", 1); err == nil || !strings.Contains(err.Error(), "each needs its own") {
+		t.Error(err)
+	}
+}
+
 // Blocks cut the search nowhere: it finds what sorting all scores finds.
 func TestSearch(t *testing.T) {
 	d, err := cpu.New()

@@ -49,6 +49,7 @@ package loss
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 
 	"contraflow/gpustage"
@@ -138,6 +139,23 @@ func Check(l Loss) error {
 		return c.Check()
 	}
 	return nil
+}
+
+// OfEmbeddings tells whether a loss of this package, or one in it, compares embeddings: of a reranker's scores it would learn nothing, from which [Groups]
+// learns. Of a loss of one's own nobody knows, and it is false.
+func OfEmbeddings(l Loss) bool {
+	switch l := l.(type) {
+	case InfoNCE, CrossEntropy, DistillKL, MarginMSE, Triplet, Contrastive, CosineSimilarity, CoSENT, BatchTriplet, MegaBatchMargin,
+		GlobalOrthogonal, TeacherEmbedding, LateInteraction, M3, Flops, matryoshka, splitMatryoshka:
+		return true
+	case ByDataset:
+		return slices.ContainsFunc(l, func(own RowSplitter) bool { return OfEmbeddings(own) })
+	case sum:
+		return slices.ContainsFunc(l, func(t Term) bool { return OfEmbeddings(t.Loss) })
+	case splitSum:
+		return OfEmbeddings(l.sum)
+	}
+	return false
 }
 
 func meansRows(l Loss) bool {

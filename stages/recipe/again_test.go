@@ -41,6 +41,13 @@ func TestRunUsedAgain(t *testing.T) {
 	}
 	_, err = x.Train(t.Context(), Resuming())
 	refuses("again", err, "this Run has trained already")
+	again := filepath.Join(j.dir, "again")
+	if err := x.Save(nil, again); err != nil { // on a stream of the run's own
+		t.Fatal(err)
+	}
+	if is, err := os.ReadFile(filepath.Join(again, "model.safetensors")); err != nil || string(is) != string(was) {
+		t.Errorf("the model that was trained is saved as another: %v", err)
+	}
 	if is, err := os.ReadFile(filepath.Join(s.Model, "model.safetensors")); err != nil || string(is) != string(was) {
 		t.Errorf("the model is another: %v", err)
 	}
@@ -57,6 +64,26 @@ func TestRunUsedAgain(t *testing.T) {
 	refuses("closed", err, "is closed")
 	_, err = x.Verify(t.Context(), VerifyOptions{})
 	refuses("closed", err, "is closed")
+	_, err = x.Calibrate(t.Context(), 1, 1)
+	refuses("closed", err, "is closed")
+	refuses("closed", x.Save(nil, filepath.Join(j.dir, "none")), "is closed")
+}
+
+// What a calibration has left of a model is not what the recipe begins with, and a calibration of nothing is refused.
+func TestTrainCalibrated(t *testing.T) {
+	j := newJob(t, 12)
+	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "run")})
+	for _, none := range [][2]int{{0, 1}, {1, 0}} {
+		if _, err := x.Calibrate(t.Context(), none[0], none[1]); err == nil || !strings.Contains(err.Error(), "want at least 1 of each") {
+			t.Errorf("%v: %v", none, err)
+		}
+	}
+	if _, err := x.Calibrate(t.Context(), 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Train(t.Context()); err == nil || !strings.Contains(err.Error(), "has trained already") {
+		t.Error(err)
+	}
 }
 
 // A recipe without save.dir is read and opened by who saves nothing, and does not train.

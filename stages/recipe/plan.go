@@ -64,8 +64,15 @@ func (x *Run) RatesAt(tokensPerS float64) Rates {
 }
 
 // Calibrate trains a few steps of the recipe on this rank alone, as one of so many ranks would, and returns what that took. The
-// model is not worth anything afterwards.
+// model is not worth anything afterwards, and Train refuses it.
 func (x *Run) Calibrate(ctx context.Context, ranks, steps int) (r Rates, err error) {
+	switch {
+	case x.closed:
+		return Rates{}, errClosed
+	case ranks < 1 || steps < 1:
+		return Rates{}, fmt.Errorf("Calibrate: %d steps as one of %d ranks: want at least 1 of each", steps, ranks)
+	}
+	x.began = true
 	y := *x
 	y.ranks = nil
 	y.Recipe.Batch.GlobalSize = max(2, x.Recipe.Batch.GlobalSize/ranks)

@@ -1,7 +1,7 @@
 // Package recipe makes a training graph from a YAML file.
 //
 // A recipe names the model, the data, the batch, the loss and the optimizer; [Load] decodes it strictly, with defaults for
-// everything but three keys, [Recipe.Open] loads what it names, and [Run.Train] runs the graph. The graph is the one that
+// everything but three keys, [Open] loads what it names, and [Run.Train] runs the graph. The graph is the one that
 // package stages offers to Go programs: a recipe can't do anything that a program couldn't.
 //
 // # Errors
@@ -32,7 +32,7 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// Recipe is a resolved recipe: every key there is.
+// Recipe is a recipe with every key there is. Its zero value is none that can be opened: a program begins with Default, or with one that was parsed.
 type Recipe struct {
 	Model     Model     `yaml:"model"`
 	Data      Data      `yaml:"data"`

@@ -13,9 +13,16 @@ import (
 	"contraflow/stages/transformer"
 )
 
-// Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter, or merged. Where
-// ranks hold a part of it, all call it and rank 0 writes.
+// Save writes the model with its present parameters to a folder that sentence-transformers loads: with LoRA, that of the adapter, or merged. s is the
+// stream of the stage that saves while the run trains (stages.Stream, on the compute lane); nil before and after: the run's own. Where ranks hold a
+// part of it, all call it and rank 0 writes.
 func (x *Run) Save(s gpustage.Stream, dir string) error {
+	if x.closed {
+		return errClosed
+	}
+	if s == nil {
+		s = x.stream
+	}
 	if x.reranker != nil {
 		return x.saveReranker(s, dir)
 	}

@@ -83,7 +83,8 @@ func Progress(tell func(done, total int)) Option { return func(o *options) { o.t
 // Warn gets what a user should know although the model loads.
 func Warn(f func(message string)) Option { return func(o *options) { o.warn = f } }
 
-// Load loads a model folder.
+// Load loads the folder of a model that scores; that of a model of the hub is what hfmodel.Resolve finds. Without OnDevice the model is on the best device of
+// those that the program imports, which Close closes.
 func Load(folder string, opts ...Option) (_ *Reranker, err error) {
 	var o options
 	for _, f := range opts {
