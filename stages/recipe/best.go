@@ -50,10 +50,10 @@ func (x *Run) keepBest(s gpustage.Stream) error {
 	return err
 }
 
-// bestHash is the hash of the weights in best/; "" if there are none.
+// bestHash is the hash of the weights in best/, those of its modules included: they may be all that trains. It is "" if there are none.
 func (x *Run) bestHash() (string, error) {
 	var paths, hashes []string
-	for _, kind := range []string{"*.safetensors", "*.pt"} {
+	for _, kind := range []string{"*.safetensors", "*.pt", "*/*.safetensors"} {
 		found, err := fs.Glob(os.DirFS(x.bestDir()), kind) // sorted
 		if err != nil {
 			return "", err

@@ -231,6 +231,26 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	said(t, o, err, "what eval measures has changed")
 }
 
+// Where all that trains are weights of a module in a folder of its own, best/ is known by these.
+func TestBestOfModules(t *testing.T) {
+	j := newJob(t, 60)
+	sets := append(j.measured(t), "train.max_steps=8", "model.kind=multi_vector", "model.vector_dim=4", "loss={name: mnrl, scale: 1}", "optimizer.lr=0.01", "model.freeze={layers: 1, embeddings: true}")
+	if _, err := j.run(t, "run", nil, 4, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(j.dir, "run", "best", "1_Dense", "model.safetensors")
+	abandoned, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	abandoned[len(abandoned)-1] ^= 1 // a sign
+	if err := os.WriteFile(path, abandoned, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "run", nil, 0, true, append(sets, "optimizer.lr=1e-7")...)
+	said(t, o, err, "best and patience begin anew")
+}
+
 // A model's folder that is not what it was is named and refused, whichever of its files it is.
 func TestModelFolderChanged(t *testing.T) {
 	j := newJob(t, 60)
