@@ -205,6 +205,11 @@ func changesSteps(line string) bool {
 
 // finish gives a run that is over its model, if it isn't there, or was saved otherwise: from the checkpoint of its last step.
 func (x *Run) finish(from *checkpoint.Checkpoint) (*Summary, error) {
+	if x.Main() { // no later checkpoint does
+		if err := x.saves.store.Tidy(); err != nil {
+			return nil, fmt.Errorf("save.dir: %w", err)
+		}
+	}
 	dir, step := x.modelDir(), from.Step
 	s := &Summary{Steps: step, Counts: x.saves.progress.Counts, Model: dir, Over: true}
 	why := ""

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -571,9 +572,10 @@ func setAside(dir string) error {
 	return nil
 }
 
-// forget removes what was set aside: its model has been replaced.
+// forget removes what was set aside: its model has been replaced. The recipe goes first: as long as it is there, what is without the suffix is not
+// the model's.
 func forget(dir string) error {
-	for _, name := range runFiles {
+	for _, name := range slices.Backward(runFiles) {
 		if err := os.Remove(filepath.Join(dir, name+previous)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
