@@ -26,7 +26,7 @@ import (
 // never make. So the checkpoint has the hash of what was in best/ when it was made, and a best/ of another hash is not used.
 
 // bestDir is where the best evaluation's model is kept until the end.
-func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, "best") }
+func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, bestFolder) }
 
 // factorsFile is beside the best model of a run with LoRA that merges what it saves: what trains of it.
 const factorsFile = "factors.safetensors"
