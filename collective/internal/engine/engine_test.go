@@ -364,3 +364,46 @@ func TestMembers(t *testing.T) {
 		}
 	}
 }
+
+// broken is a transport of two ranks that moves nothing.
+type broken struct{ why error }
+
+func (t broken) Rank() int { return 0 }
+func (t broken) Size() int { return 2 }
+func (t broken) AllToAll(*engine.Call, []gpustage.Tensor, func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	return nil, t.why
+}
+func (t broken) Gather(*engine.Call, gpustage.Tensor, func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	return nil, t.why
+}
+func (t broken) Broadcast(_ *engine.Call, x gpustage.Tensor, _ int) (gpustage.Tensor, error) { return x, t.why }
+func (t broken) Release(*engine.Call) error                                                  { return nil }
+func (t broken) Refuse(_ *engine.Call, err error) error                                      { return err }
+
+// What a transport could not move is the stream's error, and no traffic.
+func TestTransportFails(t *testing.T) {
+	d := ref.New()
+	x, err := gpustage.NewTensor(d, gpustage.F32, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := errors.New("no way")
+	for _, wire := range []gpustage.DType{gpustage.F32, gpustage.BF16} {
+		for op, call := range map[collective.Op]func(g *engine.Group, s gpustage.Stream){
+			"all-gather":     func(g *engine.Group, s gpustage.Stream) { g.AllGather(s, x, x.Span(0, 1), []int{1, 1}, wire) },
+			"reduce-scatter": func(g *engine.Group, s gpustage.Stream) { g.ReduceScatter(s, x.Span(0, 1), x, []int{1, 1}, wire) },
+			"all-reduce":     func(g *engine.Group, s gpustage.Stream) { g.AllReduce(s, x, wire) },
+			"broadcast":      func(g *engine.Group, s gpustage.Stream) { g.Broadcast(s, x, 1) },
+		} {
+			g := engine.New(broken{why})
+			s, err := d.OpenStream()
+			if err != nil {
+				t.Fatal(err)
+			}
+			call(g, s)
+			if err := s.Sync(); !errors.Is(err, why) || len(g.Traffic().Calls) > 0 {
+				t.Errorf("%s of a %s wire: %v, %v", op, wire, err, g.Traffic())
+			}
+		}
+	}
+}
