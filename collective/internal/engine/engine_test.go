@@ -352,6 +352,42 @@ func (d *largest) Alloc(bytes int) (gpustage.Memory, error) {
 	return d.Device.Alloc(bytes)
 }
 
+// Parts longer than what a processor sums at a time are summed block by block, of more ranks than two by way of scratch.
+func TestBlocks(t *testing.T) {
+	const ranks, n = 3, 3*2*4096 + 5
+	for _, wire := range []gpustage.DType{gpustage.F32, gpustage.BF16} {
+		err := local.Run(ranks, func(w collective.World) error {
+			d := ref.New()
+			s, err := d.OpenStream()
+			if err != nil {
+				return err
+			}
+			x, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
+			if err != nil {
+				return err
+			}
+			vs := gpustage.Slice[float32](x)
+			for i := range vs {
+				vs[i] = float32(i%11 + w.Rank()) // small integers: no wire rounds them
+			}
+			w.AllReduce(s, x, wire)
+			if err := s.Sync(); err != nil {
+				return err
+			}
+			for i, v := range vs {
+				if want := float32(ranks*(i%11) + ranks*(ranks-1)/2); v != want {
+					t.Errorf("%s, rank %d: element %d is %v, want %v", wire, w.Rank(), i, v, want)
+					break
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Members are those of a color, in their order, and who says anything else is the one at fault, whatever it begins with.
 func TestMembers(t *testing.T) {
 	all := [][]byte{engine.SplitMessage(3), engine.SplitMessage(-1), engine.SplitMessage(3)}
