@@ -325,6 +325,19 @@ func TestTrimLog(t *testing.T) {
 	if got, err := os.ReadFile(path); len(got) > 0 || err != nil {
 		t.Errorf("the log of a run that begins is %q (%v)", got, err)
 	}
+	// An evaluation that is yet to be made goes, where it is there, and its step stays.
+	const step, evaluation = "{\"step\":2,\"loss\":1}\n", "{\"step\":2,\"metric\":\"m\"}\n"
+	for unmeasured, want := range map[bool]string{false: step + evaluation, true: step} {
+		if err := os.WriteFile(path, []byte(step+evaluation), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := trimLog(path, 2, unmeasured); err != nil {
+			t.Error(err)
+		}
+		if got, err := os.ReadFile(path); string(got) != want {
+			t.Errorf("unmeasured %t: the log is %q now (%v)", unmeasured, got, err)
+		}
+	}
 }
 
 func TestSkippedRow(t *testing.T) {

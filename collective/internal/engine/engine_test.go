@@ -412,9 +412,11 @@ func (t broken) AllToAll(*engine.Call, []gpustage.Tensor, func() ([]gpustage.Ten
 func (t broken) Gather(*engine.Call, gpustage.Tensor, func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
 	return nil, t.why
 }
-func (t broken) Broadcast(_ *engine.Call, x gpustage.Tensor, _ int) (gpustage.Tensor, error) { return x, t.why }
-func (t broken) Release(*engine.Call) error                                                  { return nil }
-func (t broken) Refuse(_ *engine.Call, err error) error                                      { return err }
+func (t broken) Broadcast(_ *engine.Call, x gpustage.Tensor, _ int) (gpustage.Tensor, error) {
+	return x, t.why
+}
+func (t broken) Release(*engine.Call) error             { return nil }
+func (t broken) Refuse(_ *engine.Call, err error) error { return err }
 
 // What a transport could not move is the stream's error, and no traffic.
 func TestTransportFails(t *testing.T) {
