@@ -146,7 +146,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 					t.Errorf("%s with min_delta %v: evaluation %d is the best: %v", metric, delta, i, better)
 				}
 			}
-			if p.Worse != 2 || !p.enough() {
+			if p.Worse != 2 || p.Spent != 2 || !p.enough() {
 				t.Errorf("%s with min_delta %v: %+v", metric, delta, p)
 			}
 		}
