@@ -17,6 +17,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/gpustage/ref"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/pipeline"
@@ -162,8 +163,8 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := slices.Clip(append(j.measured(t), "train.max_steps=8", "train.seed=2")) // whose best step is the seventh
-	stopped := func(out string) (best string) {
-		if _, err := j.run(t, out, nil, 4, false, append(sets, "eval.early_stopping={patience: 40}")...); err != nil {
+	stopped := func(out string, more ...string) (best string) {
+		if _, err := j.run(t, out, nil, 4, false, append(append(sets, "eval.early_stopping={patience: 40}"), more...)...); err != nil {
 			t.Fatal(err)
 		}
 		return filepath.Join(j.dir, out, "best", "model.safetensors")
@@ -212,7 +213,21 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	o, err = j.run(t, "gone", nil, 0, true, again...)
 	said(t, o, err, "best and patience begin anew")
 
-	stopped("eval")
+	stopped("eval", "eval.at_start=true")
+	first := func() *float64 {
+		c, err := checkpoint.Open(filepath.Join(j.dir, "eval", checkpointsDir), checkpoint.Disk{}).Latest(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p progress
+		if err := errors.Join(json.Unmarshal(c.Progress, &p), c.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return p.First
+	}
+	if first() == nil {
+		t.Error("the value before the first step is not in the checkpoint")
+	}
 	unkept := slices.Clip(append(again, "save.best=false"))
 	if _, err := j.run(t, "unkept", nil, 4, false, unkept...); err != nil {
 		t.Fatal(err)
@@ -227,6 +242,9 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	}
 	o, err = j.run(t, "eval", nil, 0, true, again...)
 	said(t, o, err, "what eval measures has changed")
+	if v := first(); v != nil {
+		t.Errorf("the model before its training is remembered with %v, which was measured otherwise", *v)
+	}
 	o, err = j.run(t, "unkept", nil, 0, true, unkept...)
 	said(t, o, err, "what eval measures has changed")
 }

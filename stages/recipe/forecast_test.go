@@ -98,7 +98,7 @@ func TestForecastIsCounted(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal([]byte(strings.SplitN(string(metrics), "\n", 2)[0]), &m)
 		}
-		if err != nil || m.CommBytes == 0 || m.CommS == 0 || m.CommHidden == nil || !r.Mesh.Overlap && *m.CommHidden != 0 {
+		if err != nil || m.CommBytes != f.Sent || m.CommS == 0 || m.CommHidden == nil || !r.Mesh.Overlap && *m.CommHidden != 0 {
 			t.Errorf("%v: %v in %s", sets, err, metrics)
 		}
 	}
