@@ -15,6 +15,7 @@
 package atomicfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -240,6 +241,18 @@ func WriteDir(dir string, fill func(tmp string) error) (err error) {
 	return replaceDir(tmp, dir)
 }
 
+// Dangling is the error for a link to what is not there: no folder can be made in its place, and a system says of it only that it exists.
+func Dangling(path string) error {
+	to, err := os.Readlink(path)
+	if err != nil { // no link
+		return nil
+	}
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("%s is a link to %s, and nothing is there", path, to)
+}
+
 // replaceDir puts the folder tmp in the place of dir, which need not exist.
 func replaceDir(tmp, dir string) error {
 	parent := filepath.Dir(dir)
@@ -253,7 +266,7 @@ func replaceDir(tmp, dir string) error {
 	case err != nil:
 		return err
 	case !info.IsDir():
-		return fmt.Errorf("%s is not a folder", dir)
+		return cmp.Or(Dangling(dir), fmt.Errorf("%s is not a folder", dir))
 	}
 	if !closeBeforeRename {
 		// After the exchange the old folder has the partial one's name: locked, so that no other writer takes it for

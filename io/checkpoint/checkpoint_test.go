@@ -291,6 +291,19 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlock()
+	inTheWay := filepath.Join(t.TempDir(), "checkpoints")
+	if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(inTheWay, Disk{}).Lock(); err == nil || !strings.Contains(err.Error(), inTheWay) {
+		t.Errorf("a file in the way: %v", err)
+	}
+	if err := os.MkdirAll(filepath.Join(s.Dir(), "of", ".lock"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(filepath.Join(s.Dir(), "of"), Disk{}).Lock(); err == nil || !strings.Contains(err.Error(), ".lock") {
+		t.Errorf("a folder in the lock's place: %v", err)
+	}
 }
 
 // Whatever is wrong with the newest checkpoint is named, and the one before is used.

@@ -91,16 +91,8 @@ func (s *Store) begin(step int, bytes int64) error {
 	if err := s.fs.MkdirAll(s.dir); err != nil {
 		return err
 	}
-	names, err := s.fs.Names(s.dir)
-	if err != nil {
+	if err := s.Tidy(); err != nil {
 		return err
-	}
-	for _, n := range names {
-		if strings.HasPrefix(n, ".step-") {
-			if err := s.fs.RemoveAll(s.path(n)); err != nil {
-				return err
-			}
-		}
 	}
 	if free, known := s.fs.FreeSpace(s.dir); known && free < bytes {
 		return fmt.Errorf("it takes %s and the disk has %s left: free some space, or lower save.keep", atomicfile.Bytes(bytes), atomicfile.Bytes(free))
@@ -112,6 +104,22 @@ func (s *Store) begin(step int, bytes int64) error {
 		return err
 	}
 	return s.fs.SyncDir(s.dir)
+}
+
+// Tidy removes what a killed process has left of a checkpoint that it was writing or removing. Nobody else may be at work on the store.
+func (s *Store) Tidy() error {
+	names, err := s.fs.Names(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if strings.HasPrefix(n, ".step-") {
+			if err := s.fs.RemoveAll(s.path(n)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // syncParents makes the store's own name durable, and those of the folders it is in: any of them may be new. What lies above the run's

@@ -175,14 +175,14 @@ func folderName(dir string) string {
 	return filepath.Base(dir)
 }
 
-// Replaceable tells why Save and [Folder.Rewrite] would not write to dir: it is there and is neither empty nor a model.
+// Replaceable tells why Save and [Folder.Rewrite] would not write to dir: it is there and is neither empty nor a model, or is a link to nothing.
 func Replaceable(dir string) error {
 	if dir == "" { // which reads as a folder that is not there, and is written as the one at hand
 		return errors.New("the folder's name is empty")
 	}
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return atomicfile.Dangling(dir)
 	}
 	if err != nil {
 		return err

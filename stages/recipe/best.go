@@ -26,7 +26,7 @@ import (
 // never make. So the checkpoint has the hash of what was in best/ when it was made, and a best/ of another hash is not used.
 
 // bestDir is where the best evaluation's model is kept until the end.
-func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, "best") }
+func (x *Run) bestDir() string { return filepath.Join(x.Recipe.Save.Dir, bestFolder) }
 
 // factorsFile is beside the best model of a run with LoRA that merges what it saves: what trains of it.
 const factorsFile = "factors.safetensors"
@@ -50,10 +50,10 @@ func (x *Run) keepBest(s gpustage.Stream) error {
 	return err
 }
 
-// bestHash is the hash of the weights in best/; "" if there are none.
+// bestHash is the hash of the weights in best/, those of its modules included: they may be all that trains. It is "" if there are none.
 func (x *Run) bestHash() (string, error) {
 	var paths, hashes []string
-	for _, kind := range []string{"*.safetensors", "*.pt"} {
+	for _, kind := range []string{"*.safetensors", "*.pt", "*/*.safetensors"} {
 		found, err := fs.Glob(os.DirFS(x.bestDir()), kind) // sorted
 		if err != nil {
 			return "", err
@@ -205,6 +205,11 @@ func changesSteps(line string) bool {
 
 // finish gives a run that is over its model, if it isn't there, or was saved otherwise: from the checkpoint of its last step.
 func (x *Run) finish(from *checkpoint.Checkpoint) (*Summary, error) {
+	if x.Main() { // no later checkpoint does
+		if err := x.saves.store.Tidy(); err != nil {
+			return nil, fmt.Errorf("save.dir: %w", err)
+		}
+	}
 	dir, step := x.modelDir(), from.Step
 	s := &Summary{Steps: step, Counts: x.saves.progress.Counts, Model: dir, Over: true}
 	why := ""

@@ -17,6 +17,7 @@ import (
 	"contraflow/collective"
 	"contraflow/collective/local"
 	"contraflow/gpustage/ref"
+	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
 	"contraflow/pipeline"
@@ -146,7 +147,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 					t.Errorf("%s with min_delta %v: evaluation %d is the best: %v", metric, delta, i, better)
 				}
 			}
-			if p.Worse != 2 || !p.enough() {
+			if p.Worse != 2 || p.Spent != 2 || !p.enough() {
 				t.Errorf("%s with min_delta %v: %+v", metric, delta, p)
 			}
 		}
@@ -162,8 +163,8 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := slices.Clip(append(j.measured(t), "train.max_steps=8", "train.seed=2")) // whose best step is the seventh
-	stopped := func(out string) (best string) {
-		if _, err := j.run(t, out, nil, 4, false, append(sets, "eval.early_stopping={patience: 40}")...); err != nil {
+	stopped := func(out string, more ...string) (best string) {
+		if _, err := j.run(t, out, nil, 4, false, append(append(sets, "eval.early_stopping={patience: 40}"), more...)...); err != nil {
 			t.Fatal(err)
 		}
 		return filepath.Join(j.dir, out, "best", "model.safetensors")
@@ -212,7 +213,21 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	o, err = j.run(t, "gone", nil, 0, true, again...)
 	said(t, o, err, "best and patience begin anew")
 
-	stopped("eval")
+	stopped("eval", "eval.at_start=true")
+	first := func() *float64 {
+		c, err := checkpoint.Open(filepath.Join(j.dir, "eval", checkpointsDir), checkpoint.Disk{}).Latest(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p progress
+		if err := errors.Join(json.Unmarshal(c.Progress, &p), c.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return p.First
+	}
+	if first() == nil {
+		t.Error("the value before the first step is not in the checkpoint")
+	}
 	unkept := slices.Clip(append(again, "save.best=false"))
 	if _, err := j.run(t, "unkept", nil, 4, false, unkept...); err != nil {
 		t.Fatal(err)
@@ -227,8 +242,31 @@ func TestBestBelongsToTheRun(t *testing.T) {
 	}
 	o, err = j.run(t, "eval", nil, 0, true, again...)
 	said(t, o, err, "what eval measures has changed")
+	if v := first(); v != nil {
+		t.Errorf("the model before its training is remembered with %v, which was measured otherwise", *v)
+	}
 	o, err = j.run(t, "unkept", nil, 0, true, unkept...)
 	said(t, o, err, "what eval measures has changed")
+}
+
+// Where all that trains are weights of a module in a folder of its own, best/ is known by these.
+func TestBestOfModules(t *testing.T) {
+	j := newJob(t, 60)
+	sets := append(j.measured(t), "train.max_steps=8", "model.kind=multi_vector", "model.vector_dim=4", "loss={name: mnrl, scale: 1}", "optimizer.lr=0.01", "model.freeze={layers: 1, embeddings: true}")
+	if _, err := j.run(t, "run", nil, 4, false, sets...); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(j.dir, "run", "best", "1_Dense", "model.safetensors")
+	abandoned, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	abandoned[len(abandoned)-1] ^= 1 // a sign
+	if err := os.WriteFile(path, abandoned, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := j.run(t, "run", nil, 0, true, append(sets, "optimizer.lr=1e-7")...)
+	said(t, o, err, "best and patience begin anew")
 }
 
 // A model's folder that is not what it was is named and refused, whichever of its files it is.
@@ -304,6 +342,19 @@ func TestTrimLog(t *testing.T) {
 	}
 	if got, err := os.ReadFile(path); len(got) > 0 || err != nil {
 		t.Errorf("the log of a run that begins is %q (%v)", got, err)
+	}
+	// An evaluation that is yet to be made goes, where it is there, and its step stays.
+	const step, evaluation = "{\"step\":2,\"loss\":1}\n", "{\"step\":2,\"metric\":\"m\"}\n"
+	for unmeasured, want := range map[bool]string{false: step + evaluation, true: step} {
+		if err := os.WriteFile(path, []byte(step+evaluation), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := trimLog(path, 2, unmeasured); err != nil {
+			t.Error(err)
+		}
+		if got, err := os.ReadFile(path); string(got) != want {
+			t.Errorf("unmeasured %t: the log is %q now (%v)", unmeasured, got, err)
+		}
 	}
 }
 

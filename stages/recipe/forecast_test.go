@@ -98,7 +98,7 @@ func TestForecastIsCounted(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal([]byte(strings.SplitN(string(metrics), "\n", 2)[0]), &m)
 		}
-		if err != nil || m.CommBytes == 0 || m.CommS == 0 || m.CommHidden == nil || !r.Mesh.Overlap && *m.CommHidden != 0 {
+		if err != nil || m.CommBytes != f.Sent || m.CommS == 0 || m.CommHidden == nil || !r.Mesh.Overlap && *m.CommHidden != 0 {
 			t.Errorf("%v: %v in %s", sets, err, metrics)
 		}
 	}
@@ -154,10 +154,16 @@ func TestForecastAddsUp(t *testing.T) {
 		if twice := plan(sim.Link{}, recipe.Rates{Forward: 2 * rates.Forward, Backward: 2 * rates.Backward}); !near(twice.StepTime, 2*free.StepTime) {
 			t.Errorf("%v: half as fast %v a step, else %v", mode, twice.StepTime, free.StepTime)
 		}
+		update := rates
+		update.Update = 1e-6
+		share := float64(free.Memory.Optimizer) / 8 // of the parameters, each with two moments
+		if f := plan(sim.Link{}, update); !near(f.StepTime-free.StepTime, time.Duration(share*1e-6*1e9)) {
+			t.Errorf("%v: an update of %v parameters adds %v to a step", mode, share, f.StepTime-free.StepTime)
+		}
 		if !near(serial.StepTime, free.StepTime+serial.Comm) || !near(serial.Exposed, serial.Comm) {
 			t.Errorf("%v: with nothing hidden %v a step, %v of %v exposed; computing takes %v", mode, serial.StepTime, serial.Exposed, serial.Comm, free.StepTime)
 		}
-		if over.Comm != serial.Comm || over.StepTime <= free.StepTime || over.StepTime >= serial.StepTime || over.Exposed < over.StepTime-free.StepTime-time.Microsecond || over.Exposed > over.Comm {
+		if over.Comm != serial.Comm || over.StepTime <= free.StepTime || over.StepTime >= serial.StepTime || over.Exposed < over.StepTime-free.StepTime-time.Microsecond || over.Exposed >= over.Comm {
 			t.Errorf("%v: %v a step, %v of %v exposed; between %v and %v", mode, over.StepTime, over.Exposed, over.Comm, free.StepTime, serial.StepTime)
 		}
 		host := rates

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"contraflow/gpustage"
+	"contraflow/io/atomicfile"
 	"contraflow/io/checkpoint"
 	"contraflow/io/dataset"
 	"contraflow/io/hfmodel"
@@ -143,7 +144,25 @@ func (x *Run) lookOverSaving(r Recipe) error {
 		}
 		x.obs.note("save.dir: %s has checkpoints, up to step %d: train --resume goes on with them, and without --resume it ends with an error", store.Dir(), c.Step)
 	}
-	return writable(r.Save.Dir)
+	return r.takesModels()
+}
+
+// takesModels tells why save.dir would not hold a run's checkpoints or models: nothing can be written there, or something else is in their places.
+func (r Recipe) takesModels() error {
+	for _, dir := range []string{r.Save.Dir, filepath.Join(r.Save.Dir, checkpointsDir)} {
+		if err := writable(dir); err != nil {
+			return err
+		}
+	}
+	return r.replaceable()
+}
+
+// replaceable tells why a model can't be saved in save.dir, which a run would find at its end.
+func (r Recipe) replaceable() error {
+	if err := hfmodel.Replaceable(filepath.Join(r.Save.Dir, modelFolder)); err != nil || !r.Save.Best {
+		return err
+	}
+	return hfmodel.Replaceable(filepath.Join(r.Save.Dir, bestFolder))
 }
 
 // writable tells why nothing can be written into a folder, which need not be there.
@@ -151,6 +170,11 @@ func writable(dir string) error {
 	at := filepath.Clean(dir)
 	for {
 		_, err := os.Stat(at)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err := atomicfile.Dangling(at); err != nil {
+				return err
+			}
+		}
 		if up := filepath.Dir(at); errors.Is(err, fs.ErrNotExist) && up != at {
 			at = up
 			continue

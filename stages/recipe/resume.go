@@ -274,8 +274,8 @@ func (x *Run) rollBack(ctx context.Context, r stages.StepResult) (*checkpoint.Ch
 
 const maxRollbacks = 10
 
-// CheckSaving finds a save.dir into which nothing can be written, or in which a new run can't begin, because an earlier one's checkpoints are there, or a
-// model's files and no checkpoints; one that goes on can. Train finds all but these too, after the model and the data have been read.
+// CheckSaving finds a save.dir into which nothing can be written, or whose folders of models hold something else, or in which a new run can't begin, because an
+// earlier one's checkpoints are there, or a model's files and no checkpoints; one that goes on can. Train finds all but these too, after the model and the data have been read.
 func (r Recipe) CheckSaving(again bool) error {
 	store := checkpoint.Open(filepath.Join(r.Save.Dir, checkpointsDir), checkpoint.Disk{})
 	steps, err := store.Steps()
@@ -288,7 +288,7 @@ func (r Recipe) CheckSaving(again bool) error {
 		return fmt.Errorf("save.dir: %s has a model's files (%s), among which a run's would be: another folder (--out) keeps them apart", r.Save.Dir, name)
 	}
 	if err == nil {
-		err = writable(r.Save.Dir)
+		err = r.takesModels()
 	}
 	if err != nil {
 		return fmt.Errorf("save.dir: %w", err)

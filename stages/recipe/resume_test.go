@@ -226,6 +226,9 @@ func TestResumeOnAnyMesh(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+		if told := strings.Contains(fmt.Sprint(second.notes), "changed since then: the mesh was "); told != !slices.Equal(c.before[:2], c.after[:2]) {
+			t.Errorf("%s: %q", name, second.notes)
+		}
 		seen := map[int]map[int64]int{}
 		for step := range steps {
 			o := first

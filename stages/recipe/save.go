@@ -88,8 +88,14 @@ func (r Recipe) similarity() string {
 // byProducts tells that measures compare embeddings by inner products, and not by cosine.
 func (r Recipe) byProducts() bool { return r.Model.Kind == "embedder" && r.similarity() == "dot" }
 
+// The folders of models in save.dir: that of a run that is over, and with save.best that of its best evaluation.
+const (
+	modelFolder = "model"
+	bestFolder  = "best"
+)
+
 // modelDir is where the model is when a run is over.
-func (x *Run) modelDir() string { return filepath.Join(x.Recipe.Save.Dir, "model") }
+func (x *Run) modelDir() string { return filepath.Join(x.Recipe.Save.Dir, modelFolder) }
 
 // saveOver saves the model of a run that is over after so many steps: the best one, if that is kept. All ranks call it.
 func (x *Run) saveOver(s gpustage.Stream, steps int) error {

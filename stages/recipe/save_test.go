@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
 	"os"
@@ -133,9 +135,16 @@ func TestOverSavedOtherwise(t *testing.T) {
 		if err != nil || !strings.Contains(string(text), "precision: bf16") {
 			t.Errorf("%s, %v", text, err)
 		}
+		left := filepath.Join(j.dir, name+" run", checkpointsDir, ".step-00000001.removed") // by a kill
+		if err := os.Mkdir(left, 0o700); err != nil {
+			t.Fatal(err)
+		}
 		o, err = j.run(t, name+" run", nil, 0, true, append(sets, "eval.every=7", "log.every=3")...)
 		if err != nil || strings.Contains(fmt.Sprint(o.notes), "anew") {
 			t.Errorf("%v, %v", o.notes, err)
+		}
+		if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: what is left of a checkpoint stays: %v", name, err)
 		}
 	}
 }
@@ -314,6 +323,35 @@ func TestPreviousStays(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(j.dir, "run", "*"+previous)); err != nil || len(left) > 0 {
 		t.Errorf("with a model of its own there still is %v (%v)", left, err)
+	}
+}
+
+// What was set aside is known by its recipe: once that is gone, the rest, which a kill may leave, belongs to nobody.
+func TestForget(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range runFiles {
+		if err := os.MkdirAll(filepath.Join(dir, name+previous), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inTheWay := filepath.Join(dir, recordFile+previous, "x")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := forget(dir); err == nil {
+		t.Error("a folder with something in it is gone")
+	}
+	if err := leftBehind(dir); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	if err := forget(dir); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v is left (%v)", left, err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -362,6 +363,9 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 			return nil, fmt.Errorf("save.dir: %w", failed)
 		}
 		defer func() { err = errors.Join(err, unlock()) }()
+		if err := x.Recipe.replaceable(); err != nil { // not after hours
+			return nil, fmt.Errorf("save.dir: %w", err)
+		}
 	}
 	x.began = true
 	from, err := x.resume(ctx, o.resume)
@@ -551,7 +555,7 @@ var runFiles = []string{"metrics.jsonl", recordFile, "recipe.yaml"}
 
 // noteReplaced tells of a model that the run will take the place of.
 func (x *Run) noteReplaced(dir string) {
-	if model := filepath.Join(dir, "model"); x.Main() && hfmodel.IsModel(model) {
+	if model := filepath.Join(dir, modelFolder); x.Main() && hfmodel.IsModel(model) {
 		x.obs.note("%s is the model of a run before this one, which takes its place at its end; another save.dir (--out) keeps both", model)
 	}
 }
@@ -559,7 +563,7 @@ func (x *Run) noteReplaced(dir string) {
 // setAside gives the files of the run whose model is in the folder their suffix. If they have it, what is without is that of a
 // run that failed.
 func setAside(dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml"+previous)); err == nil || !hfmodel.IsModel(filepath.Join(dir, "model")) {
+	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml"+previous)); err == nil || !hfmodel.IsModel(filepath.Join(dir, modelFolder)) {
 		return nil
 	}
 	for _, name := range runFiles { // the recipe last: it tells that all are done
@@ -571,9 +575,10 @@ func setAside(dir string) error {
 	return nil
 }
 
-// forget removes what was set aside: its model has been replaced.
+// forget removes what was set aside: its model has been replaced. The recipe goes first: as long as it is there, what is without the suffix is not
+// the model's.
 func forget(dir string) error {
-	for _, name := range runFiles {
+	for _, name := range slices.Backward(runFiles) {
 		if err := os.Remove(filepath.Join(dir, name+previous)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -586,7 +591,7 @@ func leftBehind(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "recipe.yaml"+previous)); err != nil {
 		return nil
 	}
-	return fmt.Errorf("%s is still that of the run before: recipe.yaml%s and metrics.jsonl%s belong to it", filepath.Join(dir, "model"), previous, previous)
+	return fmt.Errorf("%s is still that of the run before: recipe.yaml%s and metrics.jsonl%s belong to it", filepath.Join(dir, modelFolder), previous, previous)
 }
 
 // pass builds the graph and runs it, from a checkpoint's state if there is one, which it closes once it has it: save.keep may remove the files, whose room

@@ -111,6 +111,56 @@ func TestDescribeRows(t *testing.T) {
 	}
 }
 
+// What is in the place of a run's models or checkpoints is told before the run, and not at its end.
+func TestInThePlaceOfModels(t *testing.T) {
+	j := newJob(t, 40)
+	for out, c := range map[string]struct {
+		make func(dir string) error
+		want string
+		sets []string
+	}{
+		"notes":       {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "model", "notes"), 0o700) }, "model is not empty and holds no model", nil},
+		"file":        {func(dir string) error { return os.WriteFile(filepath.Join(dir, "model"), nil, 0o600) }, "model: not a directory", nil},
+		"link":        {func(dir string) error { return os.Symlink("../gone", filepath.Join(dir, "model")) }, "model is a link to ../gone, and nothing is there", nil},
+		"best":        {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "best", "notes"), 0o700) }, "best is not empty and holds no model", j.measured(t)},
+		"no best":     {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "best", "notes"), 0o700) }, "", nil},
+		"empty":       {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "model"), 0o700) }, "", nil},
+		"checkpoints": {func(dir string) error { return os.Symlink("../gone", filepath.Join(dir, checkpointsDir)) }, "checkpoints is a link to ../gone, and nothing is there", nil},
+		"itself": {func(dir string) error {
+			if err := os.Remove(dir); err != nil {
+				return err
+			}
+			return os.Symlink("gone", dir)
+		}, "itself is a link to gone, and nothing is there", nil},
+	} {
+		dir := filepath.Join(j.dir, out)
+		if err := errors.Join(os.Mkdir(dir, 0o700), c.make(dir)); err != nil {
+			if runtime.GOOS == "windows" { // may make no links
+				continue
+			}
+			t.Fatal(err)
+		}
+		told := func(err error) bool {
+			return (err == nil) == (c.want == "") && (err == nil || strings.HasPrefix(err.Error(), "save.dir: ") && strings.Contains(err.Error(), c.want))
+		}
+		r, err := Parse("job", []byte(j.text), append([]string{"save.dir=" + dir}, c.sets...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.CheckSaving(false); runtime.GOOS != "windows" && !told(err) {
+			t.Errorf("%s: %v, want %q", out, err, c.want)
+		}
+		if l, _ := j.lookOver(t, append(c.sets, "save.dir="+dir)...); runtime.GOOS != "windows" && !told(l.Err()) {
+			t.Errorf("%s, looked over: %v, want %q", out, l.Err(), c.want)
+		}
+		if out == "notes" || out == "best" {
+			if o, err := j.run(t, out, nil, 0, false, append(c.sets, "train.max_steps=1")...); !told(err) || len(o.losses) > 0 {
+				t.Errorf("%s: %v after %d steps", out, err, len(o.losses))
+			}
+		}
+	}
+}
+
 // labelled writes pairs with a label.
 func labelled(t *testing.T, j *job) string {
 	t.Helper()

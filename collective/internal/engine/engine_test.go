@@ -352,6 +352,42 @@ func (d *largest) Alloc(bytes int) (gpustage.Memory, error) {
 	return d.Device.Alloc(bytes)
 }
 
+// Parts longer than what a processor sums at a time are summed block by block, of more ranks than two by way of scratch.
+func TestBlocks(t *testing.T) {
+	const ranks, n = 3, 3*2*4096 + 5
+	for _, wire := range []gpustage.DType{gpustage.F32, gpustage.BF16} {
+		err := local.Run(ranks, func(w collective.World) error {
+			d := ref.New()
+			s, err := d.OpenStream()
+			if err != nil {
+				return err
+			}
+			x, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
+			if err != nil {
+				return err
+			}
+			vs := gpustage.Slice[float32](x)
+			for i := range vs {
+				vs[i] = float32(i%11 + w.Rank()) // small integers: no wire rounds them
+			}
+			w.AllReduce(s, x, wire)
+			if err := s.Sync(); err != nil {
+				return err
+			}
+			for i, v := range vs {
+				if want := float32(ranks*(i%11) + ranks*(ranks-1)/2); v != want {
+					t.Errorf("%s, rank %d: element %d is %v, want %v", wire, w.Rank(), i, v, want)
+					break
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Members are those of a color, in their order, and who says anything else is the one at fault, whatever it begins with.
 func TestMembers(t *testing.T) {
 	all := [][]byte{engine.SplitMessage(3), engine.SplitMessage(-1), engine.SplitMessage(3)}
@@ -361,6 +397,51 @@ func TestMembers(t *testing.T) {
 	for _, other := range [][]byte{nil, make([]byte, 8), all[0][:len(all[0])-1], append(slices.Clone(all[0]), 0)} {
 		if ranks, culprit, err := engine.Members([][]byte{all[0], other}, 3); err == nil || culprit != 1 {
 			t.Errorf("%q: %v, %d", other, ranks, culprit)
+		}
+	}
+}
+
+// broken is a transport of two ranks that moves nothing.
+type broken struct{ why error }
+
+func (t broken) Rank() int { return 0 }
+func (t broken) Size() int { return 2 }
+func (t broken) AllToAll(*engine.Call, []gpustage.Tensor, func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	return nil, t.why
+}
+func (t broken) Gather(*engine.Call, gpustage.Tensor, func() ([]gpustage.Tensor, error)) ([]gpustage.Tensor, error) {
+	return nil, t.why
+}
+func (t broken) Broadcast(_ *engine.Call, x gpustage.Tensor, _ int) (gpustage.Tensor, error) {
+	return x, t.why
+}
+func (t broken) Release(*engine.Call) error             { return nil }
+func (t broken) Refuse(_ *engine.Call, err error) error { return err }
+
+// What a transport could not move is the stream's error, and no traffic.
+func TestTransportFails(t *testing.T) {
+	d := ref.New()
+	x, err := gpustage.NewTensor(d, gpustage.F32, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := errors.New("no way")
+	for _, wire := range []gpustage.DType{gpustage.F32, gpustage.BF16} {
+		for op, call := range map[collective.Op]func(g *engine.Group, s gpustage.Stream){
+			"all-gather":     func(g *engine.Group, s gpustage.Stream) { g.AllGather(s, x, x.Span(0, 1), []int{1, 1}, wire) },
+			"reduce-scatter": func(g *engine.Group, s gpustage.Stream) { g.ReduceScatter(s, x.Span(0, 1), x, []int{1, 1}, wire) },
+			"all-reduce":     func(g *engine.Group, s gpustage.Stream) { g.AllReduce(s, x, wire) },
+			"broadcast":      func(g *engine.Group, s gpustage.Stream) { g.Broadcast(s, x, 1) },
+		} {
+			g := engine.New(broken{why})
+			s, err := d.OpenStream()
+			if err != nil {
+				t.Fatal(err)
+			}
+			call(g, s)
+			if err := s.Sync(); !errors.Is(err, why) || len(g.Traffic().Calls) > 0 {
+				t.Errorf("%s of a %s wire: %v, %v", op, wire, err, g.Traffic())
+			}
 		}
 	}
 }

@@ -629,3 +629,28 @@ func BenchmarkExchange(b *testing.B) {
 		})
 	}
 }
+
+// The first error of a world's end is Close's, and what follows is ended all the same.
+func TestCloseFails(t *testing.T) {
+	checkGoroutines(t)
+	c := star(t, 1, time.Minute)[0]
+	why := errors.New("it does not end")
+	w, err := NewWorld(t.Context(), c, openSlow, func(failed bool) error {
+		if failed {
+			t.Error("it is said that the job has failed")
+		}
+		return why
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != why {
+		t.Error(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	if _, err := net.Dial("tcp", c.Addresses[0]); err == nil {
+		t.Error("rank 0 still listens")
+	}
+}
