@@ -70,6 +70,9 @@ func Read(file string) ([]safetensors.Tensor, error) {
 
 // Parse finds the tensors of a file in memory; their Data is within it.
 func Parse(data []byte) ([]safetensors.Tensor, error) {
+	if len(data) == 0 {
+		return nil, fmt.Errorf("it is empty: %w", ErrDamaged)
+	}
 	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
 	if err != nil && bytes.HasPrefix(data, []byte("PK\x03\x04")) {
 		return nil, fmt.Errorf("it begins as a zip archive and does not end as one, %w: %w", err, ErrDamaged)

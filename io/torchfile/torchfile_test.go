@@ -169,6 +169,7 @@ func TestHostile(t *testing.T) {
 		"past the end":        {archived(t, entry{name: "a/data.pkl", data: good, size: uint64(len(good)) + 100}), "are not within the file's", false},
 		"a long pickle":       {archived(t, entry{name: "a/data.pkl", data: make([]byte, maxPickle+1)}), "has 1048577 bytes, want at most 1048576", false},
 		"cut off":             {archived(t, entry{name: "a/data.pkl", data: good})[:60], "does not end as one, zip: not a valid zip file: the file is damaged", false},
+		"empty":               {[]byte{}, "it is empty: the file is damaged", false},
 		"a sparse tensor":     {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch._utils\n_rebuild_sparse_tensor\n.")}), "torch._utils._rebuild_sparse_tensor makes, of a type or a kind", false},
 		"a complex tensor":    {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch\nComplexFloatStorage\n.")}), "torch.ComplexFloatStorage makes", false},
 		"torch's load":        {archived(t, entry{name: "a/data.pkl", data: []byte("\x80\x02ctorch.serialization\nload\n.")}), `it calls "torch.serialization.load"`, true},

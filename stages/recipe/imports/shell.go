@@ -43,7 +43,7 @@ type variables struct {
 	why      map[string]string   // of those that are set, to what can't be told
 	gone     map[string]bool     // that are unset, whatever the environment has
 	odd      map[string]string   // of those that are not what they are set to: why
-	exported map[string]bool
+	exported map[string]bool     // true: surely; false: it may be
 }
 
 // tri is no, maybe or yes: their minimum is "and", their maximum "or".

@@ -79,6 +79,9 @@ func TestBash(t *testing.T) {
 		"(export A)\nA=2\nbash -c '" + program + "--lr ${A:-3}'",
 		"f() { local -x A=1; }\nf\nA=2\nbash -c '" + program + "--lr ${A:-3}'",
 		"export A=2\ndeclare +x A\nbash -c '" + program + "--lr ${A:-3}'",
+		"export A=1\nunset A\nA=2\nbash -c '" + program + "--lr ${A:-3}'",
+		"export A=1\nexport -n A\nbash -c '" + program + "--lr ${A:-3}'\n",
+		"export A=1\nexport -n A\n" + program + "--lr $A",
 		"A=1\nf() { local A=2; g; }\ng() { local A=3; unset A; B=${A:-4}; }\nf\n" + program + "--a $A --b $B",
 	} {
 		command := exec.Command(bash, "-c", "python() { printf '%q ' python \"$@\"; }; export -f python\n"+script)
@@ -111,6 +114,9 @@ func TestUntold(t *testing.T) {
 		"N=3; M=$((N * K))" + program + "$M":                                                           "$M can't be expanded",
 		"N=3\nlet N=4" + program + "$N":                                                                "it is computed",
 		"X=abc\nif [[ $X == a* ]]; then L=1; else L=2; fi" + program + "$L":                            "does not decide",
+		"L=1\n[ -d x ] && export L\nbash -c '" + program[1:] + "${L-3}'":                               "$L can't be expanded",
+		"L=1\nL=2 export L\nbash -c '" + program[1:] + "${L-3}'":                                       "$L can't be expanded",
+		"L=1\nL=2 export L" + program + "$L":                                                           "it is set for one command",
 		"false\n((1)) && L=1" + program + "$L":                                                         "does not decide",
 		"L=1\nf() { [ -d x ] && return; L=2; }\nf" + program + "$L":                                    "does not decide",
 		"a=(--lr 3)\n[ -d x ] && a=--fp16" + program + `"${a[@]}"`:                                     "does not decide",

@@ -67,12 +67,23 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 				sh.unknown(name, ofCaller)
 			case sh.isSet(name) || words[1] == "-v":
 				sh.unset(name)
+				sh.export(name, false)
 			default:
 				sh.unset(name)
+				sh.export(name, false)
 				for _, f := range sh.functions {
 					f.gone = f.gone || sh.done == yes && f.name == name
 				}
 			}
+		}
+	case "export", "readonly", "declare", "typeset", "local": // with variables of its own before it, of which bash keeps some
+		for _, a := range c.Assigns {
+			words = append(words, a.Name.Value)
+		}
+		for _, w := range words[1:] {
+			name, _, _ := strings.Cut(w, "=")
+			sh.odd[name], sh.exported[name] = ofOneCommand, false // whatever it is set to: it may be read-only
+			sh.unknown(name, ofOneCommand)
 		}
 	case "read", "mapfile", "readarray", "getopts":
 		for _, name := range append([]string{"OPTARG"}, words[1:]...) {
@@ -122,9 +133,14 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 	}
 	before := len(sh.commands)
 	err = sh.apart(func() error {
-		its := func(name, _ string) bool { return !sh.exported[name] }
-		maps.DeleteFunc(sh.vars, its)
-		maps.DeleteFunc(sh.why, its)
+		own := func(name, _ string) bool { _, exported := sh.exported[name]; return !exported }
+		maps.DeleteFunc(sh.vars, own)
+		maps.DeleteFunc(sh.why, own)
+		for name, sure := range sh.exported {
+			if !sure {
+				sh.unknown(name, undecided)
+			}
+		}
 		sh.arrays = map[string][]string{"@": words[min(text+2, len(words)):]}
 		if _, err := sh.assignAll(c.Assigns); err != nil {
 			return err
@@ -186,6 +202,7 @@ var ofText = regexp.MustCompile(`^-[a-z]*c[a-z]*$`)
 const (
 	otherArguments = "the script sets or shifts what it is called with"
 	ofCaller       = "a function unsets it that another one has it from"
+	ofOneCommand   = "it is set for one command"
 )
 
 // setsArguments tells whether set is called with more than options.
@@ -267,12 +284,12 @@ func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name s
 			delete(sh.odd, name)
 		}
 		switch {
-		case strings.Contains(options, "+x"):
-			delete(sh.exported, name)
+		case strings.Contains(options, "+x") || c.Variant.Value == "export" && strings.Contains(options, "n"):
+			sh.export(name, false)
 		case c.Variant.Value == "export" || strings.Contains(options, "x"):
-			sh.exported[name] = true
+			sh.export(name, true)
 		}
-		if strings.ContainsAny(options, "ilnu") {
+		if c.Variant.Value != "export" && strings.ContainsAny(options, "ilnu") {
 			sh.odd[name] = "declare " + options + " changes what it is set to"
 			sh.unknown(name, sh.odd[name])
 			return
@@ -280,6 +297,19 @@ func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name s
 		if set(); c.Variant.Value == "readonly" || strings.Contains(options, "r") {
 			sh.odd[name] = "it is read-only, and set again or unset"
 		}
+	}
+}
+
+// export has a variable be in the environment of commands, or not.
+func (sh *shell) export(name string, is bool) {
+	was, exported := sh.exported[name]
+	switch {
+	case sh.done != yes && (is != exported || !was && exported):
+		sh.exported[name] = false
+	case is && sh.done == yes:
+		sh.exported[name] = true
+	case sh.done == yes:
+		delete(sh.exported, name)
 	}
 }
 
@@ -310,7 +340,7 @@ func (sh *shell) with(own []*syntax.Assign, read func() error) error {
 	}
 	err := read()
 	for _, a := range own {
-		sh.unknown(a.Name.Value, "it is set for one command")
+		sh.unknown(a.Name.Value, ofOneCommand)
 	}
 	return err
 }
