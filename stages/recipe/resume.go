@@ -300,7 +300,7 @@ func begunBefore(store *checkpoint.Store, steps []int) error {
 	if len(steps) == 0 {
 		return nil
 	}
-	return fmt.Errorf("save.dir: %s has checkpoints of an earlier run, up to step %d: --resume (in Go: recipe.Resuming) goes on with it; another folder (--out), or removing that one, begins anew", store.Dir(), steps[len(steps)-1])
+	return fmt.Errorf("save.dir: %s has checkpoints of an earlier run, up to step %d: --resume goes on with it; another folder (--out), or removing that one, begins anew", store.Dir(), steps[len(steps)-1])
 }
 
 // findCheckpoint is rank 0's search.
