@@ -241,7 +241,7 @@ func only[S ~[]T, T any](all S, err error) (one T, _ error) {
 
 // CheckParaphrases tells whether there are any to find.
 func CheckParaphrases(r *dataset.Retrieval) error {
-	_, err := measureParaphrases(nil, r)
+	_, err := measureParaphrases(make(evaluate.Run, len(r.Queries)), r)
 	return err
 }
 

@@ -338,10 +338,10 @@ func (x *Run) Train(ctx context.Context, opts ...TrainOption) (_ *Summary, err e
 	switch {
 	case x.closed:
 		return nil, errClosed
-	case x.began:
-		return nil, errors.New("this Run has trained already, and would go on from the weights that it has now: open the recipe anew")
 	case x.planned:
 		return nil, errors.New("this Run was opened to be planned: Open opens the recipe to train")
+	case x.began:
+		return nil, errors.New("this Run has trained already, and would go on from the weights that it has now: open the recipe anew")
 	case x.Recipe.Save.Dir == "":
 		return nil, errors.New("save.dir: " + noDir)
 	}
