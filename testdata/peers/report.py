@@ -60,9 +60,9 @@ with sync_playwright() as p:
                     assert took < 1, f"{where}: opens in {took:.2f} s"
                 wide = tab.evaluate("document.documentElement.scrollWidth")
                 assert wide <= width, f"{where}: the page is {wide} wide"
-                figures = tab.locator("svg").count()
+                figures = tab.locator("svg, img").count()
                 named = tab.get_by_role("img").count()
-                nameless = tab.evaluate("[...document.querySelectorAll('svg')].filter(s => !(s.getAttribute('aria-label') || '').trim()).length")
+                nameless = tab.evaluate("[...document.querySelectorAll('svg, img')].filter(s => !(s.getAttribute('aria-label') || s.alt || '').trim()).length")
                 assert figures >= 6 and named == figures and nameless == 0, f"{where}: {figures} figures, {named} of them pictures, {nameless} without a name"
                 box = tab.locator(".chart svg").first.bounding_box()
                 tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
