@@ -55,7 +55,7 @@ func (g *Graph) AnnotatedSVG(notes map[string]Annotation) string {
 	width := x[columns-1] + boxW + gap
 
 	// Bands below each other, and in front of each, as after the last, a channel with tracks for the edges that pass columns by.
-	tracks := g.tracks(edges, col)
+	tracks := tracksOf(edges, col, places)
 	channels := make([]int, len(places)+1) // each one's tracks
 	for _, t := range tracks {
 		channels[t.channel] = max(channels[t.channel], t.track+1)
@@ -99,13 +99,17 @@ func (g *Graph) AnnotatedSVG(notes map[string]Annotation) string {
 		taken = append(taken, area(at))
 		fmt.Fprintf(&types, `<text class="type" x="%d" y="%d">%s</text>`+"\n", at.X, at.Y, html.EscapeString(text))
 	}
+	ends := func(e drawnEdge) (x1, y1, x2, y2 int) {
+		a, b := at[e.from], at[e.to]
+		return a.X + boxW, a.Y + boxH/2, b.X - 4, b.Y + boxH/2
+	}
 	for i, e := range edges {
 		t, ok := tracks[i]
 		if !ok {
 			continue
 		}
-		a, b := at[e.from], at[e.to]
-		x1, y1, x2, y2, on := a.X+boxW, a.Y+boxH/2, b.X-4, b.Y+boxH/2, top[t.channel]+(t.track+1)*trackH
+		x1, y1, x2, y2 := ends(e)
+		on := top[t.channel] + (t.track+1)*trackH
 		class, out, in := "edge", x1+turn, x2-turn // where its track begins and ends
 		if e.loop {
 			class, out, in = "edge loop", x1, x2
@@ -118,8 +122,7 @@ func (g *Graph) AnnotatedSVG(notes map[string]Annotation) string {
 		if e.long(col) {
 			continue
 		}
-		a, b := at[e.from], at[e.to]
-		x1, y1, x2, y2 := a.X+boxW, a.Y+boxH/2, b.X-4, b.Y+boxH/2
+		x1, y1, x2, y2 := ends(e)
 		fmt.Fprintf(&lines, `<path class="edge" d="M%d %d C%d %d %d %d %d %d" marker-end="url(#tip)"/>`+"\n", x1, y1, x1+28, y1, x2-24, y2, x2, y2)
 		var spots []image.Point
 		for _, part := range []float64{0.5, 0.4, 0.6, 0.3, 0.7} { // of the way
@@ -165,9 +168,8 @@ func (e drawnEdge) long(col map[*Stage]int) bool { return e.loop || col[e.to]-co
 // track is where a long edge runs: in a channel, which is in front of the placement of that index.
 type track struct{ channel, track int }
 
-// tracks gives each long edge, by index, a track that it shares with none whose columns are among its own; short ones come first.
-func (g *Graph) tracks(edges []drawnEdge, col map[*Stage]int) map[int]track {
-	places := g.placements()
+// tracksOf gives each long edge, by index, a track that it shares with none whose columns are among its own; short ones come first.
+func tracksOf(edges []drawnEdge, col map[*Stage]int, places []Placement) map[int]track {
 	type interval struct{ edge, channel, from, to int }
 	var all []interval
 	for i, e := range edges {

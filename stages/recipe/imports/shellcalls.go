@@ -65,14 +65,12 @@ func (sh *shell) call(c *syntax.CallExpr) error {
 				sh.unknown(name, sh.odd[name])
 			case sh.callers(name):
 				sh.unknown(name, ofCaller)
-			case sh.isSet(name) || words[1] == "-v":
-				sh.unset(name)
-				sh.export(name, false)
 			default:
+				variable := sh.isSet(name) || words[1] == "-v"
 				sh.unset(name)
 				sh.export(name, false)
 				for _, f := range sh.functions {
-					f.gone = f.gone || sh.done == yes && f.name == name
+					f.gone = f.gone || !variable && sh.done == yes && f.name == name
 				}
 			}
 		}
@@ -302,14 +300,14 @@ func (sh *shell) declared(c *syntax.DeclClause, options string, own bool, name s
 
 // export has a variable be in the environment of commands, or not.
 func (sh *shell) export(name string, is bool) {
-	was, exported := sh.exported[name]
+	_, exported := sh.exported[name]
 	switch {
-	case sh.done != yes && (is != exported || !was && exported):
-		sh.exported[name] = false
-	case is && sh.done == yes:
+	case sh.done == yes && is:
 		sh.exported[name] = true
 	case sh.done == yes:
 		delete(sh.exported, name)
+	case is != exported:
+		sh.exported[name] = false
 	}
 }
 
