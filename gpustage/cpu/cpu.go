@@ -39,6 +39,7 @@ type Device struct {
 	pool    *pool.Pool
 	kernels gemm.Kernels
 	vec     *vec.Kernels
+	jump    ref.Jump
 }
 
 // Option configures a device.
@@ -101,13 +102,20 @@ func (d *Device) Bags() bool { return true }
 // KeepsBF16 is true.
 func (d *Device) KeepsBF16() bool { return true }
 
+// WithJump is the device with a ref.Jump, on the same threads: the device that it is of is the one to close.
+func (d *Device) WithJump(j ref.Jump) gpustage.Device {
+	with := *d
+	with.jump = j
+	return &with
+}
+
 // Alloc gives host memory.
 func (d *Device) Alloc(bytes int) (gpustage.Memory, error) { return gpustage.AllocHost(bytes) }
 
 // OpenStream returns a stream. Streams of one device share its threads: ops of one wait for nobody, but run on one thread
 // while another stream's use the others.
 func (d *Device) OpenStream() (gpustage.Stream, error) {
-	s := &Stream{Stream: ref.NewStream(d), d: d, v: d.vec, f32: gemm.NewWorkspace[float32](d.kernels), f64: gemm.NewWorkspace[float64](d.kernels)}
+	s := &Stream{Stream: ref.NewStream(d).WithJump(d.jump), d: d, v: d.vec, f32: gemm.NewWorkspace[float32](d.kernels), f64: gemm.NewWorkspace[float64](d.kernels)}
 	s.workers = make([]worker, d.pool.Threads())
 	for i := range s.workers {
 		s.workers[i].gemm = gemm.NewWorkspace[float32](d.kernels)

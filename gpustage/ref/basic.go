@@ -217,15 +217,15 @@ func (s *Stream) ActivateBackward(dx, dy, x tensor, f gpustage.Activation) {
 	if s.Refuse(gpustage.CheckPair("activate backward", dx, dy, x)) {
 		return
 	}
-	s.run("activate backward", dx, func() { activateBackward[float32](dx, dy, x, f, s.early) }, func() { activateBackward[float64](dx, dy, x, f, s.early) })
+	s.run("activate backward", dx, func() { activateBackward[float32](dx, dy, x, f, s.jump) }, func() { activateBackward[float64](dx, dy, x, f, s.jump) })
 }
 
-func activateBackward[T float](dx, dy, x tensor, f gpustage.Activation, early float64) {
+func activateBackward[T float](dx, dy, x tensor, f gpustage.Activation, jump Jump) {
+	slope := slopes[T](x, f, jump)
 	for i := range dx.Rows {
 		dx, dy, x := row[T](dx, i), row[T](dy, i), row[T](x, i)
-		from := threshold(x, f, early)
 		for j := range dx {
-			dx[j] = T(float64(dy[j]) * actGrad(float64(x[j])-from, f))
+			dx[j] = T(float64(dy[j]) * slope(float64(x[j])))
 		}
 	}
 }
@@ -252,17 +252,17 @@ func (s *Stream) GateBackward(dGate, dUp, again, dy, gate, up tensor, f gpustage
 	if s.Refuse(gpustage.CheckGateBackward(dGate, dUp, again, dy, gate, up)) {
 		return
 	}
-	s.run("gate backward", dy, func() { gatedBackward[float32](dGate, dUp, again, dy, gate, up, f, s.early) },
-		func() { gatedBackward[float64](dGate, dUp, again, dy, gate, up, f, s.early) })
+	s.run("gate backward", dy, func() { gatedBackward[float32](dGate, dUp, again, dy, gate, up, f, s.jump) },
+		func() { gatedBackward[float64](dGate, dUp, again, dy, gate, up, f, s.jump) })
 }
 
-func gatedBackward[T float](dGate, dUp, again, dy, gate, up tensor, f gpustage.Activation, early float64) {
+func gatedBackward[T float](dGate, dUp, again, dy, gate, up tensor, f gpustage.Activation, jump Jump) {
+	slope := slopes[T](gate, f, jump)
 	for i := range dy.Rows {
 		dGate, dUp, dy, gate, up := row[T](dGate, i), row[T](dUp, i), row[T](dy, i), row[T](gate, i), row[T](up, i)
-		from := threshold(gate, f, early)
 		for j := range dy {
 			g, u, d := float64(gate[j]), float64(up[j]), float64(dy[j])
-			dGate[j], dUp[j] = T(d*u*actGrad(g-from, f)), T(d*act(g, f))
+			dGate[j], dUp[j] = T(d*u*slope(g)), T(d*act(g, f))
 			if !again.IsZero() {
 				row[T](again, i)[j] = T(act(g, f) * u)
 			}
@@ -316,20 +316,29 @@ func actGrad(x float64, f gpustage.Activation) float64 {
 	}
 }
 
-// threshold is what a row's values count from where their slope is asked for: 0, but for a ReLU's where it comes early (Device.Early).
-func threshold[T float](x []T, f gpustage.Activation, early float64) float64 {
-	if early == 0 || f != gpustage.ReLU {
-		return 0
+// slopes is f', where x has the values at which it is asked for: but a ReLU's is that of the other side where a Jump says so.
+func slopes[T float](x tensor, f gpustage.Activation, jump Jump) func(float64) float64 {
+	if jump == nil || f != gpustage.ReLU {
+		return func(x float64) float64 { return actGrad(x, f) }
 	}
-	return -early * rms(x)
+	scale := rms[T](x)
+	return func(x float64) float64 {
+		if jump(x, math.Abs(x)/scale) {
+			x = -x
+		}
+		return actGrad(x, f)
+	}
 }
 
-func rms[T float](x []T) float64 {
+// rms is the root mean square of all values.
+func rms[T float](x tensor) float64 {
 	sum := 0.0
-	for _, v := range x {
-		sum += float64(v) * float64(v)
+	for i := range x.Rows {
+		for _, v := range row[T](x, i) {
+			sum += float64(v) * float64(v)
+		}
 	}
-	return math.Sqrt(sum / float64(len(x)))
+	return math.Sqrt(sum / float64(x.Rows*x.Cols))
 }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }

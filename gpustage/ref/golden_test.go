@@ -20,7 +20,7 @@ type fixture struct {
 
 func newFixture(t testing.TB) fixture { return fixtureOf(t, ref.New()) }
 
-func fixtureOf(t testing.TB, d *ref.Device) fixture {
+func fixtureOf(t testing.TB, d gpustage.Device) fixture {
 	s, _ := d.OpenStream()
 	return fixture{t, s}
 }

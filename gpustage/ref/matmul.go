@@ -15,7 +15,7 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	if s.Refuse(err) {
 		return
 	}
-	s.run("matmul", c, func() { matmul[float32](c, a, b, k, o, s.early) }, func() { matmul[float64](c, a, b, k, o, s.early) })
+	s.run("matmul", c, func() { matmul[float32](c, a, b, k, o, s.jump) }, func() { matmul[float64](c, a, b, k, o, s.jump) })
 	if !o.ColumnSum.IsZero() {
 		s.ColumnSum(o.ColumnSum, a)
 	}
@@ -25,13 +25,13 @@ func (s *Stream) MatMul(c, a, b tensor, o gpustage.MatMul) {
 	o.Norm.Of(s, c)
 }
 
-func matmul[T float](c, a, b tensor, k int, o gpustage.MatMul, early float64) {
+func matmul[T float](c, a, b tensor, k int, o gpustage.MatMul, jump Jump) {
 	alpha := o.Alpha
 	if alpha == 0 {
 		alpha = 1
 	}
 	as, bs := operand[T](a, c.Rows, k, o.TransA, o.BF16), operand[T](b, c.Cols, k, !o.TransB, o.BF16)
-	acc := make([]float64, c.Cols)
+	slope, acc := slopes[T](o.GradOf, o.Act, jump), make([]float64, c.Cols)
 	for i := range c.Rows {
 		x := as[i*k : (i+1)*k]
 		j := 0
@@ -53,7 +53,7 @@ func matmul[T float](c, a, b tensor, k int, o gpustage.MatMul, early float64) {
 			}
 			acc[j] = alpha * sum
 		}
-		epilogue[T](c, acc, i, o, early)
+		epilogue[T](c, acc, i, o, slope)
 	}
 }
 
@@ -77,11 +77,7 @@ func operand[T float](t tensor, rows, k int, trans, bf16 bool) []float64 {
 }
 
 // epilogue finishes row i of a product.
-func epilogue[T float](c tensor, acc []float64, i int, o gpustage.MatMul, early float64) {
-	from := 0.0
-	if !o.GradOf.IsZero() {
-		from = threshold(row[T](o.GradOf, i), o.Act, early)
-	}
+func epilogue[T float](c tensor, acc []float64, i int, o gpustage.MatMul, slope func(float64) float64) {
 	keep := tokenMask(o.Dropout, i)
 	out := row[T](c, i)
 	for j, x := range acc {
@@ -93,7 +89,7 @@ func epilogue[T float](c tensor, acc []float64, i int, o gpustage.MatMul, early 
 		}
 		if !o.GradOf.IsZero() {
 			pre := float64(row[T](o.GradOf, i)[j])
-			x *= actGrad(pre-from, o.Act)
+			x *= slope(pre)
 			if !o.Again.IsZero() {
 				row[T](o.Again, i)[j] = T(act(pre, o.Act))
 			}
@@ -116,15 +112,15 @@ func (s *Stream) Epilogue(c, acc tensor, o gpustage.MatMul) {
 	if s.Refuse(gpustage.CheckPair("matmul's epilogue", c, acc)) {
 		return
 	}
-	s.run("matmul's epilogue", c, func() { epilogueRows[float32](c, acc, o, s.early) }, func() { epilogueRows[float64](c, acc, o, s.early) })
+	s.run("matmul's epilogue", c, func() { epilogueRows[float32](c, acc, o, s.jump) }, func() { epilogueRows[float64](c, acc, o, s.jump) })
 }
 
-func epilogueRows[T float](c, acc tensor, o gpustage.MatMul, early float64) {
-	sums := make([]float64, c.Cols)
+func epilogueRows[T float](c, acc tensor, o gpustage.MatMul, jump Jump) {
+	slope, sums := slopes[T](o.GradOf, o.Act, jump), make([]float64, c.Cols)
 	for i := range c.Rows {
 		for j, v := range row[T](acc, i) {
 			sums[j] = float64(v)
 		}
-		epilogue[T](c, sums, i, o, early)
+		epilogue[T](c, sums, i, o, slope)
 	}
 }

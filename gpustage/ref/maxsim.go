@@ -1,21 +1,20 @@
 package ref
 
-import (
-	"math"
-
-	"contraflow/gpustage"
-)
+import "contraflow/gpustage"
 
 // SegmentMax is top[t, d] = max of s[t, cu[d]:cu[d+1]], and at[t, d] its column.
 func (s *Stream) SegmentMax(top, at, x, cu tensor) {
 	if s.Refuse(gpustage.CheckSegmentMax(top, at, x, cu)) {
 		return
 	}
-	s.run("segment max", x, func() { segmentMax[float32](top, at, x, cu, s.early) }, func() { segmentMax[float64](top, at, x, cu, s.early) })
+	s.run("segment max", x, func() { segmentMax[float32](top, at, x, cu, s.jump) }, func() { segmentMax[float64](top, at, x, cu, s.jump) })
 }
 
-func segmentMax[T float](top, at, s, cu tensor, early float64) {
-	ends := vec[int32](cu)
+func segmentMax[T float](top, at, s, cu tensor, jump Jump) {
+	ends, scale := vec[int32](cu), 0.0
+	if jump != nil {
+		scale = rms[T](s)
+	}
 	for t := range s.Rows {
 		x, best, place := row[T](s, t), row[T](top, t), row[int32](at, t)
 		for d := range best {
@@ -26,23 +25,19 @@ func segmentMax[T float](top, at, s, cu tensor, early float64) {
 				}
 			}
 		}
-		if early != 0 {
-			seconds(place, best, x, ends, T(math.Abs(early)*rms(x)))
+		if jump != nil {
+			others(place, best, x, ends, scale, jump)
 		}
 	}
 }
 
-// seconds puts the place of each segment's second largest value in that of the largest, where it is so near.
-func seconds[T float](place []int32, best, x []T, ends []int32, near T) {
+// others puts the place of another value in that of each segment's largest, where a Jump says so: the last that it does.
+func others[T float](place []int32, best, x []T, ends []int32, scale float64, jump Jump) {
 	for d, largest := range place {
-		second := int32(-1)
 		for n := ends[d]; n < ends[d+1]; n++ {
-			if n != largest && x[n] >= best[d]-near && (second < 0 || x[n] > x[second]) {
-				second = n
+			if n != largest && jump(float64(x[n]), float64(best[d]-x[n])/scale) {
+				place[d] = n
 			}
-		}
-		if second >= 0 {
-			place[d] = second
 		}
 	}
 }

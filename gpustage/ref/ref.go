@@ -20,11 +20,16 @@ type (
 )
 
 // Device is the host without any acceleration.
-type Device struct {
-	// Early is for those who ask what rounding can change where a gradient jumps: how much earlier than at zero a ReLU's slope is 1, and that of a
-	// sparse embedding (or later, if it is negative), and within how much of the largest another value of a segment is taken for it; in root mean
-	// squares of the row. 0: nothing.
-	Early float64
+type Device struct{ jump Jump }
+
+// Jump is for those who ask what rounding can change where a gradient jumps: it is asked of each value there whether its gradient is to be that of the
+// other side, as if a ReLU's input, or a sparse embedding's weight, had the other sign, or a segment's element were the largest of it. off is how far away
+// that is, in root mean squares of all the op's values. What is computed forward stays as it is.
+type Jump func(value, off float64) bool
+
+// Jumper is a device that asks, at least where it computes in f64. Its streams may do so at the same time.
+type Jumper interface {
+	WithJump(Jump) gpustage.Device // the same device otherwise; nil: nothing is asked
 }
 
 // New returns the reference device.
@@ -50,10 +55,11 @@ func (*Device) KeepsBF16() bool { return true }
 
 // OpenStream returns a stream that runs each op before the call returns.
 func (d *Device) OpenStream() (gpustage.Stream, error) {
-	s := NewStream(d)
-	s.early = d.Early
-	return s, nil
+	return NewStream(d).WithJump(d.jump), nil
 }
+
+// WithJump is the device with a Jump.
+func (*Device) WithJump(j Jump) gpustage.Device { return &Device{jump: j} }
 
 // Close does nothing.
 func (*Device) Close() error { return nil }
@@ -61,12 +67,18 @@ func (*Device) Close() error { return nil }
 // Stream runs ops on the calling goroutine. The fast CPU device embeds it for what it does not speed up.
 type Stream struct {
 	device gpustage.Device
-	early  float64 // Device.Early
+	jump   Jump
 	err    error
 }
 
 // NewStream makes a stream for a device whose memory is host memory.
 func NewStream(d gpustage.Device) *Stream { return &Stream{device: d} }
+
+// WithJump has the stream ask a Jump, and returns it.
+func (s *Stream) WithJump(j Jump) *Stream {
+	s.jump = j
+	return s
+}
 
 type done struct{}
 

@@ -11,21 +11,25 @@ func (s *Stream) Splade(y, at, top, bias tensor, twice bool) {
 	if s.Refuse(gpustage.CheckSplade(y, at, top, bias)) {
 		return
 	}
-	s.run("splade", top, func() { splade[float32](y, at, top, bias, twice, s.early) }, func() { splade[float64](y, at, top, bias, twice, s.early) })
+	s.run("splade", top, func() { splade[float32](y, at, top, bias, twice, s.jump) }, func() { splade[float64](y, at, top, bias, twice, s.jump) })
 }
 
-func splade[T float](y, at, top, bias tensor, twice bool, early float64) {
+func splade[T float](y, at, top, bias tensor, twice bool, jump Jump) {
+	scale := 0.0
+	if jump != nil {
+		scale = rms[T](top)
+	}
 	for v := range top.Rows {
 		place := row[int32](at, v)
-		from := T(threshold(row[T](top, v), gpustage.ReLU, early))
 		for b, x := range row[T](top, v) {
 			if !bias.IsZero() {
 				x += vec[T](bias)[v]
 			}
+			jumps := jump != nil && jump(float64(x), math.Abs(float64(x))/scale)
 			switch {
-			case x <= from: // a NaN stays one
+			case x <= 0 != jumps: // a NaN stays one
 				x, place[b] = 0, -1
-			case x <= 0: // early
+			case jumps:
 				x = math.SmallestNonzeroFloat32
 			}
 			x = T(math.Log1p(float64(x)))

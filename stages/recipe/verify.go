@@ -161,12 +161,15 @@ func (x *Run) Verify(ctx context.Context, o VerifyOptions, opts ...TrainOption) 
 		}
 		report(r)
 	}
-	precise := x.device
-	if !precise.Info().F64 { // a GPU: its results are held against the processor's
-		if precise, err = gpustage.Open("cpu"); err != nil {
+	precise, ok := x.device.(ref.Jumper)
+	if !ok { // a GPU: its results are held against the processor's
+		host, err := gpustage.Open("cpu")
+		if err == nil {
+			defer host.Close()
+		}
+		if precise, ok = host.(ref.Jumper); !ok {
 			precise = ref.New()
 		}
-		defer precise.Close()
 	}
 	acts := !slices.Contains(lossFaults, o.Plant)
 	for _, accumulate := range o.Accumulate {
@@ -224,7 +227,7 @@ type verifier struct {
 	sources    []int           // each contrastive batch's dataset
 	chunks     []*stages.Chunk // one per contrastive batch
 	meshes     []collective.Mesh
-	precise    gpustage.Device   // computes in f64
+	precise    ref.Jumper        // computes in f64
 	draws      map[uint64]uint64 // what a batch's loss draws from, by what it would be; nil: that. See truth.of
 	acts       bool              // a fault that is planted in the loss changes the gradient
 }
@@ -329,9 +332,9 @@ type way struct {
 	wire    gpustage.DType  // of a mesh; F32 or BF16
 	rounded bool            // what travels is rounded before, and the wire takes it as it is
 	sharding
-	ref     bool    // on the reference device instead of the recipe's
-	jump    float64 // ref.Device.Early there
-	without string  // key of what is left out of the loss: see Loss.stopped
+	ref     bool     // on the reference device instead of the recipe's
+	jump    ref.Jump // asked, where it is computed in f64
+	without string   // key of what is left out of the loss: see Loss.stopped
 }
 
 // oneTile has all of a batch's scores.
@@ -427,9 +430,9 @@ func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, err
 	device := v.x.device
 	switch {
 	case w.ref:
-		device = &ref.Device{Early: w.jump}
+		device = ref.New()
 	case w.dtype == gpustage.F64:
-		device = v.precise
+		device = v.precise.WithJump(w.jump)
 	}
 	s, err := device.OpenStream() // ranks load at the same time
 	if err != nil {

@@ -6,40 +6,72 @@ import (
 	"math/rand/v2"
 
 	"contraflow/gpustage"
+	"contraflow/stages"
+	"contraflow/stages/transformer"
 )
 
-// derivative compares the gradient's product with a random direction with a central difference of the loss, which has this value, relatively; if the
-// gradient is zero, the difference has to be. limit is how far it may be off.
-func (v *verifier) derivative(ctx context.Context, w way, gradient []float64, value float64) (off, limit float64, err error) {
+// derivative compares a gradient's product with a random direction with a central difference of the loss, relatively; if the gradient is zero, the
+// difference has to be. limit is how far it may be off. Where the weights are on a jump of the gradient themselves, as a new model's row for padding is,
+// which is zero, as a sparse embedding's weights for it are, a difference is of both sides: where it is too far off, it is moved that counts, of the
+// gradient at weights that are changed by a thousandth.
+func (v *verifier) derivative(ctx context.Context, w way, is stages.Captured) (off, limit float64, moved bool, err error) {
 	m, err := v.model(w, nil)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, false, err
 	}
 	defer m.Free()
-	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
 	host := make([]float64, m.Layout.Trained())
 	s, err := m.Device.OpenStream()
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, false, err
 	}
 	defer s.Close()
 	s.CopyOut(gpustage.Bytes(host), m.Trained())
 	if err := s.Sync(); err != nil {
-		return 0, 0, err
+		return 0, 0, false, err
 	}
+	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
+	set := func(weights []float64) { m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(weights)) }) }
+	if off, limit, err = v.difference(ctx, w, m, set, host, is, rng); err != nil || off <= limit {
+		return off, limit, false, err
+	}
+	for _, p := range m.Layout.Training() {
+		part := host[m.Layout.At(p):][:p.Len()]
+		size := extent(part)
+		for i := range part {
+			part[i] += 1e-3 * size * rng.NormFloat64()
+		}
+	}
+	set(host)
+	if is, err = v.step(ctx, w, m, nil, false); err != nil {
+		return 0, 0, false, err
+	}
+	again, limit, err := v.difference(ctx, w, m, set, host, is, rng)
+	if again <= limit {
+		return again, limit, true, err
+	}
+	return off, limit, false, err
+}
+
+// extent is about how large a tensor's values are, as far as a change that is in proportion to them goes: some are all zero.
+func extent(x []float64) float64 { return max(rms(x), 1e-3) }
+
+// difference is derivative's comparison at these weights, which set gives the model.
+func (v *verifier) difference(ctx context.Context, w way, m *transformer.Model, set func([]float64), host []float64, is stages.Captured, rng *rand.Rand) (off, limit float64, err error) {
+	gradient := is.Gradient
 	// Each tensor moves by about its own size, so that all of them count; along the gradient as well, so that the
 	// derivative is not lost in the rounding of the loss.
 	w.budget = 0 // nothing goes backward
 	dir, want := make([]float64, len(host)), 0.0
 	for _, p := range m.Layout.Training() {
 		from, to := m.Layout.At(p), m.Layout.At(p)+p.Len()
-		size, slope := rms(host[from:to]), rms(gradient[from:to])
+		size, slope := extent(host[from:to]), rms(gradient[from:to])
 		for i := from; i < to; i++ {
 			dir[i] = rng.NormFloat64()
 			if slope > 0 {
 				dir[i] += gradient[i] / slope
 			}
-			dir[i] *= max(size, 1e-3)
+			dir[i] *= size
 			want += dir[i] * gradient[i]
 		}
 	}
@@ -48,7 +80,7 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64, va
 		for i := range moved {
 			moved[i] = host[i] + by*dir[i]
 		}
-		m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(moved)) })
+		set(moved)
 		c, err := v.step(ctx, w, m, nil, true)
 		return c.Loss, err
 	}
@@ -63,8 +95,8 @@ func (v *verifier) derivative(ctx context.Context, w way, gradient []float64, va
 	var before []quotient
 	length := func(change float64) float64 {
 		h := change / of
-		if want != 0 && value != 0 {
-			h *= min(1, math.Abs(value))
+		if want != 0 && is.Loss != 0 {
+			h *= min(1, math.Abs(is.Loss))
 		}
 		return h
 	}

@@ -26,19 +26,12 @@ import (
 // that is one of which nothing can be said. Of 50 fresh models of 3 layers of 64, 10 had a way beyond the limit, by up to 1.7, 1.2 to 4.1 times
 // their noise; fresh ones with cls pooling are up to 0.008 off, 1.5 times theirs; of 190 recipes of all kinds, of models whose matrices were four
 // times a fresh one's, 13 had a way that was up to 3.7 times the limit, and 0.2 to 13 times the noise.
-//
-// A ReLU's slope jumps where its input changes sign, and MaxSim's where another token becomes the nearest. Where rounding does that, a token's part of a
-// gradient comes or goes, in one way and not in another, which the noise does not tell of: tensorMost is then the limit of all tensors. A T5 of 3 layers
-// of 48 was 0.01 off in one, and so was one of some 80 models with a vector for each token. Few tokens of a short text make one that comes or goes
-// count for more, 0.038 in a tensor of such a T5: where that is beyond tensorMost too, standard.widen tells what may have jumped. A sparse embedding
-// jumps at 0, and where another token has the largest weight: one of three new NomicBERTs of 2 layers of 32 was 2e-4 off, at a limit of 1.6e-4.
 func verifyLimit(scale float64) float64 { return 1e-5 * max(1, scale/20) }
 
 const (
 	noiseFactor = 30
 	noiseMost   = 10 // times verifyLimit
 	tensorMost  = 0.02
-	jumpMost    = 0.5 // what is more wrong than that is so without a jump
 )
 
 // truth is what ways to compute a step are compared with.
@@ -48,72 +41,6 @@ type truth struct {
 	sliced map[int]*standard // where ranks keep their negatives to themselves, by how many there are
 	base   float64           // how far a gradient may be off
 	limits []float64         // of each tensor, where rounding alone is further off; nil: base
-}
-
-// standard is a gradient that others are held against.
-type standard struct {
-	*verifier // of its batches; nil: it is what it is
-	way       way
-	stages.Captured
-	near        int       // how many of nearness the least and most are of
-	least, most []float64 // between which each value may be
-}
-
-// nearness is what is near to a jump, ever less so: see ref.Device.Early.
-var nearness = []float64{1e-5, 1e-4, 1e-3}
-
-// learn computes a gradient that others are held against.
-func (v *verifier) learn(ctx context.Context, w way) (*standard, error) {
-	is, err := v.gradient(ctx, w)
-	return &standard{verifier: v, way: w, Captured: is}, err
-}
-
-// widen has values be what they are too where all that is near to a jump (ref.Device.Early) has come early, or late, and says whether there was more to
-// allow. One value of 240,000 had jumped of the T5 that was 0.038 off, within 1e-5, and without it 0.0013 was left; values near to a jump are few, so
-// that what is wrong with a gradient shows in all the others.
-func (k *standard) widen(ctx context.Context) (more bool, err error) {
-	if k.verifier == nil || !k.x.jumps() || k.near == len(nearness) {
-		return false, nil
-	}
-	if k.near == 0 {
-		k.least, k.most = slices.Clone(k.Gradient), slices.Clone(k.Gradient)
-	}
-	within := nearness[k.near]
-	k.near++
-	for _, early := range []float64{within, -within} {
-		w := k.way
-		w.ref, w.jump = true, early
-		is, err := k.gradient(ctx, w)
-		if err != nil {
-			return false, err
-		}
-		for i, x := range is.Gradient {
-			k.least[i], k.most[i] = min(k.least[i], x), max(k.most[i], x)
-		}
-	}
-	return true, nil
-}
-
-// nearest is what got is held against.
-func (k *standard) nearest(got []float64) []float64 {
-	if k.near == 0 {
-		return k.Gradient
-	}
-	want := make([]float64, len(got))
-	for i, x := range got {
-		want[i] = min(max(x, k.least[i]), k.most[i]) // a NaN stays one
-	}
-	return want
-}
-
-// jumps tells whether rounding may change a gradient by more than itself.
-func (x *Run) jumps() bool {
-	return x.manyJumps() || !x.model.Config.MLMHead.None() // which takes of a text's tokens the largest, where that is above 0
-}
-
-// manyJumps tells whether it may do so in what all of a gradient comes through.
-func (x *Run) manyJumps() bool {
-	return x.model.Config.Activation == gpustage.ReLU || x.hasMaxSim()
 }
 
 func (t *truth) run(ctx context.Context, plain way, report func(VerifyRow)) (err error) {
@@ -157,7 +84,6 @@ func (t *truth) run(ctx context.Context, plain way, report func(VerifyRow)) (err
 			if err := t.allow(ctx, report); err != nil {
 				return err
 			}
-			t.measure(c) // noise may have widened what it is held against
 		}
 		if err := t.judge(ctx, c, t.limits); err != nil {
 			return err
@@ -189,7 +115,10 @@ func (t *truth) slope(ctx context.Context) (row VerifyRow, err error) {
 		}
 	}
 	row = VerifyRow{Config: t.String() + smooth.String(), Against: "finite difference", Parameter: "a random direction"}
-	row.Error, row.Limit, err = t.derivative(ctx, smooth, is.Gradient, is.Loss)
+	moved := false
+	if row.Error, row.Limit, moved, err = t.derivative(ctx, smooth, is.Captured); moved {
+		row.Config += ", weights moved by 0.001"
+	}
 	return row, err
 }
 
@@ -199,11 +128,6 @@ type comparison struct {
 	got    []float64
 	want   *standard
 	errors []float64 // how far each tensor is off
-}
-
-// measure says how far each tensor is off.
-func (t *truth) measure(c *comparison) {
-	c.errors = deviations(t.x.model.Layout, c.got, c.want.nearest(c.got))
 }
 
 // compare computes a gradient in a way.
@@ -222,7 +146,7 @@ func (t *truth) compare(ctx context.Context, w way) (*comparison, error) {
 	}
 	w.passes = is.Passes
 	c := &comparison{row: VerifyRow{Config: t.String() + w.String(), Against: plain64}, got: is.Gradient, want: want}
-	t.measure(c)
+	c.errors = deviations(t.x.model.Layout, c.got, want.Gradient)
 	if w.wire == gpustage.BF16 {
 		c.row.Config += fmt.Sprintf(" (%.1g from f64)", c.errors[worst(c.errors, nil)])
 		c.row.Against = "rounded before"
@@ -232,7 +156,7 @@ func (t *truth) compare(ctx context.Context, w way) (*comparison, error) {
 			return nil, err
 		}
 		c.want = &standard{Captured: rounded}
-		t.measure(c)
+		c.errors = deviations(t.x.model.Layout, c.got, rounded.Gradient)
 	}
 	return c, nil
 }
@@ -276,10 +200,10 @@ func (t *truth) allow(ctx context.Context, report func(VerifyRow)) error {
 		if err != nil {
 			return err
 		}
-		if err := t.judge(ctx, c, slices.Repeat([]float64{tensorMost}, len(noise))); err != nil {
+		if err := t.judge(ctx, c, slices.Repeat([]float64{noiseMost * t.base}, len(noise))); err != nil {
 			return err
 		}
-		c.row.Noise = true
+		c.row.Noise, c.row.Limit = true, tensorMost
 		report(c.row)
 		if !(c.row.Error <= tensorMost) {
 			return fmt.Errorf("in f32, rounding alone makes the gradient of %s %.2g wrong, so that nothing can be said of it: where a model's embeddings are nearly all the same, a trained model tells, or one that drops (model.dropout)",
@@ -290,33 +214,35 @@ func (t *truth) allow(ctx context.Context, report func(VerifyRow)) error {
 		}
 	}
 	all := max(t.base, min(noiseFactor*slices.Max(noise), noiseMost*t.base))
-	if t.x.manyJumps() {
-		all = tensorMost
-	}
 	for _, e := range noise {
 		t.limits = append(t.limits, max(all, min(noiseFactor*e, tensorMost)))
 	}
 	return nil
 }
 
-// judge completes a row by the tensor that is farthest beyond its limit, base if there are none, where no jump explains it.
+// judge completes a row by the tensor that is farthest beyond its limit, base if there are none; where that is so, with what may have jumped.
 func (t *truth) judge(ctx context.Context, c *comparison, limits []float64) error {
-	for config, row := c.row.Config, &c.row; ; t.measure(c) {
-		if c.want.near > 0 {
-			row.Config = fmt.Sprintf("%s, but for what jumps within %.0e", config, nearness[c.want.near-1])
-		}
-		i := worst(c.errors, limits)
-		row.Parameter, row.Error, row.Limit = t.x.model.Layout.Training()[i].Name, c.errors[i], t.base
-		if limits != nil {
-			row.Limit = limits[i]
-		}
-		if row.Error <= row.Limit || !(row.Error <= jumpMost) {
-			return nil
-		}
-		if more, err := c.want.widen(ctx); err != nil || !more {
-			return err
-		}
+	if limits == nil {
+		limits = slices.Repeat([]float64{t.base}, len(c.errors))
 	}
+	row, config := &c.row, c.row.Config
+	tell := func(errors []float64) bool {
+		i := worst(errors, limits)
+		c.errors, row.Parameter, row.Error, row.Limit = errors, t.x.model.Layout.Training()[i].Name, errors[i], limits[i]
+		return row.Error <= row.Limit
+	}
+	if tell(c.errors) || !(row.Error <= jumpMost) {
+		return nil
+	}
+	return c.want.explain(ctx, c.got, limits, func(want []float64, n int, off float64) (nearer, enough bool) {
+		errors := deviations(t.x.model.Layout, c.got, want)
+		i := worst(errors, limits)
+		if !(errors[i]/limits[i] < row.Error/row.Limit) {
+			return false, false
+		}
+		row.Config = fmt.Sprintf("%s, with %d within %.0e of a jump beyond it", config, n, off)
+		return true, tell(errors)
+	})
 }
 
 // noGradient is what all of a gradient is below that is zero but for rounding, as that of texts without tokens, or of normalized embeddings of one
@@ -343,6 +269,16 @@ func rms(x []float64) float64 {
 // alike, or the last norm's where a loss is one of distances, which all embeddings may move together. So a bias is taken for one more column of its
 // weight.
 func deviations(l *transformer.Layout, got, want []float64) (out []float64) {
+	for i, top := range tops(l, want) {
+		p := l.Training()[i]
+		at, end := l.At(p), l.At(p)+p.Len()
+		out = append(out, transformer.GradientError(got[at:end], want[at:end], top))
+	}
+	return out
+}
+
+// tops are what the errors of the tensors that train are in proportion to.
+func tops(l *transformer.Layout, want []float64) (out []float64) {
 	floor := 1.0
 	if top := largest(want); !(top <= noGradient) {
 		floor = transformer.GradientFloor * top
@@ -354,12 +290,11 @@ func deviations(l *transformer.Layout, got, want []float64) (out []float64) {
 		}
 	}
 	for _, p := range l.Training() {
-		least := floor
+		top := max(floor, largest(want[l.At(p):][:p.Len()]))
 		if w, ok := weights[p.Name]; ok {
-			least = max(least, largest(want[l.At(w):][:w.Len()]))
+			top = max(top, largest(want[l.At(w):][:w.Len()]))
 		}
-		at, end := l.At(p), l.At(p)+p.Len()
-		out = append(out, transformer.GradientError(got[at:end], want[at:end], least))
+		out = append(out, top)
 	}
 	return out
 }

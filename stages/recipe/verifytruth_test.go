@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"contraflow/gpustage"
+	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 )
 
@@ -39,74 +40,132 @@ func TestLongestSub(t *testing.T) {
 	}
 }
 
-// A gradient that only differs by what is near to a jump is right, once as much is allowed for as is near; with anything else wrong it is not, however
-// much is.
+// A gradient that only differs by what is near to a jump and beyond it is right, and is told with how much of that; with anything else wrong it is not.
 func TestJumps(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		sets   []string
-		within float64
-	}{{"a ReLU", nil, 1e-4}, {"MaxSim", []string{"model.kind=multi_vector", "loss={scale: 1}"}, 1e-3}, {"a sparse embedding", sparseSets(t), 1e-3}} {
+		jumped [][]int // of what is nearest
+	}{
+		{"a ReLU", nil, [][]int{{0}, {1, 2, 6}, {3, 17, 25}}},
+		{"MaxSim", []string{"model.kind=multi_vector", "loss={scale: 1}"}, [][]int{{0, 2}, {1}}},
+		{"a sparse embedding", sparseSets(t), [][]int{{1}, {2, 4, 6}}},
+	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := newJob(t, 30)
 			if c.name == "a sparse embedding" {
 				j = sparseJob(t, 30)
 			}
 			if c.sets == nil {
-				file := filepath.Join(j.dir, "model", "config.json")
-				config, err := os.ReadFile(file)
-				if err == nil {
-					err = os.WriteFile(file, bytes.Replace(config, []byte(`"gelu"`), []byte(`"relu"`), 1), 0o600)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				j.activate(t, "relu")
 			}
 			x := j.opened(t, append(c.sets, "save.dir="+j.dir))
 			v, err := x.newVerifier(t.Context(), VerifyOptions{Rows: 12}, 1, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
-			v.precise = ref.New()
-			plain := way{dtype: gpustage.F64, budget: -1, tile: oneTile}
-			learned := func(jump float64) *standard {
-				w := plain
-				w.ref, w.jump = true, jump
-				is, err := v.learn(t.Context(), w)
+			v.precise = x.device.(ref.Jumper)
+			want, err := v.learn(t.Context(), way{dtype: gpustage.F64, budget: -1, tile: oneTile})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tr := &truth{verifier: v, is: want, base: 1e-9}
+			judged := func(config string, got []float64) VerifyRow {
+				c := &comparison{row: VerifyRow{Config: config}, got: got, want: want, errors: deviations(x.model.Layout, got, want.Gradient)}
+				if err := tr.judge(t.Context(), c, nil); err != nil {
+					t.Fatal(err)
+				}
+				return c.row
+			}
+			for _, which := range c.jumped {
+				jumped, err := want.jumped(t.Context(), func(i int) bool { return slices.Contains(which, i) })
 				if err != nil {
 					t.Fatal(err)
 				}
-				return is
+				if e := deviations(x.model.Layout, jumped, want.Gradient); e[worst(e, nil)] < 1e-5 {
+					t.Errorf("%v changes next to nothing: this shows nothing", which)
+				}
+				row := judged("some", jumped)
+				if says := fmt.Sprintf("some, with %d within %.0e of a jump beyond it", len(which), want.near[which[len(which)-1]].off); row.Error > row.Limit || row.Config != says {
+					t.Errorf("%v: %+v, want %s", which, row, says)
+				}
+				for i := range jumped {
+					jumped[i] *= 1.001
+				}
+				if row = judged("wrong", jumped); row.Error < 5e-4 {
+					t.Errorf("%v, and 0.001 more of all: %+v", which, row)
+				}
 			}
-			want, jumped := learned(0), learned(c.within)
-			tr := &truth{verifier: v, is: want, base: 1e-9}
-			measured := func(config string, got []float64) *comparison {
-				c := &comparison{row: VerifyRow{Config: config}, got: got, want: want}
-				tr.measure(c)
-				return c
-			}
-			judged := func(config string, got []float64) (VerifyRow, error) {
-				c := measured(config, got)
-				err := tr.judge(t.Context(), c, nil)
-				return c.row, err
-			}
-			if e := measured("", jumped.Gradient).errors; e[worst(e, nil)] <= tr.base {
-				t.Fatalf("nothing is within %.0e of a jump: this shows nothing", c.within)
-			}
-			row, err := judged("one", jumped.Gradient)
-			if err != nil || row.Error > row.Limit || row.Config != fmt.Sprintf("one, but for what jumps within %.0e", c.within) {
-				t.Errorf("what jumped: %+v, %v", row, err)
-			}
-			wrong := slices.Clone(jumped.Gradient)
-			for i := range wrong {
-				wrong[i] *= 1.001
-			}
-			if row, err = judged("wrong", wrong); err != nil || row.Error < 5e-4 || want.near != len(nearness) {
-				t.Errorf("0.001 more of all: %+v, %v", row, err)
-			}
-			if row, err = judged("NaN", slices.Repeat([]float64{math.NaN()}, len(wrong))); err != nil || !math.IsNaN(row.Error) {
-				t.Errorf("NaN: %+v, %v", row, err)
+			if row := judged("NaN", slices.Repeat([]float64{math.NaN()}, len(want.Gradient))); !math.IsNaN(row.Error) {
+				t.Errorf("NaN: %+v", row)
 			}
 		})
 	}
+}
+
+// activate has the job's model have another activation.
+func (j job) activate(t *testing.T, name string) {
+	t.Helper()
+	file := filepath.Join(j.dir, "model", "config.json")
+	config, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, bytes.Replace(config, []byte(`"gelu"`), []byte(`"`+name+`"`), 1), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A ReLU's or MaxSim's gradient that is a thousandth too large is wrong: that it jumps is no excuse.
+func TestSteep(t *testing.T) {
+	for _, factor := range []float64{1, 1.001} {
+		for _, sets := range [][]string{nil, {"model.kind=multi_vector", "loss={scale: 1}"}} {
+			j := newJob(t, 30)
+			j.activate(t, "relu")
+			x := j.opened(t, append(sets, "save.dir="+j.dir))
+			x.device = steep{x.device.(*cpu.Device), factor, sets != nil}
+			ok, err := x.Verify(t.Context(), VerifyOptions{Rows: 8, SubBatches: []int{5}, Accumulate: []int{1}, Replicas: []int{1}, Shards: []int{1}})
+			if err != nil || ok != (factor == 1) {
+				t.Errorf("%v: %v times the gradient is right: %t, %v", sets, factor, ok, err)
+			}
+		}
+	}
+}
+
+// steep is a device on which the gradient of what jumps is too large.
+type steep struct {
+	*cpu.Device
+	factor float64
+	maxSim bool // that is MaxSim, or else a ReLU
+}
+
+func (d steep) OpenStream() (gpustage.Stream, error) {
+	s, err := d.Device.OpenStream()
+	return steepStream{s, d}, err
+}
+
+type steepStream struct {
+	gpustage.Stream
+	of steep
+}
+
+func (s steepStream) MatMul(c, a, b gpustage.Tensor, o gpustage.MatMul) {
+	s.Stream.MatMul(c, a, b, o)
+	if !o.GradOf.IsZero() && o.Act == gpustage.ReLU && !s.of.maxSim {
+		s.Scale(c, c, s.of.factor)
+	}
+}
+
+func (s steepStream) ActivateBackward(dx, dy, x gpustage.Tensor, f gpustage.Activation) {
+	s.Stream.ActivateBackward(dx, dy, x, f)
+	if f == gpustage.ReLU && !s.of.maxSim {
+		s.Scale(dx, dx, s.of.factor)
+	}
+}
+
+func (s steepStream) MaxSimBackward(dx, dy, g, at, x, y gpustage.Tensor) {
+	if s.of.maxSim {
+		s.Scale(g, g, s.of.factor)
+	}
+	s.Stream.MaxSimBackward(dx, dy, g, at, x, y)
 }
