@@ -14,6 +14,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"contraflow/io/internal/plainfile"
 	"contraflow/io/safetensors"
 )
 
@@ -139,6 +140,9 @@ func (s *Store) open(dir string, st State, hashes bool) (_ *Checkpoint, err erro
 const maxManifest = 256 << 20
 
 func readBounded(path string) ([]byte, error) {
+	if err := plainfile.Check(path); err != nil {
+		return nil, err
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

@@ -2,11 +2,14 @@ package recipe
 
 import (
 	"bytes"
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"contraflow/gpustage"
@@ -168,4 +171,42 @@ func (s steepStream) MaxSimBackward(dx, dy, g, at, x, y gpustage.Tensor) {
 		s.Scale(g, g, s.of.factor)
 	}
 	s.Stream.MaxSimBackward(dx, dy, g, at, x, y)
+}
+
+// Where weights are on a jump, as those of a ReLU's input that are zero, a finite difference is of both sides: it is taken beside them.
+func TestOnJump(t *testing.T) {
+	j := newJob(t, 30)
+	j.activate(t, "relu")
+	zeroRow(t, filepath.Join(j.dir, "model", "model.safetensors"), "encoder.layer.0.intermediate.dense.weight", "encoder.layer.0.intermediate.dense.bias")
+	x := j.opened(t, []string{"save.dir=" + j.dir})
+	var rows []string
+	o := VerifyOptions{Rows: 8, SubBatches: []int{5}, Accumulate: []int{1}, Replicas: []int{1}, Shards: []int{1}}
+	o.Report = func(r VerifyRow) { rows = append(rows, r.String()) }
+	if ok, err := x.Verify(t.Context(), o); err != nil || !ok || !strings.Contains(strings.Join(rows, "\n"), ", weights moved by 0.001, against finite difference") {
+		t.Errorf("right: %t, %v\n%s", ok, err, strings.Join(rows, "\n"))
+	}
+}
+
+// zeroRow makes a file's tensors begin with a row, or number, of zeros.
+func zeroRow(t *testing.T, file string, tensors ...string) {
+	t.Helper()
+	all, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := 8 + binary.LittleEndian.Uint64(all)
+	var header map[string]struct {
+		Shape   []int    `json:"shape"`
+		Offsets []uint64 `json:"data_offsets"`
+	}
+	if err = json.Unmarshal(all[8:data], &header); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range tensors {
+		h := header[name]
+		clear(all[data:][h.Offsets[0]:h.Offsets[1]][:(h.Offsets[1]-h.Offsets[0])/uint64(h.Shape[0])])
+	}
+	if err = os.WriteFile(file, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
