@@ -25,9 +25,9 @@ double precision, which in turn is compared with a finite difference of the loss
 any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, two computations in single
 precision on the reference device tell, in rows of their own (noise), and the limit of each tensor follows what it has there.
 Where a gradient jumps (a ReLU's where its input changes sign, MaxSim's where another token becomes the nearest, a sparse embedding's at 0 and where
-another token has the largest weight) rounding may do that to a token: a row that says so (with 1 within 8e-07 of a jump beyond it) is held against what
-double precision gives with as many of the values that are nearest to a jump on the other side. Where weights are on a jump themselves, as a new model's
-row for padding is, which is zero, the finite difference is of weights that are moved by 0.001, and its row says so.
+another token has the largest weight) rounding may do that to a token: a row that says so (with 1 of the values within 8e-07 of a jump beyond it) is held
+against what double precision gives with as many of the values that are nearest to a jump on the other side. Where weights are on a jump themselves, as
+a new model's row for padding is, which is zero, the finite difference is of weights that are moved by 0.001, and its row says so.
 
 Meshes are of ranks in this process, which exchange as the recipe says (mesh.wire, mesh.overlap, train.sync, loss.gather_across_devices). Started by
 mpirun, srun or torchrun it verifies the job's own mesh: each rank what it computes alone, and then all of them together.`,

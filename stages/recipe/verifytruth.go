@@ -240,7 +240,7 @@ func (t *truth) judge(ctx context.Context, c *comparison, limits []float64) erro
 		if !(errors[i]/limits[i] < row.Error/row.Limit) {
 			return false, false
 		}
-		row.Config = fmt.Sprintf("%s, with %d within %.0e of a jump beyond it", config, n, off)
+		row.Config = fmt.Sprintf("%s, with %d of the values within %.0e of a jump beyond it", config, n, off)
 		return true, tell(errors)
 	})
 }

@@ -89,7 +89,7 @@ func TestJumps(t *testing.T) {
 					t.Errorf("%v changes next to nothing: this shows nothing", which)
 				}
 				row := judged("some", jumped)
-				if says := fmt.Sprintf("some, with %d within %.0e of a jump beyond it", len(which), want.near[which[len(which)-1]].off); row.Error > row.Limit || row.Config != says {
+				if says := fmt.Sprintf("some, with %d of the values within %.0e of a jump beyond it", len(which), want.near[which[len(which)-1]].off); row.Error > row.Limit || row.Config != says {
 					t.Errorf("%v: %+v, want %s", which, row, says)
 				}
 				for i := range jumped {
