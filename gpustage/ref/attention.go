@@ -22,7 +22,7 @@ func (s *Stream) Attention(ctx, lse, q, k, v tensor, o gpustage.Attention) {
 
 func attention[T float](ctx, lse, q, k, v tensor, o gpustage.Attention) {
 	vs := factorsOf[T](v, o)
-	eachQuery(factorsOf[T](q, o), factorsOf[T](k, o), o, func(a query[T]) {
+	eachQuery(factorsOf[T](q, o), factorsOf[T](k, o), o, func(a *query[T]) {
 		out := a.head(ctx, a.t, a.h)
 		sum := make([]float64, o.HeadDim)
 		p := make([]float64, len(a.s))
@@ -69,7 +69,7 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 	sumBias := make([]float64, o.Bias.Len())
 	sumPK, sumPQ := make([]float64, o.Positions.Keys.Len()), make([]float64, o.Positions.Queries.Len())
 	qs, ks, vs, douts := factorsOf[T](q, o), factorsOf[T](k, o), factorsOf[T](v, o), factorsOf[T](dctx, o)
-	eachQuery(qs, ks, o, func(a query[T]) {
+	eachQuery(qs, ks, o, func(a *query[T]) {
 		dout, qi := douts.head(a.t, a.h), qs.head(a.t, a.h)
 		// delta is <dctx, ctx>, summed over keys from the same rounded products that it is subtracted from: taken from dctx and
 		// ctx themselves it would leave bf16's rounding in every score's gradient, three times as much as PyTorch's eager attention.
@@ -147,13 +147,12 @@ func attentionBackward[T float](dq, dk, dv, dctx, ctx, lse, q, k, v tensor, o gp
 
 // query is one query of one head, with the scores of the keys it sees.
 type query[T float] struct {
-	o     gpustage.Attention
+	o     *gpustage.Attention
 	t     int // the query's token
 	h, kv int // its head, and the key-value head that serves it
-	pos   int // its position in the sequence
 	first int // token of the first key it sees
 	start int // token at which the sequence starts
-	row   int // the sequence
+	mask  func(element int) float64
 	s     []float64
 
 	capped []float64 // s before Bias
@@ -161,22 +160,22 @@ type query[T float] struct {
 }
 
 // key is the token of the j-th visible key.
-func (a query[T]) key(j int) int { return a.first + j }
+func (a *query[T]) key(j int) int { return a.first + j }
 
 // distance is Bias's row for the j-th visible key.
-func (a query[T]) distance(j int) int {
+func (a *query[T]) distance(j int) int {
 	r := a.o.Reach()
 	return r + max(-r, min(r, a.key(j)-a.t))
 }
 
 // place is the row of Positions' keys and queries for the j-th visible key.
-func (a query[T]) place(j int) int {
+func (a *query[T]) place(j int) int {
 	p := a.o.Positions
 	return int(vec[int32](p.Rows)[p.Reach()-1+a.key(j)-a.t])
 }
 
 // position is the head's part of that row, nil if there is none.
-func (a query[T]) position(of factors, j int) []float64 {
+func (a *query[T]) position(of factors, j int) []float64 {
 	if len(of.v) == 0 {
 		return nil
 	}
@@ -184,7 +183,7 @@ func (a query[T]) position(of factors, j int) []float64 {
 }
 
 // slope is the soft cap's derivative for the j-th visible key.
-func (a query[T]) slope(j int) float64 {
+func (a *query[T]) slope(j int) float64 {
 	if a.o.SoftCap == 0 {
 		return 1
 	}
@@ -193,22 +192,12 @@ func (a query[T]) slope(j int) float64 {
 }
 
 // head is one head of one token.
-func (a query[T]) head(x tensor, token, h int) []T {
+func (a *query[T]) head(x tensor, token, h int) []T {
 	return row[T](x, token)[h*a.o.HeadDim : (h+1)*a.o.HeadDim]
 }
 
 // keep is the dropout's factor for the j-th visible key.
-func (a query[T]) keep(j int) float64 {
-	d := a.o.Dropout
-	if !d.Active() {
-		return 1
-	}
-	key := vec[uint64](d.Seqs.Keys)[a.row]
-	if d.Element(key, a.key(j)-a.start, a.pos, a.h) < d.Threshold() {
-		return 0
-	}
-	return d.KeepScale()
-}
+func (a *query[T]) keep(j int) float64 { return a.mask(a.key(j) - a.start) }
 
 // factor is v as a product takes it.
 func factor(v float64, o gpustage.Attention) float64 {
@@ -238,7 +227,7 @@ func factorsOf[T float](x tensor, o gpustage.Attention) factors {
 func (f factors) head(token, h int) []float64 { return f.v[token*f.cols+h*f.dim:][:f.dim] }
 
 // eachQuery visits every query of every head with its scores.
-func eachQuery[T float](q, k factors, o gpustage.Attention, visit func(query[T])) {
+func eachQuery[T float](q, k factors, o gpustage.Attention, visit func(*query[T])) {
 	kvHeads := o.KVHeads
 	if kvHeads == 0 {
 		kvHeads = o.Heads
@@ -259,7 +248,7 @@ func eachQuery[T float](q, k factors, o gpustage.Attention, visit func(query[T])
 				last = min(last, lo+int(vec[int32](o.Seen)[b])-1)
 			}
 			for h := range o.Heads {
-				a := query[T]{o: o, t: t, h: h, kv: h * kvHeads / o.Heads, pos: t - lo, first: first, start: lo, row: b, pk: pk, pq: pq}
+				a := &query[T]{o: &o, t: t, h: h, kv: h * kvHeads / o.Heads, first: first, start: lo, mask: elementMask(o.Dropout, b, t-lo, h), pk: pk, pq: pq}
 				qi := q.head(t, h)
 				a.s = make([]float64, max(0, last-first+1))
 				for j := range a.s {

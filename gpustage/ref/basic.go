@@ -375,11 +375,17 @@ func tokenMask(d gpustage.Dropout, t int) func(feature int) float64 {
 		return func(int) float64 { return 1 }
 	}
 	b := vec[int32](d.Seqs.Row)[t]
-	pos := int(vec[int32](d.Seqs.Pos)[t])
-	key := vec[uint64](d.Seqs.Keys)[b]
-	scale, threshold := d.KeepScale(), d.Threshold()
+	return elementMask(d, int(b), int(vec[int32](d.Seqs.Pos)[t]), 0)
+}
+
+// elementMask gives what the elements of a vector (gpustage.Dropout.Element) of a sequence are multiplied by.
+func elementMask(d gpustage.Dropout, sequence, pos, head int) func(element int) float64 {
+	if !d.Active() {
+		return func(int) float64 { return 1 }
+	}
+	key, scale, threshold := vec[uint64](d.Seqs.Keys)[sequence], d.KeepScale(), d.Threshold()
 	return func(j int) float64 {
-		if d.Element(key, j, pos, 0) < threshold {
+		if d.Element(key, j, pos, head) < threshold {
 			return 0
 		}
 		return scale

@@ -25,6 +25,9 @@ type standard struct {
 	stages.Captured
 	near  []near              // what is nearest to a jump, nearest first
 	moves map[group][]float64 // what comes of it if some of them jump, as sketch has it
+
+	values map[int]bool // which were tried last, by index
+	tried  []float64    // and the gradient
 }
 
 // near is a value that is near to a jump. Values that are the same are told apart by which of them it is.
@@ -110,10 +113,13 @@ func (k *standard) explain(ctx context.Context, got, limits []float64, try func(
 		if err != nil || next == nil {
 			return err
 		}
-		want, err := k.jumped(ctx, func(i int) bool { return next[i] })
-		if err != nil {
-			return err
+		if k.tried == nil || !maps.Equal(next, k.values) { // ways mostly have the same beyond
+			if k.tried, err = k.jumped(ctx, func(i int) bool { return next[i] }); err != nil {
+				return err
+			}
+			k.values = next
 		}
+		want := k.tried
 		nearer, enough := try(want, len(next), k.near[slices.Max(slices.Collect(maps.Keys(next)))].off)
 		if !nearer || enough {
 			return nil
