@@ -10,6 +10,7 @@ import (
 
 	"contraflow/gpustage/ref"
 	"contraflow/stages"
+	"contraflow/stages/transformer"
 )
 
 // A ReLU's slope jumps where its input changes sign, MaxSim's where another token becomes the nearest, and a sparse embedding's at 0 and where another
@@ -24,6 +25,7 @@ type standard struct {
 	way       way
 	stages.Captured
 	near  []near              // what is nearest to a jump, nearest first
+	spots []spot              // which sketches have
 	moves map[group][]float64 // what comes of it if some of them jump, as sketch has it
 
 	values map[int]bool // which were tried last, by index
@@ -48,13 +50,10 @@ const (
 	nearest  = 1e-3 // what is farther from a jump does not jump
 	jumpMost = 0.5  // what is more wrong than that is so without a jump
 
-	sketchLen  = 1 << 10 // of each tensor
-	firstProbe = 8       // values that are looked for first, nearest to jumps
-	lastProbe  = 128     // and in all
-	leastShare = 0.02    // of the square of what is left, if one of a group has jumped
-	// leastCosine is that between what is left and what a group does, times the root of how many it is of: 0.3 to 1 where one of it had jumped, and up to 0.03,
-	// but for once 0.3, where what was left of a T5 of 4 layers was rounding.
-	leastCosine = 0.05
+	sampled    = 1 << 13 // values of a tensor's gradient, or one of each row
+	firstProbe = 8       // values that are looked for one by one, nearest to jumps
+	lastProbe  = 512     // and in all
+	leastShare = 0.05    // of the square of what is left that a group has if one of it has jumped: 0.2 to 1 in ten T5s, and up to 0.03 where none had
 )
 
 // learn computes a gradient that others are held against.
@@ -67,7 +66,9 @@ func (v *verifier) learn(ctx context.Context, w way) (*standard, error) {
 	is, err := v.gradient(ctx, w)
 	slices.SortStableFunc(k.near, func(a, b near) int { return cmp.Compare(a.off, b.off) })
 	k.near = slices.Clone(k.near[:min(len(k.near), lastProbe)])
-	k.Captured = is
+	if err == nil {
+		k.Captured, k.spots = is, spotsOf(v.x.model.Layout, is.Gradient)
+	}
 	return k, err
 }
 
@@ -131,17 +132,20 @@ func (k *standard) explain(ctx context.Context, got, limits []float64, try func(
 // fitted are values, those beyond their jumps by index, with changes by which less is left of a rest, which is a sketch; nil: there are none.
 //
 // Of each value it is known what it does to the gradient once it has been tried, which is a computation of all of it. But what many do at once tells
-// whether any of them is in the rest, where they do it to other parts of the gradient, as most do: groups in which most of the rest is are halved first.
-// What two values together do that neither does alone is left for the next try.
+// which of them may be in the rest: that of a ReLU's input changes a row of the weights before it as nothing else does, so that a part of the rest is the
+// same number in what its group does. Groups of which that is so are halved. What two values together do that neither does alone is left for the next try.
 func (k *standard) fitted(ctx context.Context, rest, limits []float64, values map[int]bool) (next map[int]bool, err error) {
 	next = maps.Clone(values)
-	whole := k.product(rest, rest, limits)
+	least := leastShare * k.product(rest, rest, limits)
 	var groups []group
-	for lo, hi := 0, firstProbe; lo < len(k.near); lo, hi = hi, 4*hi {
+	for lo, hi := 0, 1; lo < len(k.near); lo = hi {
+		if hi = lo + 1; lo >= firstProbe {
+			hi = 4 * lo
+		}
 		groups = append(groups, group{lo, min(hi, len(k.near))})
 	}
 	for {
-		most, at, along := 0.0, -1, []float64(nil)
+		most, at, along := least, -1, []float64(nil)
 		for i, g := range groups {
 			move, err := k.move(ctx, g)
 			if err != nil {
@@ -152,8 +156,14 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 					move = added(move, k.moves[group{j, j + 1}], -2)
 				}
 			}
-			share, square := k.product(rest, move, limits), k.product(move, move, limits)
-			if share > most && share > leastShare*whole && share*share*float64(g.hi-g.lo) > leastCosine*leastCosine*square*whole {
+			share := k.common(rest, move, limits)
+			if g.hi == g.lo+1 {
+				share = 0
+				if p := k.product(rest, move, limits); p > k.product(move, move, limits)/2 {
+					share = p
+				}
+			}
+			if share > most {
 				most, at, along = share, i, move
 			}
 		}
@@ -162,23 +172,24 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 		}
 		g := groups[at]
 		groups = slices.Delete(groups, at, at+1)
-		if mid := (g.lo + g.hi) / 2; mid > g.lo {
-			left, right := group{g.lo, mid}, group{mid, g.hi}
-			move, err := k.move(ctx, left)
-			if err != nil {
-				return nil, err
-			}
-			if k.moves[right] == nil {
-				k.moves[right] = added(k.moves[g], move, -1)
-			}
-			groups = append(groups, left, right)
-		} else if most > k.product(along, along, limits)/2 {
+		if g.hi == g.lo+1 {
 			if rest = added(rest, along, -1); next[g.lo] {
 				delete(next, g.lo)
 			} else {
 				next[g.lo] = true
 			}
+			continue
 		}
+		mid := (g.lo + g.hi) / 2
+		left, right := group{g.lo, mid}, group{mid, g.hi}
+		move, err := k.move(ctx, left)
+		if err != nil {
+			return nil, err
+		}
+		if k.moves[right] == nil {
+			k.moves[right] = added(k.moves[g], move, -1)
+		}
+		groups = append(groups, left, right)
 	}
 	if maps.Equal(next, values) {
 		return nil, nil
@@ -208,31 +219,49 @@ func added(a, b []float64, times float64) []float64 {
 	return out
 }
 
-// sketch is the difference of two gradients, of each tensor in the proportion that its error is measured in, folded to sketchLen: products of two
-// sketches are about those of what they are of (Charikar, Chen and Farach-Colton, 2002), and many are kept.
-func (k *standard) sketch(got, want []float64) []float64 {
-	layout := k.x.model.Layout
-	out := make([]float64, sketchLen*len(layout.Training()))
-	for i, top := range tops(layout, k.Gradient) {
-		p := layout.Training()[i]
-		for e := range p.Len() {
-			h := uint64(e) * 0x9e3779b97f4a7c15
-			at := layout.At(p) + e
-			d := (got[at] - want[at]) / top
-			if h>>63 == 1 {
-				d = -d
+// spot is a value of the gradient that sketches have: at in the gradient, of a tensor whose errors are in proportion to top.
+type spot struct {
+	at, tensor int
+	top        float64
+}
+
+// spotsOf are values of each row, as each row of a layer's weights belongs to one input of a ReLU.
+func spotsOf(l *transformer.Layout, gradient []float64) (out []spot) {
+	for i, top := range tops(l, gradient) {
+		p := l.Training()[i]
+		step := min(p.Cols, (p.Len()+sampled-1)/sampled)
+		for row := range p.Rows {
+			for col := row % step; col < p.Cols; col += step {
+				out = append(out, spot{l.At(p) + row*p.Cols + col, i, top})
 			}
-			out[i*sketchLen+int(h>>32%sketchLen)] += d
 		}
+	}
+	return out
+}
+
+// sketch is the difference of two gradients, at spots.
+func (k *standard) sketch(got, want []float64) []float64 {
+	out := make([]float64, len(k.spots))
+	for i, s := range k.spots {
+		out[i] = (got[s.at] - want[s.at]) / s.top
 	}
 	return out
 }
 
 // product is that of two sketches, of each tensor's in proportion to its limit.
 func (k *standard) product(a, b, limits []float64) (sum float64) {
-	for i, x := range a {
-		limit := limits[i/sketchLen]
-		sum += x / limit * b[i] / limit
+	for i, s := range k.spots {
+		sum += a[i] / limits[s.tensor] * b[i] / limits[s.tensor]
+	}
+	return sum
+}
+
+// common is a rest's product with itself where a move is about the same.
+func (k *standard) common(rest, move, limits []float64) (sum float64) {
+	for i, s := range k.spots {
+		if r := rest[i] / limits[s.tensor]; math.Abs(move[i]-rest[i]) <= math.Abs(rest[i])/8 {
+			sum += r * r
+		}
 	}
 	return sum
 }
