@@ -53,7 +53,10 @@ const (
 	sampled    = 1 << 13 // values of a tensor's gradient, or one of each row
 	firstProbe = 8       // values that are looked for one by one, nearest to jumps
 	lastProbe  = 512     // and in all
-	leastShare = 0.05    // of the square of what is left that a group has if one of it has jumped: 0.2 to 1 in ten T5s, and up to 0.03 where none had
+	// leastShare is the part of the square of what is left that a group has if one of it has jumped: 0.2 to 1 in ten T5s, and up to 0.03 where none had; leastOfHalf
+	// that of a half of such a group, which may have one of two whose rows are a small part: 0.035 and 0.004 of a group that had 0.24. leastCosine is that between what is left and what a group
+	// does, times the root of how many it is of: 0.3 to 1 where one had jumped, and up to 0.03 elsewhere, but for once 0.35.
+	leastShare, leastOfHalf, leastCosine = 0.05, 0.0125, 0.2
 )
 
 // learn computes a gradient that others are held against.
@@ -133,21 +136,26 @@ func (k *standard) explain(ctx context.Context, got, limits []float64, try func(
 //
 // Of each value it is known what it does to the gradient once it has been tried, which is a computation of all of it. But what many do at once tells
 // which of them may be in the rest: that of a ReLU's input changes a row of the weights before it as nothing else does, so that a part of the rest is the
-// same number in what its group does. Groups of which that is so are halved. What two values together do that neither does alone is left for the next try.
+// same number in what its group does, even where others of the group do much more. Groups of which that is so are halved, and those that point where the
+// rest does, as two do that change one row. What two values together do that neither does alone is left for the next try.
 func (k *standard) fitted(ctx context.Context, rest, limits []float64, values map[int]bool) (next map[int]bool, err error) {
 	next = maps.Clone(values)
-	least := leastShare * k.product(rest, rest, limits)
-	var groups []group
+	whole := k.product(rest, rest, limits)
+	type candidate struct {
+		group
+		least float64
+	}
+	var groups []candidate
 	for lo, hi := 0, 1; lo < len(k.near); lo = hi {
 		if hi = lo + 1; lo >= firstProbe {
 			hi = 4 * lo
 		}
-		groups = append(groups, group{lo, min(hi, len(k.near))})
+		groups = append(groups, candidate{group{lo, min(hi, len(k.near))}, leastShare * whole})
 	}
 	for {
-		most, at, along := least, -1, []float64(nil)
+		most, at, along := 0.0, -1, []float64(nil)
 		for i, g := range groups {
-			move, err := k.move(ctx, g)
+			move, err := k.move(ctx, g.group)
 			if err != nil {
 				return nil, err
 			}
@@ -156,14 +164,16 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 					move = added(move, k.moves[group{j, j + 1}], -2)
 				}
 			}
-			share := k.common(rest, move, limits)
-			if g.hi == g.lo+1 {
+			n, share, square := float64(g.hi-g.lo), k.product(rest, move, limits), k.product(move, move, limits)
+			switch common := k.common(rest, move, limits); {
+			case n == 1 && share < square/2:
 				share = 0
-				if p := k.product(rest, move, limits); p > k.product(move, move, limits)/2 {
-					share = p
-				}
+			case n > 1 && share < leastCosine*math.Sqrt(square*whole/n):
+				share = common
+			case n > 1:
+				share = max(share, common)
 			}
-			if share > most {
+			if share > g.least && share > most {
 				most, at, along = share, i, move
 			}
 		}
@@ -187,9 +197,9 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 			return nil, err
 		}
 		if k.moves[right] == nil {
-			k.moves[right] = added(k.moves[g], move, -1)
+			k.moves[right] = added(k.moves[g.group], move, -1)
 		}
-		groups = append(groups, left, right)
+		groups = append(groups, candidate{left, leastOfHalf * whole}, candidate{right, leastOfHalf * whole})
 	}
 	if maps.Equal(next, values) {
 		return nil, nil
