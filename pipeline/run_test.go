@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -676,38 +677,40 @@ func TestLentAndNotRead(t *testing.T) {
 // A run that hears of nothing says what runs and who waits; once it has heard of something, it begins anew.
 func TestWhenStalled(t *testing.T) {
 	checkGoroutines(t)
-	g := New("sums")
-	hold, again := make(chan struct{}), make(chan struct{})
-	summing(g, 1, 1, func(t *Task, v int) error {
-		if v == 1 {
-			<-hold
+	synctest.Test(t, func(t *testing.T) {
+		g := New("sums")
+		hold, again := make(chan struct{}), make(chan struct{})
+		summing(g, 1, 1, func(t *Task, v int) error {
+			if v == 1 {
+				<-hold
+			}
+			if v == 2 {
+				<-again
+			}
+			return nil
+		})
+		p, err := g.Build(Devices(fakeDevice("cpu")))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if v == 2 {
-			<-again
+		var said []string
+		err = p.Run(context.Background(), WhenStalled(20*time.Millisecond, func(report string) {
+			switch said = append(said, report); len(said) {
+			case 2:
+				close(hold)
+			case 3:
+				close(again)
+			}
+		}))
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		for i, want := range []string{"nothing has happened for 20ms: embed(0.0.1) runs on cpu compute since", "nothing has happened for 40ms: embed(0.0.1) runs on", "nothing has happened for 20ms: embed(0.0.2) runs on"} {
+			if !strings.HasPrefix(said[i], want) || !strings.Contains(said[i], `update(0) waits for "embeddings" of stage "embed"`) {
+				t.Errorf("report %d: %s", i, said[i])
+			}
+		}
 	})
-	p, err := g.Build(Devices(fakeDevice("cpu")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var said []string
-	err = p.Run(context.Background(), WhenStalled(20*time.Millisecond, func(report string) {
-		switch said = append(said, report); len(said) {
-		case 2:
-			close(hold)
-		case 3:
-			close(again)
-		}
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, want := range []string{"nothing has happened for 20ms: embed(0.0.1) runs on cpu compute since", "nothing has happened for 40ms: embed(0.0.1) runs on", "nothing has happened for 20ms: embed(0.0.2) runs on"} {
-		if !strings.HasPrefix(said[i], want) || !strings.Contains(said[i], `update(0) waits for "embeddings" of stage "embed"`) {
-			t.Errorf("report %d: %s", i, said[i])
-		}
-	}
 }
 
 // A task that says that it gets on is not reported, however long it takes, until it has said nothing for so long.
@@ -749,44 +752,46 @@ func TestAlive(t *testing.T) {
 // A run that has failed ends what its tasks wait for outside it, if they don't end by themselves.
 func TestWhenFailed(t *testing.T) {
 	checkGoroutines(t)
-	boom := errors.New("boom")
-	for _, waits := range []bool{true, false} {
-		g := New("sums")
-		outside, began := make(chan struct{}), make(chan struct{})
-		var once sync.Once
-		summing(g, 2, 2, func(_ *Task, v int) error {
-			once.Do(func() { close(began) })
-			if waits {
-				<-outside
+	synctest.Test(t, func(t *testing.T) {
+		boom := errors.New("boom")
+		for _, waits := range []bool{true, false} {
+			g := New("sums")
+			outside, began := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			summing(g, 2, 2, func(_ *Task, v int) error {
+				once.Do(func() { close(began) })
+				if waits {
+					<-outside
+				}
+				return nil
+			})
+			Sink(g, "fails", Source(g, "elsewhere", count(1)), func(*Task, int) error {
+				<-began
+				return boom
+			})
+			p, err := g.Build(Devices(fakeDevice("cpu")))
+			if err != nil {
+				t.Fatal(err)
 			}
-			return nil
-		})
-		Sink(g, "fails", Source(g, "elsewhere", count(1)), func(*Task, int) error {
-			<-began
-			return boom
-		})
-		p, err := g.Build(Devices(fakeDevice("cpu")))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var ended []error
-		done := make(chan error)
-		go func() {
-			done <- p.Run(context.Background(), WhenFailed(50*time.Millisecond, func(err error) {
+			var ended []error
+			done := make(chan error)
+			go func() {
+				done <- p.Run(context.Background(), WhenFailed(50*time.Millisecond, func(err error) {
+					close(outside)
+					time.Sleep(20 * time.Millisecond) // Run waits for it
+					ended = append(ended, err)
+				}))
+			}()
+			select {
+			case err = <-done:
+			case <-time.After(10 * time.Second):
 				close(outside)
-				time.Sleep(20 * time.Millisecond) // Run waits for it
-				ended = append(ended, err)
-			}))
-		}()
-		select {
-		case err = <-done:
-		case <-time.After(10 * time.Second):
-			close(outside)
-			<-done
-			t.Fatal("it waits for ever")
+				<-done
+				t.Fatal("it waits for ever")
+			}
+			if !errors.Is(err, boom) || (len(ended) == 1) != waits || waits && ended[0] != err {
+				t.Errorf("waits %v: %v; what ended it: %v", waits, err, ended)
+			}
 		}
-		if !errors.Is(err, boom) || (len(ended) == 1) != waits || waits && ended[0] != err {
-			t.Errorf("waits %v: %v; what ended it: %v", waits, err, ended)
-		}
-	}
+	})
 }

@@ -29,12 +29,10 @@ func TestSignalsAndDamage(t *testing.T) {
 	run := harness.Start(t, exec.Command(binary, resumable(t, dir, "run", none...)...))
 	run.Until(t, "step 4", func() bool { return strings.Contains(run.Said.String(), "step 4/") })
 	run.Process.Signal(syscall.SIGUSR1)
-	for range 500 { // the next signal is for another step
-		if _, err := os.Stat(at("run", "checkpoints", "LATEST")); err == nil {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	run.Until(t, "a checkpoint", func() bool { // the next signal is for another step
+		_, err := os.Stat(at("run", "checkpoints", "LATEST"))
+		return err == nil
+	})
 	run.Process.Signal(syscall.SIGTERM)
 	time.Sleep(time.Millisecond)
 	run.Process.Signal(syscall.SIGTERM) // as timeout does, and a terminal whose user is quick: the same request

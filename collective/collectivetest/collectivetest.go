@@ -25,6 +25,7 @@ import (
 type Case struct {
 	Name string
 	Ends bool // the job, on purpose; how is part of the test
+	Late bool // which ends by its deadline
 	Min  int  // the least ranks it makes sense with
 	run  func(r *rank)
 }
@@ -49,8 +50,8 @@ func Cases() []Case {
 		{Name: "Mesh", run: testMesh},
 		{Name: "Traffic", run: testTraffic},
 		{Name: "Random", run: testRandom},
-		{Name: "DeadlineData", Ends: true, Min: 2, run: testDeadlineData},
-		{Name: "DeadlineExchange", Ends: true, Min: 2, run: testDeadlineExchange},
+		{Name: "DeadlineData", Ends: true, Late: true, Min: 2, run: testDeadlineData},
+		{Name: "DeadlineExchange", Ends: true, Late: true, Min: 2, run: testDeadlineExchange},
 		{Name: "Cancel", Ends: true, Min: 2, run: testCancel},
 		{Name: "CancelCause", Ends: true, Min: 2, run: testCancelCause},
 		{Name: "AbortData", Ends: true, Min: 2, run: testAbortData},
@@ -70,7 +71,8 @@ func Cases() []Case {
 type Open func(size int, deadline time.Duration) ([]collective.World, []gpustage.Device, error)
 
 // Run runs every case with goroutines as ranks, in worlds of the given sizes. Cases that end the job mostly wait, so they
-// run side by side.
+// run side by side: those that end by a deadline, before which all have to meet, without the others, and of these, which have a minute to
+// meet but hear of the end within Slack, a dozen.
 func Run(t *testing.T, sizes []int, open Open) {
 	for _, size := range sizes {
 		t.Run(fmt.Sprintf("%d ranks", size), func(t *testing.T) {
@@ -82,14 +84,25 @@ func Run(t *testing.T, sizes []int, open Open) {
 		})
 	}
 	t.Run("endings", func(t *testing.T) {
-		var wait sync.WaitGroup
-		defer wait.Wait()
-		for _, size := range sizes {
-			for _, c := range Cases() {
-				if c.Ends && size >= c.Min {
-					wait.Go(func() { c.goroutines(t, size, Patience, open) })
+		for _, late := range []bool{true, false} {
+			deadline := time.Minute
+			if late {
+				deadline = Patience
+			}
+			var wait sync.WaitGroup
+			running := make(chan struct{}, 12)
+			for _, size := range sizes {
+				for _, c := range Cases() {
+					if c.Ends && c.Late == late && size >= c.Min {
+						running <- struct{}{}
+						wait.Go(func() {
+							defer func() { <-running }()
+							c.goroutines(t, size, deadline, open)
+						})
+					}
 				}
 			}
+			wait.Wait()
 		}
 	})
 }

@@ -113,20 +113,22 @@ func TestConnect(t *testing.T) {
 
 // Of several ranks that don't come the first is named, and the others beside it.
 func TestMissing(t *testing.T) {
-	w := local.New(4, local.Deadline(20*time.Millisecond))
-	errs := make(chan error)
-	for _, r := range []int{0, 2} {
-		go func() {
-			_, err := w[r].Exchange(context.Background(), nil)
-			errs <- err
-		}()
-	}
-	for range 2 {
-		var re *collective.RankError
-		if err := <-errs; !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, "within 20ms") || !strings.HasSuffix(re.Reason, "(missing: [1 3])") {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		w := local.New(4, local.Deadline(20*time.Millisecond))
+		errs := make(chan error)
+		for _, r := range []int{0, 2} {
+			go func() {
+				_, err := w[r].Exchange(context.Background(), nil)
+				errs <- err
+			}()
 		}
-	}
+		for range 2 {
+			var re *collective.RankError
+			if err := <-errs; !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(re.Reason, "within 20ms") || !strings.HasSuffix(re.Reason, "(missing: [1 3])") {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // Ranks free their memory as soon as they have heard that the job is over: others must have stopped reading it.
@@ -302,58 +304,60 @@ func TestNoStaging(t *testing.T) {
 
 // A rank that has waited for a reader as long as it waits for anything leaves, and the reader reads on: nothing is freed or written over.
 func TestStagingOfReader(t *testing.T) {
-	ws := local.New(2, local.Deadline(100*time.Millisecond))
-	gather := func(r int, d *pinning, n int, v float64) error {
-		s, err := d.OpenStream()
-		if err != nil {
-			return err
+	synctest.Test(t, func(t *testing.T) {
+		ws := local.New(2, local.Deadline(100*time.Millisecond))
+		gather := func(r int, d *pinning, n int, v float64) error {
+			s, err := d.OpenStream()
+			if err != nil {
+				return err
+			}
+			own, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
+			if err != nil {
+				return err
+			}
+			all, err := gpustage.NewTensor(d, gpustage.F32, 2, n)
+			if err != nil {
+				return err
+			}
+			s.(pinningStream).Stream.CopyIn(own, gpustage.Bytes(slices.Repeat([]float32{float32(v)}, n)))
+			ws[r].AllGather(s, all, own, []int{1, 1}, gpustage.F32)
+			return s.Sync()
 		}
-		own, err := gpustage.NewTensor(d, gpustage.F32, 1, n)
-		if err != nil {
-			return err
+		lender, reader := newPinning(), newPinning()
+		reads, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		reader.in = func() {
+			close(reads)
+			<-goOn
 		}
-		all, err := gpustage.NewTensor(d, gpustage.F32, 2, n)
-		if err != nil {
-			return err
+		go func() {
+			defer close(ended)
+			if err := gather(1, reader, 64, 1); err == nil {
+				t.Error("a reader that was too late has no error")
+			}
+		}()
+		if err := gather(0, lender, 64, 1); err == nil || !strings.Contains(err.Error(), "still reads") {
+			t.Errorf("the lender: %v", err)
 		}
-		s.(pinningStream).Stream.CopyIn(own, gpustage.Bytes(slices.Repeat([]float32{float32(v)}, n)))
-		ws[r].AllGather(s, all, own, []int{1, 1}, gpustage.F32)
-		return s.Sync()
-	}
-	lender, reader := newPinning(), newPinning()
-	reads, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	reader.in = func() {
-		close(reads)
-		<-goOn
-	}
-	go func() {
-		defer close(ended)
-		if err := gather(1, reader, 64, 1); err == nil {
-			t.Error("a reader that was too late has no error")
+		<-reads
+		for _, n := range []int{64, 128} {
+			if err := gather(0, lender, n, 9); err == nil {
+				t.Error("a job goes on that has failed")
+			}
 		}
-	}()
-	if err := gather(0, lender, 64, 1); err == nil || !strings.Contains(err.Error(), "still reads") {
-		t.Errorf("the lender: %v", err)
-	}
-	<-reads
-	for _, n := range []int{64, 128} {
-		if err := gather(0, lender, n, 9); err == nil {
-			t.Error("a job goes on that has failed")
+		if err := ws[0].Close(); err != nil {
+			t.Error(err)
 		}
-	}
-	if err := ws[0].Close(); err != nil {
-		t.Error(err)
-	}
-	if len(lender.pinned) == 0 {
-		t.Error("the memory that is read was given back")
-	}
-	for m := range lender.pinned {
-		if v := *(*float32)(unsafe.Pointer(&m.Data()[0])); v != 1 {
-			t.Errorf("what is read has become %v", v)
+		if len(lender.pinned) == 0 {
+			t.Error("the memory that is read was given back")
 		}
-	}
-	close(goOn)
-	<-ended
+		for m := range lender.pinned {
+			if v := *(*float32)(unsafe.Pointer(&m.Data()[0])); v != 1 {
+				t.Errorf("what is read has become %v", v)
+			}
+		}
+		close(goOn)
+		<-ended
+	})
 }
 
 // hooked is a stream whose copies something else surrounds.
@@ -450,32 +454,34 @@ func TestPanicWhileLent(t *testing.T) {
 
 // A rank that never ends reading keeps the others no longer than the deadline, and is named.
 func TestReadsForEver(t *testing.T) {
-	release := make(chan struct{})
-	reading := make(chan struct{})
-	ended := make(chan struct{})
-	var once sync.Once
-	ws := local.New(2, local.Deadline(200*time.Millisecond))
-	go func() {
-		defer close(ended)
-		_, _, _ = gatherOf(ws[1], 64, func(_ gpustage.Tensor, copies func()) {
-			once.Do(func() { close(reading) })
-			<-release
-			copies()
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		reading := make(chan struct{})
+		ended := make(chan struct{})
+		var once sync.Once
+		ws := local.New(2, local.Deadline(200*time.Millisecond))
+		go func() {
+			defer close(ended)
+			_, _, _ = gatherOf(ws[1], 64, func(_ gpustage.Tensor, copies func()) {
+				once.Do(func() { close(reading) })
+				<-release
+				copies()
+			})
+		}()
+		err := within(t, func() error {
+			_, _, err := gatherOf(ws[0], 64, func(_ gpustage.Tensor, copies func()) {
+				<-reading
+				copies()
+			})
+			return err
 		})
-	}()
-	err := within(t, func() error {
-		_, _, err := gatherOf(ws[0], 64, func(_ gpustage.Tensor, copies func()) {
-			<-reading
-			copies()
-		})
-		return err
+		var re *collective.RankError
+		if !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(err.Error(), "rank [1] still reads") {
+			t.Errorf("%v; want rank 1's, which still reads", err)
+		}
+		close(release)
+		<-ended
 	})
-	var re *collective.RankError
-	if !errors.As(err, &re) || re.Rank != 1 || !strings.Contains(err.Error(), "rank [1] still reads") {
-		t.Errorf("%v; want rank 1's, which still reads", err)
-	}
-	close(release)
-	<-ended
 }
 
 // within fails the test if f waits for ever.

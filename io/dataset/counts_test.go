@@ -8,16 +8,18 @@ import (
 	"time"
 )
 
-// seenTexts counts how often it is asked, and may be slow.
+// seenTexts counts how often it is asked, and may wait before it answers.
 type seenTexts struct {
 	fixedTexts
 	asked *atomic.Int64
-	slow  time.Duration
+	wait  func(epoch int)
 }
 
 func (s seenTexts) Hashes(dst []Hash128, seed uint64, epoch int, row int64) []Hash128 {
 	s.asked.Add(1)
-	time.Sleep(s.slow)
+	if s.wait != nil {
+		s.wait(epoch)
+	}
 	return s.fixedTexts.Hashes(dst, seed, epoch, row)
 }
 
@@ -50,21 +52,37 @@ func TestCounts(t *testing.T) {
 	}
 	want, once := alone(func(*SamplerConfig) {})
 	var counts Counts
-	s := seenTexts{fixedTexts: texts, asked: new(atomic.Int64), slow: time.Millisecond}
 	var told [samplers][][2]int64
+	var heard, asked [epochs]atomic.Int64 // samplers that have told of an epoch; how often one that counts it has asked
+	var at [samplers]int                  // the epoch
+	var opened atomic.Bool
+	s := seenTexts{fixedTexts: texts, asked: new(atomic.Int64), wait: func(epoch int) { // in the middle, until those who wait for the count have looked how far it is
+		if !opened.Load() || asked[epoch].Add(1) != 100 {
+			return
+		}
+		for end := time.Now().Add(10 * time.Second); heard[epoch].Load() < samplers && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+	}}
 	var all []*Sampler
 	for i := range samplers {
 		all = append(all, open(s, func(c *SamplerConfig) {
-			c.Counts, c.Counting = &counts, func(done, total int64) { told[i] = append(told[i], [2]int64{done, total}) }
+			c.Counts, c.Counting = &counts, func(done, total int64) {
+				if n := len(told[i]); n == 0 || told[i][n-1][0] == total {
+					heard[at[i]].Add(1)
+				}
+				told[i] = append(told[i], [2]int64{done, total})
+			}
 		}))
 	}
 	began := s.asked.Load()
+	opened.Store(true)
 	var wait sync.WaitGroup
 	var got [samplers][]int64
 	for i, x := range all {
 		wait.Go(func() {
-			for e := range epochs {
-				got[i] = append(got[i], x.Len(e))
+			for at[i] = range epochs {
+				got[i] = append(got[i], x.Len(at[i]))
 			}
 		})
 	}

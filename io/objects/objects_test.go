@@ -34,16 +34,16 @@ type store struct {
 	now     map[string]string // what has come in their place since they were listed
 	mu      sync.Mutex
 	gets    int
-	cut     int // so many answers end early
-	slow    bool
-	deny    int  // the status that it answers all with
-	lists   bool // but those who list
-	whole   bool // it knows no ranges
-	mute    bool // it lists nothing
-	silent  bool // it sends nothing of an object
-	strict  bool // it compares ETags where a whole object is asked for, too
-	busy    int  // so many times it has too many requests
-	pages   bool // it lists one object at a time, each after a while
+	cut     int           // so many answers end early
+	hold    chan struct{} // what follows an object's first byte is sent once this is closed
+	deny    int           // the status that it answers all with
+	lists   bool          // but those who list
+	whole   bool          // it knows no ranges
+	mute    bool          // it lists nothing
+	silent  bool          // it sends nothing of an object
+	strict  bool          // it compares ETags where a whole object is asked for, too
+	busy    int           // so many times it has too many requests
+	pages   bool          // it lists one object at a time, each after a while
 }
 
 func newStore(t *testing.T) *store {
@@ -148,10 +148,15 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.cut--
 			v = v[:len(v)/2]
 		}
-		if s.slow {
+		if s.hold != nil && len(v) > 1 {
 			fmt.Fprint(w, v[:1])
 			w.(http.Flusher).Flush()
-			time.Sleep(300 * time.Millisecond)
+			select {
+			case <-s.hold:
+			case <-r.Context().Done():
+				return
+			case <-time.After(10 * time.Second): // the test fails
+			}
 			v = v[1:]
 		}
 		fmt.Fprint(w, v)
@@ -161,13 +166,21 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // TestRanks: the ranks of a machine ask for the same files at once. One copies them, the others wait for it.
 func TestRanks(t *testing.T) {
 	s := newStore(t)
-	s.objects["a.jsonl"], s.slow = "{\"query\": \"q\"}\n", true
-	var wg sync.WaitGroup
+	s.objects["a.jsonl"], s.hold = "{\"query\": \"q\"}\n", make(chan struct{})
+	var wg, heard sync.WaitGroup
+	heard.Add(4)
+	go func() {
+		heard.Wait()
+		close(s.hold) // nobody has come too late to hear of it
+	}()
 	for i := range 4 {
 		wg.Go(func() {
 			told := 0
 			paths, err := Fetch(dataset.WithProgress(t.Context(), func(file string, done, total int64) {
-				if told++; file != "a.jsonl" || done < 0 || done > total || total != int64(len(s.objects[file])) {
+				if told++; told == 1 {
+					heard.Done()
+				}
+				if file != "a.jsonl" || done < 0 || done > total || total != int64(len(s.objects[file])) {
 					t.Errorf("%s: %d of %d bytes", file, done, total)
 				}
 			}), "s3://bucket/a.jsonl")
@@ -424,9 +437,10 @@ func TestBrokenConnections(t *testing.T) {
 	for _, url := range []string{"s3://bucket/cut", "gs://bucket/silent"} {
 		name := path.Base(url)
 		s.objects[name] = "0123456789" + name
-		s.gets, s.cut, s.slow = 0, 0, name == "silent"
-		if name == "cut" {
+		if s.gets = 0; name == "cut" {
 			s.cut = 3
+		} else {
+			s.hold = make(chan struct{}) // for ever
 		}
 		files, err := Fetch(t.Context(), url)
 		if err != nil {

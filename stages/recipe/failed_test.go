@@ -74,7 +74,7 @@ func TestFailsWhileItWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
+	var start time.Time
 	err = local.Run(2, func(w collective.World) error {
 		if w.Rank() == 1 {
 			w = slow{w, w}
@@ -83,6 +83,7 @@ func TestFailsWhileItWaits(t *testing.T) {
 			if x.Main() {
 				x.ledger = func(*pipeline.Task, *stages.Batch) {
 					time.Sleep(500 * time.Millisecond) // by then the communication lane waits
+					start = time.Now()
 					panic("on purpose")
 				}
 			}

@@ -120,7 +120,7 @@ func star(t testing.TB, n int, deadline time.Duration) []*Client {
 	errs := make([]error, n)
 	var wait sync.WaitGroup
 	for r := range cs {
-		c := Config{Rank: r, Size: n, Token: "test", Start: deadline, Deadline: deadline, Addresses: []string{l.Addr().String()}}
+		c := Config{Rank: r, Size: n, Token: "test", Start: time.Minute, Deadline: deadline, Addresses: []string{l.Addr().String()}}
 		if r == 0 {
 			c.Listener = l
 		}
@@ -325,7 +325,7 @@ func TestLeftBehind(t *testing.T) {
 			}
 			came := func(what string) bool { // rank 0's server knows of it
 				s := cs[0].server
-				for range 1000 {
+				for range 10_000 {
 					s.mu.Lock()
 					g := s.groups["both"]
 					there := what == "bye" && s.peers[1].left || what == "wait" && g != nil && len(g.exchanges)+len(g.calls) > 0
@@ -563,11 +563,10 @@ func TestTooLong(t *testing.T) {
 func TestNewsFirst(t *testing.T) {
 	cs := star(t, 2, time.Minute)
 	m := &Member{Client: cs[1], Name: "both", Ranks: []int{0, 1}, rank: 1}
-	go func() {
-		time.Sleep(lastWords / 10)
-		cs[0].Abort(errors.New("no space left"))
-	}()
-	err := m.Wait(&engine.Call{}, func() (bool, error) { return false, errors.New("a peer's connection was reset") })
+	err := m.Wait(&engine.Call{}, func() (bool, error) {
+		go cs[0].Abort(errors.New("no space left"))
+		return false, errors.New("a peer's connection was reset")
+	})
 	var re *collective.RankError
 	if !errors.As(err, &re) || re.Rank != 0 || re.Reason != "no space left" {
 		t.Error(err)

@@ -248,7 +248,7 @@ func TestClose(t *testing.T) {
 		p.Close()
 		p.Close()
 		for wait := 0; workers() > 0; wait++ { // the goroutines have said so and are about to end
-			if wait > 100 {
+			if wait > 10_000 {
 				t.Fatalf("%d workers after Close", workers())
 			}
 			time.Sleep(time.Millisecond)
@@ -276,7 +276,7 @@ func TestIdle(t *testing.T) {
 		if asleep == 2 {
 			return
 		}
-		if wait > 200 {
+		if wait > 2000 {
 			t.Fatalf("%d of 2 idle workers sleep", asleep)
 		}
 		time.Sleep(5 * time.Millisecond)
