@@ -458,16 +458,29 @@ func (x *Run) openJournal(dir string) (log *journal, end func() error, err error
 	return log, func() error { return errors.Join(log.events.Close(), file.Close()) }, nil
 }
 
+// traceOf is what a rank's trace is called.
+func traceOf(rank int) string {
+	if rank == 0 {
+		return "trace.json"
+	}
+	return fmt.Sprintf("trace.%d.json", rank)
+}
+
 // openTrace opens a rank's trace, which end closes.
 func (x *Run) openTrace(dir string) (tracer *pipeline.Tracer, end func() error, err error) {
-	name := "trace.json"
-	if !x.Main() {
-		name = fmt.Sprintf("trace.%d.json", x.ranks.Rank())
-	}
 	if err := os.MkdirAll(dir, 0o777); err != nil { // rank 0 may not have come so far
 		return nil, nil, err
 	}
-	f, err := os.Create(filepath.Join(dir, name))
+	if x.Main() { // of a run before this, which had more ranks
+		for k := x.ranks.Size(); ; k++ {
+			if err := os.Remove(filepath.Join(dir, traceOf(k))); errors.Is(err, fs.ErrNotExist) {
+				break
+			} else if err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	f, err := os.Create(filepath.Join(dir, traceOf(x.ranks.Rank())))
 	if err != nil {
 		return nil, nil, err
 	}
