@@ -450,10 +450,12 @@ func (x *Run) openJournal(dir string) (log *journal, end func() error, err error
 	if log.events, err = tensorboard.Create(filepath.Join(dir, "tensorboard")); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("log.tensorboard: %w", err), file.Close())
 	}
+	behind := 0 // of a run that begins: all that one before it in this folder has
 	if x.saves.first > 0 {
-		if err := log.events.Discard(x.saves.first + 1); err != nil { // as metrics.jsonl is cut
-			return nil, nil, errors.Join(fmt.Errorf("log.tensorboard: %w", err), log.events.Close(), file.Close())
-		}
+		behind = x.saves.first + 1
+	}
+	if err := log.events.Discard(behind); err != nil { // as metrics.jsonl is cut
+		return nil, nil, errors.Join(fmt.Errorf("log.tensorboard: %w", err), log.events.Close(), file.Close())
 	}
 	return log, func() error { return errors.Join(log.events.Close(), file.Close()) }, nil
 }
