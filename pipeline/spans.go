@@ -259,11 +259,11 @@ type StepStages struct {
 
 // TraceSummary is what a run's trace comes to.
 type TraceSummary struct {
-	Stages        []StageSummary // by device, in order of first appearance
+	Stages        []StageSummary // of each device, in order of first appearance
 	Communication Communication
 	By            StepStages
 	Steps         int           // tasks of By.End; 0 if there is none: there are no times then
-	StepTime      time.Duration // median, from one step's end to the next
+	StepTime      time.Duration // median, from one step's end to the next; 0 with fewer than two
 	Tail          time.Duration // median, from the end of a step's last By.Last to the step's end
 }
 
@@ -272,8 +272,12 @@ func Summary(spans []Span, by StepStages) *TraceSummary {
 	spans = append([]Span(nil), spans...)
 	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
 	t := Totals{By: by}
-	for _, s := range spans {
-		t.Span(s)
+	for _, inside := range []bool{true, false} { // a task waits before it ends
+		for _, s := range spans {
+			if (s.Part == waiting) == inside {
+				t.Span(s)
+			}
+		}
 	}
 	out := t.Summary()
 	out.Communication = Communicated(spans)
@@ -309,6 +313,8 @@ func (s *TraceSummary) HiddenAgainstSerial(serial *TraceSummary) (float64, error
 		return 0, fmt.Errorf("its steps can't be counted: %s", s.By.missing())
 	case serial.Steps == 0:
 		return 0, fmt.Errorf("the steps of the run that it is compared with can't be counted: %s", serial.By.missing())
+	case s.Steps == 1 || serial.Steps == 1: // which has no StepTime
+		return 0, errors.New("how long a step takes is from its end to the next one's: want two steps or more of both runs")
 	case a.Total == 0:
 		return 0, errors.New("it communicates nothing that could be hidden")
 	case b.Total == 0:
@@ -346,14 +352,17 @@ func (s *TraceSummary) String() string {
 		}
 		fmt.Fprintf(&b, "%-12s %-8s %-24s %7d %10s %10s %12s %11s %10s\n", st.Device, st.Lane, st.Stage, st.Tasks, short(st.Busy), short(st.Wait), count, sent, rate)
 	}
-	switch {
-	case s.Steps == 0:
-		fmt.Fprintf(&b, "steps are not counted: %s\n", s.By.missing())
-	case s.Tail == 0:
-		fmt.Fprintf(&b, "%d steps, %s each (median)\n", s.Steps, short(s.StepTime))
-	default:
-		fmt.Fprintf(&b, "%d steps, %s each (median); from the last %s to the end of the %s %s\n", s.Steps, short(s.StepTime), s.By.Last, s.By.End, short(s.Tail))
+	steps := fmt.Sprintf("%d steps, %s each (median)", s.Steps, short(s.StepTime))
+	switch s.Steps {
+	case 0:
+		steps = "steps are not counted: " + s.By.missing()
+	case 1:
+		steps = "1 step: how long one takes is from its end to the next one's"
 	}
+	if s.Tail > 0 {
+		steps += fmt.Sprintf("; from the last %s to the end of the %s %s", s.By.Last, s.By.End, short(s.Tail))
+	}
+	fmt.Fprintln(&b, steps)
 	if c := s.Communication; c.Total > 0 {
 		fmt.Fprintf(&b, "communication %s, %.1f %% of it hidden behind computation, %s exposed; %s sent\n", short(c.Total), 100*c.HiddenShare(), short(c.Total-c.Hidden), size(c.Bytes))
 	}

@@ -50,7 +50,7 @@ func TestSummary(t *testing.T) {
 	if got, want := s.hiddenAgainst(45*time.Millisecond, s.commPerStep()), 1-5/8.75; !(math.Abs(got-want) <= 1e-9) {
 		t.Errorf("hidden %v against a step of 45 ms, want %v", got, want)
 	}
-	if text := s.String(); !strings.Contains(text, "42.9 % of it hidden") || !strings.Contains(text, "100 MB/s") {
+	if text := s.String(); !strings.Contains(text, "communication 35.00 ms, 42.9 % of it hidden behind computation, 20.00 ms exposed; 3 MB sent") || !strings.Contains(text, "100 MB/s") {
 		t.Errorf("summary:\n%s", text)
 	}
 	if Communicated(nil).HiddenShare() != 1 {

@@ -14,6 +14,7 @@ type Totals struct {
 	stages []StageSummary
 	at     map[[2]string]int
 	free   map[[2]string]time.Duration // when a lane became free
+	waited map[[3]string]time.Duration // by device, stage and item, in tasks that have not ended
 
 	device string        // the first that has a stage of By
 	last   time.Duration // when By.Last has ended; 0: it has not
@@ -59,7 +60,7 @@ type EdgeSummary struct {
 	weighted, full time.Duration
 }
 
-// Span counts a task. A lane's tasks must come in their order.
+// Span counts a task. A lane's tasks must come in their order, and what is waited in one before it.
 func (t *Totals) Span(s Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,7 +68,12 @@ func (t *Totals) Span(s Span) {
 	t.recent.add(s)
 	t.busy.add(s)
 	if t.at == nil {
-		t.at, t.free = map[[2]string]int{}, map[[2]string]time.Duration{}
+		t.at, t.free, t.waited = map[[2]string]int{}, map[[2]string]time.Duration{}, map[[3]string]time.Duration{}
+	}
+	task := [3]string{s.Device, s.Stage, s.Item}
+	if s.Part == waiting { // what a task that never ends has waited is not taken from what others were busy
+		t.waited[task] += s.End - s.Start
+		return
 	}
 	key := [2]string{s.Device, s.Stage}
 	i, ok := t.at[key]
@@ -77,10 +83,6 @@ func (t *Totals) Span(s Span) {
 		t.stages = append(t.stages, StageSummary{Stage: s.Stage, Device: s.Device, Lane: s.Lane})
 	}
 	st := &t.stages[i]
-	if s.Part == waiting {
-		st.Busy, st.Wait = st.Busy-(s.End-s.Start), st.Wait+(s.End-s.Start)
-		return
-	}
 	st.Bytes += s.Notes[BytesSent]
 	st.Collectives += s.Notes[Collectives]
 	if s.communicates() {
@@ -94,7 +96,8 @@ func (t *Totals) Span(s Span) {
 		return
 	}
 	st.Tasks++
-	st.Busy += s.End - s.Start
+	st.Busy, st.Wait = st.Busy+s.End-s.Start-t.waited[task], st.Wait+t.waited[task]
+	delete(t.waited, task)
 	if lane := [2]string{s.Device, s.Lane}; s.Lane != "host" {
 		st.Wait += max(0, s.Start-t.free[lane])
 		t.free[lane] = s.End

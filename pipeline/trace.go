@@ -140,7 +140,8 @@ var ErrTruncated = errors.New("the trace has no end: the run has not ended, or w
 // ReadTrace reads what a Tracer wrote, or the other form that viewers know, an object with the events under traceEvents.
 func ReadTrace(r io.Reader) ([]TraceEvent, error) {
 	d := json.NewDecoder(bufio.NewReader(r))
-	if err := findEvents(d); err != nil {
+	alone, err := findEvents(d)
+	if err != nil {
 		return nil, fmt.Errorf("reading a trace: %w", err)
 	}
 	var events []TraceEvent
@@ -162,37 +163,41 @@ func ReadTrace(r io.Reader) ([]TraceEvent, error) {
 	case len(events) == 0:
 		return nil, errors.New("reading a trace: it has no events")
 	}
+	if _, err := d.Token(); alone && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("reading a trace: something comes behind its end, after event %d: is it more than one trace?", len(events))
+	}
 	return events, nil
 }
 
-// findEvents goes to where the list of events begins.
-func findEvents(d *json.Decoder) error {
+// findEvents goes to where the list of events begins, and tells whether that is all there is.
+func findEvents(d *json.Decoder) (alone bool, err error) {
 	const want = `want a list of events, or {"traceEvents": [...]}`
 	first, err := d.Token()
 	if errors.Is(err, io.EOF) {
-		return errors.New("it is empty")
+		return false, errors.New("it is empty")
 	}
 	if err != nil {
-		return fmt.Errorf("%w; %s", err, want)
+		return false, fmt.Errorf("%w; %s", err, want)
 	}
+	alone = first == json.Delim('[')
 	for first == json.Delim('{') && d.More() {
 		key, err := d.Token()
 		if err != nil {
-			return err
+			return false, err
 		}
 		if key == "traceEvents" {
 			if first, err = d.Token(); err != nil {
-				return err
+				return false, err
 			}
 			break
 		}
 		var other json.RawMessage
 		if err := d.Decode(&other); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if first != json.Delim('[') {
-		return errors.New(want)
+		return false, errors.New(want)
 	}
-	return nil
+	return alone, nil
 }

@@ -133,5 +133,9 @@ func summarize(warn io.Writer, file string) (*pipeline.TraceSummary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return pipeline.Summary(pipeline.Spans(events), stages.StepStages), nil
+	spans := pipeline.Spans(events)
+	if len(spans) == 0 {
+		return nil, fmt.Errorf("%s has no tasks: those of train are its complete events (\"ph\": \"X\")", file)
+	}
+	return pipeline.Summary(spans, stages.StepStages), nil
 }

@@ -229,3 +229,36 @@ func TestShortID(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A communicator that comes when its rank has given up waiting for it is aborted: NCCL would go on looking for peers.
+func TestComesTooLate(t *testing.T) {
+	come, aborted := make(chan struct{}), make(chan uintptr, 1)
+	lib := &library{
+		getUniqueID: purego.NewCallback(func(uintptr) uintptr { return uintptr(success) }),
+		initRank: func(comm *uintptr, _ int32, _ id, _ int32, _ *config) result {
+			<-come
+			*comm = 9
+			return inProgress
+		},
+		abort: purego.NewCallback(func(comm uintptr) uintptr { aborted <- comm; return uintptr(success) }),
+	}
+	w, _ := alone(t, lib, 0, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	x := &transport{Member: &remote.Member{Client: w.client, Ranks: []int{0}}, lib: lib, watch: w}
+	err := x.open(ctx, func(mine []byte) ([]byte, error) { return mine, nil })
+	if err == nil {
+		t.Fatal("it is open")
+	}
+	w.client.Fate().Fail(0, err)
+	w.tasks.Wait()
+	close(come)
+	select {
+	case comm := <-aborted:
+		if comm != 9 {
+			t.Errorf("communicator %d was aborted", comm)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it was not aborted")
+	}
+}

@@ -201,9 +201,14 @@ func (t *transport) open(ctx context.Context, share func([]byte) ([]byte, error)
 		if err != nil {
 			return err
 		}
-		if r := t.lib.initRank(&t.comm, int32(t.Size()), unique, int32(t.Rank()), nonBlocking()); r != success && r != inProgress {
+		var comm uintptr
+		if r := t.lib.initRank(&comm, int32(t.Size()), unique, int32(t.Rank()), nonBlocking()); r != success && r != inProgress {
 			return t.lib.failure("ncclCommInitRankConfig", r, 0)
 		}
+		t.mu.Lock()
+		t.comm = comm
+		t.mu.Unlock()
+		t.watch.add(t) // here, for nobody may wait for it any more: then it is aborted
 		return nil
 	})
 	select {
@@ -216,7 +221,6 @@ func (t *transport) open(ctx context.Context, share func([]byte) ([]byte, error)
 	if err != nil {
 		return err
 	}
-	t.watch.add(t)
 	for {
 		ready, err := t.ready()
 		if ready || err != nil {

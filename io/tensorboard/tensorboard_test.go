@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 )
@@ -23,7 +24,8 @@ func TestRecord(t *testing.T) {
 	if !bytes.Contains(before, []byte("brain.Event:2")) {
 		t.Errorf("% x", before)
 	}
-	if err := w.Write(3, time.Unix(1, 5e8), Scalar{"a", 2}); err != nil {
+	if err := w.Write(3, time.Unix(1, 1953125), Scalar{"a", 2.5}, Scalar{"b", -1}); err != nil { // 1 + 1/512 s
+
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
@@ -33,7 +35,7 @@ func TestRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	message := []byte{9, 0, 0, 0, 0, 0, 0, 0xf8, 0x3f, 16, 3, 42, 10, 10, 8, 10, 1, 'a', 21, 0, 0, 0, 0x40}
+	message := []byte{9, 0, 0, 0, 0, 0, 8, 0xf0, 0x3f, 16, 3, 42, 20, 10, 8, 10, 1, 'a', 21, 0, 0, 0x20, 0x40, 10, 8, 10, 1, 'b', 21, 0, 0, 0x80, 0xbf}
 	got := after[len(before):]
 	if len(got) != 12+len(message)+4 || got[0] != byte(len(message)) || !bytes.Equal(got[12:12+len(message)], message) {
 		t.Errorf("% x", got)
@@ -88,8 +90,9 @@ func TestMasked(t *testing.T) {
 	}
 }
 
+// Files' names are such as TensorBoard looks for, in the order in which they were begun, in a folder that need not be there; what does not get into one is said.
 func TestNothingIsOverwritten(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "run", "tensorboard")
 	names := map[string]bool{}
 	for range 3 {
 		w, err := Create(dir)
@@ -97,7 +100,14 @@ func TestNothingIsOverwritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		names[w.Name()] = true
+		var seconds int64
+		if _, err := fmt.Sscanf(filepath.Base(w.Name()), "events.out.tfevents.%d.", &seconds); err != nil || time.Since(time.Unix(seconds, 0)).Abs() > time.Minute || filepath.Dir(w.Name()) != dir {
+			t.Errorf("%s: %v", w.Name(), err)
+		}
 		w.Close()
+		if err := w.Write(1, time.Now(), Scalar{"a", 1}); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("writing to a closed file: %v", err)
+		}
 	}
 	if len(names) != 3 {
 		t.Errorf("%v", names)

@@ -650,16 +650,17 @@ func TestResumeWithMoreSteps(t *testing.T) {
 	if err != nil || len(events) != 2 {
 		t.Fatalf("event files %q, %v", events, err)
 	}
-	discards := 0
+	discards, anew := 0, 0
 	for _, file := range events {
 		raw, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		discards += bytes.Count(raw, []byte{16, 6, 58, 2, 8, 1}) // Event.step = 6 with tensorboard.Writer.Discard's SessionLog
+		anew += bytes.Count(raw, []byte{16, 0, 58, 2, 8, 1})     // of all steps, by the run that did not go on
 	}
-	if discards != 1 {
-		t.Errorf("the event files take back what is behind step 5 %d times", discards)
+	if discards != 1 || anew != 1 {
+		t.Errorf("the event files take back what is behind step 5 %d times, and all steps %d times", discards, anew)
 	}
 }
 

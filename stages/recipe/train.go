@@ -450,24 +450,39 @@ func (x *Run) openJournal(dir string) (log *journal, end func() error, err error
 	if log.events, err = tensorboard.Create(filepath.Join(dir, "tensorboard")); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("log.tensorboard: %w", err), file.Close())
 	}
+	behind := 0 // of a run that begins: all that one before it in this folder has
 	if x.saves.first > 0 {
-		if err := log.events.Discard(x.saves.first + 1); err != nil { // as metrics.jsonl is cut
-			return nil, nil, errors.Join(fmt.Errorf("log.tensorboard: %w", err), log.events.Close(), file.Close())
-		}
+		behind = x.saves.first + 1
+	}
+	if err := log.events.Discard(behind); err != nil { // as metrics.jsonl is cut
+		return nil, nil, errors.Join(fmt.Errorf("log.tensorboard: %w", err), log.events.Close(), file.Close())
 	}
 	return log, func() error { return errors.Join(log.events.Close(), file.Close()) }, nil
 }
 
+// traceOf is what a rank's trace is called.
+func traceOf(rank int) string {
+	if rank == 0 {
+		return "trace.json"
+	}
+	return fmt.Sprintf("trace.%d.json", rank)
+}
+
 // openTrace opens a rank's trace, which end closes.
 func (x *Run) openTrace(dir string) (tracer *pipeline.Tracer, end func() error, err error) {
-	name := "trace.json"
-	if !x.Main() {
-		name = fmt.Sprintf("trace.%d.json", x.ranks.Rank())
-	}
 	if err := os.MkdirAll(dir, 0o777); err != nil { // rank 0 may not have come so far
 		return nil, nil, err
 	}
-	f, err := os.Create(filepath.Join(dir, name))
+	if x.Main() { // of a run before this, which had more ranks
+		for k := x.ranks.Size(); ; k++ {
+			if err := os.Remove(filepath.Join(dir, traceOf(k))); errors.Is(err, fs.ErrNotExist) {
+				break
+			} else if err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	f, err := os.Create(filepath.Join(dir, traceOf(x.ranks.Rank())))
 	if err != nil {
 		return nil, nil, err
 	}

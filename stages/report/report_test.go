@@ -250,6 +250,9 @@ func TestCompare(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
+	if strings.Index(p, "<td>data.train[0].path</td>") > strings.Index(p, "<td>model.path</td>") {
+		t.Error("keys are not in their order")
+	}
 	if strings.Contains(p, "<td>batch.global_size</td>") {
 		t.Error("a key is listed that does not differ")
 	}
@@ -264,7 +267,7 @@ func TestCompare(t *testing.T) {
 	// One in the middle that differs is one; and of up to four runs each one's time and data are told.
 	withRecord(t, a)
 	withRecord(t, b)
-	for n, want := range map[int]int{3: 3, 5: 1} {
+	for n, want := range map[int]int{3: 3, 4: 4, 5: 1} {
 		p = page(t, append([]string{a, b}, slices.Repeat([]string{a}, n-2)...)...)
 		if row := "<td>300</td><td>1m40s</td><td>1.0 GiB</td></tr>"; strings.Count(p, row) != n { // pairs a second, time and memory
 			t.Errorf("%d runs: the comparison lacks %s", n, row)

@@ -17,8 +17,8 @@ const (
 	maxTasks               = 1500
 )
 
-// timeline draws one step: a row for each lane, the host's tasks in as many rows as ran at once. Communication is drawn in two halves'
-// heights: full where nothing was computed meanwhile. Of a step with a great many tasks the first are there, and the others omitted.
+// timeline draws one step: a row for each lane, the host's tasks in as many rows as ran at once. Where nothing was computed beside
+// communication, its task has a mark at the foot. Of a step with a great many tasks the first are there, and the others omitted.
 func timeline(b *strings.Builder, spans []pipeline.Span, omitted int) {
 	spans = append([]pipeline.Span(nil), spans...)
 	sort.SliceStable(spans, func(i, j int) bool { return spans[i].Start < spans[j].Start })
