@@ -4,8 +4,8 @@
 // masked, all little-endian: tensorflow/core/lib/io/record_writer.h), each an Event message of tensorflow/core/util/event.proto. Of that
 // this package writes what scalars need: wall time, step, and a Summary of tags with values.
 //
-// TensorBoard reads all event files of a folder together, so a run that goes on, or begins anew there, writes another file beside the first one, and says with
-// [Writer.Discard] from which step on the first one does not count.
+// TensorBoard reads all event files of a folder together, so a run that goes on, or begins anew there, writes another file beside the first one, and
+// says with [Writer.Discard] from which step on the first one does not count.
 package tensorboard
 
 import (
@@ -71,8 +71,9 @@ func event(at time.Time, step int64) []byte {
 	return protowire.AppendVarint(b, uint64(step))
 }
 
-// Discard takes back what the folder's earlier files have of a step and those behind it: a run that was killed goes on before them, and one that begins takes back all, from 0 on. It is a SessionLog
-// (Event.session_log = 7) whose status (1) is START (1). Without it some of TensorBoard's readers show a step's old value beside the new one.
+// Discard takes back what the folder's earlier files have of a step and those behind it: a run that was killed goes on before them, and one that begins
+// takes back all, from 0 on. It is a SessionLog (Event.session_log = 7) whose status (1) is START (1). Without it some of TensorBoard's readers show a
+// step's old value beside the new one.
 func (w *Writer) Discard(step int) error {
 	start := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1)
 	return w.record(protowire.AppendBytes(protowire.AppendTag(event(time.Now(), int64(step)), 7, protowire.BytesType), start))
