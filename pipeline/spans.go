@@ -391,15 +391,12 @@ func size(b float64) string {
 
 // Spans are the tasks of a trace.
 func Spans(events []TraceEvent) []Span {
-	process, thread := map[int]string{}, map[[2]int]string{}
+	process := map[int]string{}
 	var out []Span
 	for _, e := range events {
-		name, _ := e.Args["name"].(string)
 		switch {
 		case e.Phase == "M" && e.Name == "process_name":
-			process[e.Process] = name
-		case e.Phase == "M" && e.Name == "thread_name":
-			thread[[2]int{e.Process, e.Thread}] = name
+			process[e.Process], _ = e.Args["name"].(string)
 		case e.Phase == "X":
 			s := Span{Stage: e.Name, Device: process[e.Process], Lane: e.Category, Notes: map[string]float64{}}
 			s.Start, s.End = micros(e.Time), micros(e.Time+e.Duration)
