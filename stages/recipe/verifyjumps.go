@@ -53,9 +53,10 @@ const (
 	sampled    = 1 << 13 // values of a tensor's gradient, or one of each row
 	firstProbe = 8       // values that are looked for one by one, nearest to jumps
 	lastProbe  = 512     // and in all
-	// leastShare is the part of the square of what is left that a group has if one of it has jumped: 0.2 to 1 in ten T5s, and up to 0.03 where none had; leastOfHalf
-	// that of a half of such a group, which may have one of two whose rows are a small part: 0.035 and 0.004 of a group that had 0.24. leastCosine is that between what is left and what a group
-	// does, times the root of how many it is of: 0.3 to 1 where one had jumped, and up to 0.03 elsewhere, but for once 0.35.
+
+	// leastShare is the part of the square of what is left that a group has if one of it has jumped: 0.2 to 1 in ten T5s, and up to 0.03 where none had.
+	// A half of such a group may have one of two whose rows are a small part: 0.035 and 0.004 of one that had 0.24. leastCosine is that between what is left
+	// and what a group does, times the root of how many it is of: 0.3 to 1 where one had jumped, and up to 0.03 elsewhere, but for once 0.35.
 	leastShare, leastOfHalf, leastCosine = 0.05, 0.0125, 0.2
 )
 
@@ -123,12 +124,11 @@ func (k *standard) explain(ctx context.Context, got, limits []float64, try func(
 			}
 			k.values = next
 		}
-		want := k.tried
-		nearer, enough := try(want, len(next), k.near[slices.Max(slices.Collect(maps.Keys(next)))].off)
+		nearer, enough := try(k.tried, len(next), k.near[slices.Max(slices.Collect(maps.Keys(next)))].off)
 		if !nearer || enough {
 			return nil
 		}
-		held, values = want, next
+		held, values = k.tried, next
 	}
 }
 
@@ -159,7 +159,7 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 			if err != nil {
 				return nil, err
 			}
-			for j := range next {
+			for _, j := range slices.Sorted(maps.Keys(next)) {
 				if g.lo <= j && j < g.hi { // it would go back: as it is in next, it is known by itself
 					move = added(move, k.moves[group{j, j + 1}], -2)
 				}
@@ -201,7 +201,7 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 		}
 		groups = append(groups, candidate{left, leastOfHalf * whole}, candidate{right, leastOfHalf * whole})
 	}
-	if maps.Equal(next, values) {
+	if len(next) == 0 || maps.Equal(next, values) {
 		return nil, nil
 	}
 	return next, nil
