@@ -164,15 +164,7 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 					move = added(move, k.moves[group{j, j + 1}], -2)
 				}
 			}
-			n, share, square := float64(g.hi-g.lo), k.product(rest, move, limits), k.product(move, move, limits)
-			switch common := k.common(rest, move, limits); {
-			case n == 1 && share < square/2:
-				share = 0
-			case n > 1 && share < leastCosine*math.Sqrt(square*whole/n):
-				share = common
-			case n > 1:
-				share = max(share, common)
-			}
+			share := k.share(g.group, rest, move, limits, whole)
 			if share > g.least && share > most {
 				most, at, along = share, i, move
 			}
@@ -205,6 +197,21 @@ func (k *standard) fitted(ctx context.Context, rest, limits []float64, values ma
 		return nil, nil
 	}
 	return next, nil
+}
+
+// share is how much of a rest, whose square was the whole, a group seems to have that does this.
+func (k *standard) share(g group, rest, move, limits []float64, whole float64) float64 {
+	n, along, square := float64(g.hi-g.lo), k.product(rest, move, limits), k.product(move, move, limits)
+	switch {
+	case n == 1 && along < square/2: // more is left with it
+		return 0
+	case n == 1:
+		return along
+	case along < leastCosine*math.Sqrt(square*whole/n):
+		return k.common(rest, move, limits)
+	default:
+		return max(along, k.common(rest, move, limits))
+	}
 }
 
 // move is what comes of it if a group of values jumps.
