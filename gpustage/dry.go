@@ -50,13 +50,16 @@ func (Dry) Name() string { return "dry" }
 // Info describes the device. What it would be able to do and would take besides tensors is the answer of the one that it is like; it has as many
 // threads, too: none means a GPU.
 func (d Dry) Info() Info {
-	i := Info{Kind: "dry", Description: "computes nothing", FreeMemory: d.Free}
+	i := Info{Kind: "dry", Description: "computes nothing"}
 	if d.Like != nil {
 		like := d.Like.Info()
 		i.Threads, i.TF32, i.HostMemory, i.Besides = like.Threads, like.TF32, like.HostMemory, like.Besides
 	}
 	return i
 }
+
+// FreeMemory is what it was given.
+func (d Dry) FreeMemory() (int64, error) { return d.Free, nil }
 
 // Alloc gives memory that can't be touched.
 func (Dry) Alloc(bytes int) (Memory, error) { return dryMemory(bytes), nil }

@@ -66,13 +66,10 @@ type Info struct {
 	Kind        string // "ref", "cpu", "cuda"
 	Description string // "AMD EPYC, AVX-512, 2 threads"
 	Threads     int    // worker threads of a processor; 0 on a GPU
-	TotalMemory int64  // bytes
-	FreeMemory  int64  // bytes available now; 0: the device does not say
 	Ranks       int    // of this machine that share the memory; 0: all, as a processor's do
 	TF32        bool   // products of f32 can be TF32's: inputs of 10 bits after the point
 	F64         bool   // models can be of f64
 	HostMemory  bool   // a GPU whose memory is the host's
-	Err         error  // why it is not known what memory there is
 	Besides     int64  // bytes that it takes beside tensors while a model trains: its streams' workspaces, recordings; a bound, or a guess above
 	// PeakAllocated is the most bytes that Alloc had given out at a time, 0 where the device does not count them.
 	PeakAllocated int64
@@ -102,6 +99,8 @@ type Device interface {
 	// Name is unique in a process: "cpu:0".
 	Name() string
 	Info() Info
+	// FreeMemory is how many bytes are available now; 0: the device does not say. The error is why that is not known of one that does.
+	FreeMemory() (int64, error)
 	// Alloc gives zeroed memory. Its error wraps ErrOutOfMemory when there is no room.
 	Alloc(bytes int) (Memory, error)
 	// OpenStream must be called on the thread that will use the stream.

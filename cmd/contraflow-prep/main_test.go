@@ -279,7 +279,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"-c", "a.yaml", "--threads", "many"}, `--threads is "many", want a whole number`},
 		{[]string{"-c", "a.yaml", "more", "--", "--endpoint=x"}, `unexpected argument "more"`},
 		{[]string{"-c", "a.yaml", "--", "--endpoint=x"}, "--endpoint=x is for Beam: it needs --runner prism or universal"},
-		{nil, "-c PREP.yaml is missing; contraflow recipe prep prints one to begin with"},
+		{[]string{}, "-c PREP.yaml is missing; contraflow recipe prep prints one to begin with"},
 	} {
 		if code, text := said(t, c.args...); code != 2 || text != "contraflow prep: "+c.want+"\nSee 'contraflow prep --help'.\n" {
 			t.Errorf("%q: exit code %d, %s", c.args, code, text)

@@ -136,9 +136,9 @@ func (d doctor) device(kind string, dev gpustage.Device, err error) (problem err
 	defer dev.Close()
 	info := dev.Info()
 	d.say(kind, "%s", info.Description)
-	if info.Err != nil {
-		d.say("", "%v", info.Err)
-		return info.Err
+	if _, err := dev.FreeMemory(); err != nil {
+		d.say("", "%v", err)
+		return err
 	}
 	if c, ok := dev.(compiles); ok {
 		said, err := c.Compile()

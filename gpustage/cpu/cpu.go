@@ -84,11 +84,13 @@ func (d *Device) Name() string { return d.name }
 
 // Info describes the processor.
 func (d *Device) Info() gpustage.Info {
-	total, free := gpustage.HostMemorySize()
-	return gpustage.Info{
-		Kind: "cpu", Description: fmt.Sprintf("%s kernels, %d threads", d.kernels, d.pool.Threads()), Threads: d.pool.Threads(), F64: true,
-		TotalMemory: total, FreeMemory: free,
-	}
+	return gpustage.Info{Kind: "cpu", Description: fmt.Sprintf("%s kernels, %d threads", d.kernels, d.pool.Threads()), Threads: d.pool.Threads(), F64: true}
+}
+
+// FreeMemory is the host's.
+func (d *Device) FreeMemory() (int64, error) {
+	_, free := gpustage.HostMemorySize()
+	return free, nil
 }
 
 // PackedBytes is what a packed [k, n] matrix takes.

@@ -29,7 +29,6 @@ type Device struct {
 	context cu.CUContext
 	arch    string // "sm_90"
 	about   string
-	memory  int64
 	ranks   int // that have this GPU
 	repeats bool
 	shared  bool // its memory is the host's
@@ -114,9 +113,6 @@ func New(share gpustage.Share) (*Device, error) {
 	if d.arch != tried && os.Getenv("CONTRAFLOW_CUDA") != "try" {
 		return fail(fmt.Errorf("%s: the CUDA device %w; CONTRAFLOW_CUDA=try opens it nevertheless, device: cpu computes on the processor", d.about, gpustage.ErrUntried))
 	}
-	if d.memory, err = d.device.TotalMem(); err != nil {
-		return fail(err)
-	}
 	integrated, err := d.device.Attribute(cu.Integrated)
 	if err != nil {
 		return fail(err)
@@ -188,17 +184,21 @@ func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.index) }
 // Info describes the GPU.
 func (d *Device) Info() gpustage.Info {
 	d.mu.Lock()
-	i := gpustage.Info{Kind: "cuda", Description: d.about, TotalMemory: d.memory, Ranks: d.ranks, TF32: true, HostMemory: d.shared, PeakAllocated: d.most, Besides: launch.Besides}
-	d.mu.Unlock()
+	defer d.mu.Unlock()
+	return gpustage.Info{Kind: "cuda", Description: d.about, Ranks: d.ranks, TF32: true, HostMemory: d.shared, PeakAllocated: d.most, Besides: launch.Besides}
+}
+
+// FreeMemory is the GPU's, 1 where it is full.
+func (d *Device) FreeMemory() (free int64, err error) {
 	unbind, err := d.bind()
 	if err == nil {
-		i.FreeMemory, _, err = cu.MemInfo()
+		free, _, err = cu.MemInfo()
 		unbind()
 	}
-	if i.FreeMemory = max(i.FreeMemory, 1); err != nil {
-		i.FreeMemory, i.Err = 0, fmt.Errorf("%s: %w", d.Name(), err)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", d.Name(), err)
 	}
-	return i
+	return max(free, 1), nil
 }
 
 // PackedBytes is what bf16 mode keeps of a parameter.

@@ -129,17 +129,16 @@ func TestLoading(t *testing.T) {
 }
 
 // Where the driver does not tell what memory is left, that is not taken for a device that never tells, nor is a full one.
-func TestInfo(t *testing.T) {
+func TestFreeMemory(t *testing.T) {
 	if os.Getenv("CONTRAFLOW_FAKE_DRIVER") != "" {
-		i := (&Device{}).Info()
-		say(fmt.Sprint(i.FreeMemory, " ", i.Err))
+		say(fmt.Sprint((&Device{}).FreeMemory()))
 		return
 	}
 	if driver() {
 		t.Skip("this machine has an NVIDIA driver")
 	}
 	for answer, want := range map[int]string{0: "1 <nil>\n", 201: "0 cuda:0: InvalidContext\n"} {
-		if got := fakeCalls(t, "TestInfo", fmt.Sprint("FAKE_MEMORY=", answer)); got != want {
+		if got := fakeCalls(t, "TestFreeMemory", fmt.Sprint("FAKE_MEMORY=", answer)); got != want {
 			t.Errorf("the driver answers %d: %swant %s", answer, got, want)
 		}
 	}

@@ -40,8 +40,13 @@ func (*Device) Name() string { return "ref" }
 
 // Info describes the device.
 func (*Device) Info() gpustage.Info {
-	total, free := gpustage.HostMemorySize()
-	return gpustage.Info{Kind: "ref", Description: "plain Go, one thread", Threads: 1, F64: true, TotalMemory: total, FreeMemory: free}
+	return gpustage.Info{Kind: "ref", Description: "plain Go, one thread", Threads: 1, F64: true}
+}
+
+// FreeMemory is the host's.
+func (*Device) FreeMemory() (int64, error) {
+	_, free := gpustage.HostMemorySize()
+	return free, nil
 }
 
 // Alloc gives host memory.

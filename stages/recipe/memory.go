@@ -291,12 +291,15 @@ const defaultBudget = 2 << 30
 
 // freeMemory is what the device has left for this rank; 0 if it does not say.
 func (x *Run) freeMemory() int64 {
-	i := x.device.Info()
-	ranks := i.Ranks
+	free, err := x.device.FreeMemory()
+	if err != nil { // open refuses such a device
+		return 0
+	}
+	ranks := x.device.Info().Ranks
 	if ranks == 0 {
 		ranks = x.share.Ranks
 	}
-	return max(min(1, i.FreeMemory), i.FreeMemory/int64(max(1, ranks)))
+	return max(min(1, free), free/int64(max(1, ranks)))
 }
 
 // fits refuses a run that does not fit so many bytes, and says what would.

@@ -185,7 +185,7 @@ func (x *Run) open(ctx context.Context) (err error) {
 		x.noteOddities()
 	}
 	x.Memory = x.predict(x.sharding)
-	if err := x.device.Info().Err; err != nil {
+	if _, err := x.device.FreeMemory(); err != nil {
 		return fmt.Errorf("train.device: what memory it has left: %w", err)
 	}
 	if x.paper {

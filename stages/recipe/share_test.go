@@ -15,15 +15,15 @@ type gpu struct {
 
 func (g gpu) Info() gpustage.Info {
 	_, ranks := g.share.On(2)
-	return gpustage.Info{Kind: "gpu", FreeMemory: 12 << 30, Ranks: ranks}
+	return gpustage.Info{Kind: "gpu", Ranks: ranks}
 }
+func (gpu) FreeMemory() (int64, error) { return 12 << 30, nil }
 
 // processor is the memory that all ranks of a machine share.
 type processor struct{ gpustage.Device }
 
-func (processor) Info() gpustage.Info {
-	return gpustage.Info{Kind: "cpu", Threads: 1, FreeMemory: 12 << 30}
-}
+func (processor) Info() gpustage.Info        { return gpustage.Info{Kind: "cpu", Threads: 1} }
+func (processor) FreeMemory() (int64, error) { return 12 << 30, nil }
 
 // A rank plans with what it has of its device: all of a GPU of its own, its part of one that ranks share, and of the host's memory, even
 // where it has processors of its own.
@@ -64,7 +64,7 @@ func TestFreeMemoryOfFullDevice(t *testing.T) {
 
 type fullDevice struct{ gpustage.Device }
 
-func (fullDevice) Info() gpustage.Info { return gpustage.Info{FreeMemory: 1} }
+func (fullDevice) FreeMemory() (int64, error) { return 1, nil }
 
 // What is left goes to activations by half on a processor and by fifteen sixteenths on a GPU, unless the recipe says how much.
 func TestReplayBudget(t *testing.T) {

@@ -507,6 +507,7 @@ func TestMissing(t *testing.T) {
 	errs := make([]error, 2)
 	var wait sync.WaitGroup
 	for r := range 2 {
+		cs[r].Start = time.Second // all came to the star; how long the two wait for them there
 		wait.Go(func() { _, errs[r] = NewWorld(context.Background(), cs[r], openSlow, nil) })
 	}
 	wait.Wait()

@@ -173,9 +173,10 @@ func (t *Training) load(o TrainingOptions) (stages.Text, error) {
 func (t *Training) budget(b recipe.Batch, longest int) int64 {
 	return b.Budget(func() int64 {
 		i, m := t.device.Info(), t.model
+		free, _ := t.device.FreeMemory() // 0 where that is not known
 		pass := m.Memory(slices.Repeat([]int{longest}, max(1, b.SubBatch.Size(t.device).Tokens/longest)))
 		state := 3*m.Params.Mem.Bytes() + int(m.PackedBytes(true)) // gradients, AdamW's moments, weights packed
-		return i.ReplayBudget(max(0, i.FreeMemory-i.Besides-int64(state+max(pass.Backward, pass.LeanBackward))))
+		return i.ReplayBudget(max(0, free-i.Besides-int64(state+max(pass.Backward, pass.LeanBackward))))
 	})
 }
 
