@@ -60,6 +60,7 @@ func adaptation(t testing.TB, name string) (folder string, h transformer.Head, t
 // all that ranks can hold of a model: each cell's gradient is torch's, of one process without cache. Each bucket is reduced once per optimizer
 // step, and nothing else is; early, once per sub-batch.
 func TestCrossProduct(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	g := goldens.Load(t, "lora/steps")
 	cells, recomputed := 0, 0

@@ -47,6 +47,7 @@ func float64s(b []byte) []float64 {
 // However a step is computed (sub-batches, replay budget, activation checkpointing, tiles, threads), its gradient is that of
 // the plain computation in f64. Dropout is on; its masks follow the rows.
 func TestMetamorphic(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(11, 12))
 	for _, base := range harness.Few([]goldenRun{
 		{negatives: true, loss: loss.InfoNCE{MaskDuplicates: true}, dropout: 0.1},

@@ -18,6 +18,7 @@ import (
 // Every sampler gives the same global batches whatever the number of ranks and of workers: ranks' slices, side by side, are the
 // batches of one rank. Each dataset's rows have ids of their own.
 func TestOneGlobalOrder(t *testing.T) {
+	t.Parallel()
 	tok, err := tokenize.Load(goldens.Path(t, "bert/minilm-tiny"))
 	if err != nil {
 		t.Fatal(err)

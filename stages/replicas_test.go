@@ -26,6 +26,7 @@ var denseLayers = []transformer.Dense{{Name: "2_Dense", Out: 50}, {Name: "3_Dens
 // However many ranks share a step, its gradient is the single process's, computed plainly in f64: with rows that don't divide,
 // ranks without rows, negatives, weights of several batches, dropout, and every way of computing a rank's part.
 func TestReplicasMetamorphic(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(21, 22))
 	for _, base := range harness.Few([]goldenRun{
 		{negatives: true, loss: loss.InfoNCE{MaskDuplicates: true}, dropout: 0.1},
@@ -151,6 +152,7 @@ func TestReplicasBitEqual(t *testing.T) {
 
 // With SGD, parameters after 5 steps are the single process's; with AdamW, losses over 20 steps are.
 func TestReplicasTrain(t *testing.T) {
+	t.Parallel()
 	sgd := goldenRun{negatives: true, loss: loss.InfoNCE{}, optimizer: optim.SGD{Momentum: 0.9}, maxSteps: 5, dropout: 0.1}
 	adam := goldenRun{negatives: true, loss: loss.InfoNCE{}, dropout: 0.1, epochs: 2}
 	one, long := sgd.run(t), adam.run(t)
@@ -225,6 +227,7 @@ var sharding = []stages.Exchanging{{}, {Early: true}, {Streamed: true}, {Early: 
 // Whatever ranks of a shard axis hold, gradients and weights are the single process's; and neither reruns, nor overlap, nor what is
 // kept or fetched changes a bit.
 func TestShardsBitEqual(t *testing.T) {
+	t.Parallel()
 	meshes := [][2]int{{4, 2}, {3, 3}} // ranks, shards
 	if testing.Short() {               // goroutines meet on the other as in TestShardsTraffic
 		meshes = meshes[:1]

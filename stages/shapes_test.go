@@ -65,6 +65,7 @@ func (everything) SplitsRows()            {}
 // Ragged negatives, labels, scores and teachers' embeddings reach the loss in one order, however many ranks and sub-batches there are:
 // the gradient is the single process's, computed plainly.
 func TestShapesOnRanks(t *testing.T) {
+	t.Parallel()
 	matryoshka, err := loss.Matryoshka(loss.InfoNCE{MaskDuplicates: true}, []int{32, 8}, []float64{1, 0.5}, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -138,6 +139,7 @@ func TestSimCSE(t *testing.T) {
 
 // The losses of labelled pairs and texts, with sub-batches that are replayed and on three ranks with unequal rows, are the plain ones.
 func TestLabelledLossesOnRanks(t *testing.T) {
+	t.Parallel()
 	pairs := func(s *dataset.Source) { s.Label = "label" }
 	texts := func(s *dataset.Source) { s.Positive, s.Label = "", "label" }
 	binary := func(s *dataset.Source) { s.Label = "binary" }

@@ -448,6 +448,7 @@ func goldenTexts(t testing.TB) string {
 
 // Ten training steps against sentence-transformers, through the whole graph.
 func TestGoldenSteps(t *testing.T) {
+	t.Parallel()
 	for _, v := range []struct {
 		name      string
 		negatives bool

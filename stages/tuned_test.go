@@ -17,6 +17,7 @@ import (
 // depend on who holds them, and what is sent is the plan's, with as many gathers and reductions as there are layers to fetch and
 // gradients to reduce.
 func TestShardsTuned(t *testing.T) {
+	t.Parallel()
 	for i, name := range []string{"bert-qv", "bert-save", "bert-save-places", "bert-frozen", "bert-layers", "bert-embeddings", "qwen3-qo", "qwen3-last-o", "qwen3-norm"} {
 		if testing.Short() && i >= 4 { // ranks meet on the four meshes below
 			break

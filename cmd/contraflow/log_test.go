@@ -347,7 +347,7 @@ func TestPrintsOrFails(t *testing.T) {
 	for _, args := range [][]string{
 		{"version"}, {"recipe", "embedder"}, {"graph", "-c", at("recipe.yaml")}, {"import", at("args.json")}, {"import", at("args.json"), "--out", at("imported.yaml")},
 		{"report", dir}, {"plan", "-c", at("recipe.yaml"), "--steps", "1"},
-		{}, {"help"}, {"eval", "--help"}, {"--version"}, {"doctor"}, {"completion", "bash"}, {"trace", "summary", at("trace.json")},
+		{}, {"help"}, {"eval", "--help"}, {"--version"}, {"doctor", "--seconds", "0"}, {"completion", "bash"}, {"trace", "summary", at("trace.json")},
 		{"eval", "--model", tiny, "--queries", at("queries.parquet"), "--corpus", at("corpus.parquet"), "--qrels", at("qrels.tsv")},
 		{"eval", "--model", tiny, "--sts", at("sts.jsonl")},
 		{"verify-grads", "-c", at("recipe.yaml"), "--rows", "4", "--sub-batch", "2", "--accumulate", "1", "--replicas", "1", "--shards", "1"},

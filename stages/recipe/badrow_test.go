@@ -24,6 +24,7 @@ import (
 // skips the row goes on and ends with the bits of one that has skipped it from its beginning. So it is on one rank and on several, one of which alone
 // reads the row, and whichever of a step's batches has it.
 func TestBadRowLosesNothing(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 200)
 	file := filepath.Join(j.dir, "data.jsonl")
 	raw, err := os.ReadFile(file)

@@ -160,6 +160,7 @@ func TestBestIsAnyBetter(t *testing.T) {
 
 // What is in best/ counts only if the checkpoint knows it, and its value only where it can be compared.
 func TestBestBelongsToTheRun(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := slices.Clip(append(j.measured(t), "train.max_steps=8", "train.seed=2")) // whose best step is the seventh
@@ -735,6 +736,7 @@ func TestScoresThatSayNothing(t *testing.T) {
 
 // A reranker or an m3 with LoRA, whose factors are merged when it is saved, ends as its best evaluation's too.
 func TestBestMerged(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	write := func(name string, rows []map[string]any) string {

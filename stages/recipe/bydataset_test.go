@@ -73,6 +73,7 @@ func TestDatasetLosses(t *testing.T) {
 // A batch has the loss of its dataset: with a model that stays as it is, what a run of that dataset alone has. And the gradients of both are
 // those of their losses.
 func TestDatasetLossesTrain(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 40)
 	dataset := func(own string) string {

@@ -81,6 +81,7 @@ func (j *job) evaluations(t *testing.T, out string) (all []evaluated) {
 
 // Several tasks have each the figures that it has alone, on one rank and on two, and their mean is what counts.
 func TestSeveralTasks(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 40)
 	tasks, sts := j.tasks(t), j.sts(t)

@@ -10,6 +10,7 @@ import (
 // A model whose embeddings have fewer features than its hidden states, and one without positions, train alike on one rank, and on ranks that hold
 // parts of the parameters and reduce rows of the word embeddings with every sub-batch. Losses differ as those of random recipes may.
 func TestFamiliesSharded(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 30)
 	for _, name := range []string{"electra", "t5"} {

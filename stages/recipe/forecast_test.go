@@ -30,6 +30,7 @@ func TestForecastOfManyLayers(t *testing.T) {
 // What is forecast of a step's communication is what the trace of one says: the collectives and bytes of each stage, and no less time than
 // the link gives them.
 func TestForecastIsCounted(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	within := map[string]string{ // without overlap, the tasks beside which these would run communicate themselves
 		stages.FetchForEmbed: "embed", stages.FetchForBackward: "backward", stages.ReduceEarly: "backward",
@@ -120,6 +121,7 @@ func summaryOf(t testing.TB, file string) *pipeline.TraceSummary {
 
 // A step's forecast adds up: without a cost of communication it is its computing, with nothing hidden it is both, and otherwise it lies between.
 func TestForecastAddsUp(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	rates := recipe.Rates{Forward: 20e-6, Backward: 50e-6}
 	for _, mode := range [][]string{

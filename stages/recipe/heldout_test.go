@@ -157,6 +157,7 @@ func TestHeldOutLoss(t *testing.T) {
 // On rows that are also trained on, the loss before the first step is that of the first step: for every loss, of three batches of which the last is
 // not full, on one rank, on two, and where each holds a part of the model.
 func TestHeldOutLosses(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 10)
 	path, _ := j.heldRows(t, "rows.jsonl", 30)
 	other, layered := newJobModel(t, j), strings.Join(j.layerWise(t)[:3], ", ")
@@ -311,6 +312,7 @@ func TestHeldOutWhichLoss(t *testing.T) {
 // With nothing else to go by, the best model is that of the lowest loss on held-out rows, and what rises ends a run early; beside tasks the loss
 // decides where eval.metric says so, and is shown in any case.
 func TestHeldOutBest(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	dev, _ := j.heldRows(t, "dev.jsonl", 30)
@@ -428,6 +430,7 @@ func must[T any](v T, err error) func(*testing.T) T {
 
 // A run goes on by the loss that it went by; with other held-out rows best and patience begin anew.
 func TestHeldOutResumed(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 60)
 	dev, _ := j.heldRows(t, "dev.jsonl", 30)
 	sets := []string{fmt.Sprintf("eval.loss={path: %q, query: q, positive: p}", dev), "eval.every=1", "save.best=true", "save.every=1", "optimizer.lr=2e-2", "optimizer.schedule=constant", "optimizer.warmup_ratio=0", "train.epochs=9", "train.max_steps=8"}

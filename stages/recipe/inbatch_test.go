@@ -22,6 +22,7 @@ func (j *job) inBatch(loss string, sets ...string) []string {
 // Rows get the same documents of other rows whatever goes through the model at once and however many ranks there are: losses are those of one rank in one pass,
 // dropout and all. A run that was stopped ends with the bits of one that was not. With hard negatives and without, on pairs, on lists, and with LoRA.
 func TestInBatchWays(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 40)
 	rows, _ := j.heldRows(t, "rows.jsonl", 40)
 	ways := [][]string{
@@ -99,6 +100,7 @@ func TestInBatchOwnRows(t *testing.T) {
 
 // Gradients are verified in every way, and faults are found. What is drawn stays what it is: a fault in which documents a row gets is none of gradients.
 func TestInBatchVerified(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	x := j.opened(t, j.inBatch("{name: mnrl, num_negatives: 2}", "save.dir="+filepath.Join(j.dir, "verify")))

@@ -102,6 +102,7 @@ func scoresOf(t *testing.T, dir string, words []string) (all [][]float32) {
 // A layer-wise reranker trains the same whatever is computed again, on one rank and on several, sharded or not, as a whole and with LoRA, and every
 // layer learns. Losses are sums of f32 over some thousand terms: 1e-5 of them.
 func TestLayerWise(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 60)
 	base := j.layerWise(t)
 	before := scoresOf(t, filepath.Join(j.dir, "layer-wise"), j.words)
@@ -185,6 +186,7 @@ func (j *job) scored(t *testing.T) string {
 
 // A run that is stopped goes on to the same bits, on two ranks with LoRA too, and evaluation is by the last layer.
 func TestLayerWiseResumes(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	base := j.layerWise(t)
@@ -255,6 +257,7 @@ func TestLayerWiseResumes(t *testing.T) {
 
 // Verified in every way, on meshes with streamed parameters too, and faults are found.
 func TestVerifyLayerWise(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	base := j.layerWise(t)

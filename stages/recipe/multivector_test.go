@@ -97,6 +97,7 @@ func TestMultiVectorKeys(t *testing.T) {
 // A run that is stopped goes on with the same bits, on ranks with shards too, and saves a model that evaluates here as it did while it trained; it trains further by
 // what its folder says, and as no embedder.
 func TestMultiVectorRun(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 60)
 	sets := []string{
 		"model.kind=multi_vector", "model.vector_dim=8", "model.query_expansion={strategy: min, length: 28, attend: false}", `model.skiplist=["a", "##e"]`, "model.max_length={query: 30, document: 31}",

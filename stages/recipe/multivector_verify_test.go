@@ -10,6 +10,7 @@ import (
 
 // Gradients of vectors of tokens hold in every way that a recipe computes them, on ranks and shards too, and planted faults are found.
 func TestMultiVectorVerify(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	for plant, sets := range map[recipe.Fault][]string{
 		"":                  {`model.query_expansion={strategy: min, length: 12}`, `model.skiplist=["a", "e", "s", "n"]`, "model.vector_dim=20"},

@@ -115,6 +115,7 @@ func TestPlanOfShardings(t *testing.T) {
 // What is planned without weights, by a device's habits alone, is what train predicts on that device: every part of the memory, the sharding that is chosen,
 // and what may be kept of activations.
 func TestPlanIsTrains(t *testing.T) {
+	t.Parallel()
 	text := overlapRecipe(t, t.TempDir(), 2)
 	d, err := cpu.New(cpu.Threads(1))
 	if err != nil {

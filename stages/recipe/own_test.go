@@ -22,6 +22,7 @@ import (
 
 // A loss of a program's own and what it does to rows take part in a run as the recipe's do: on several ranks, and when it goes on.
 func TestOwn(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 60)
 	sets := []string{"optimizer.lr=1e-2", "save.every=1", "model.dropout=0"}
@@ -327,6 +328,7 @@ func decoupled(scale float64, forgets bool) loss.Host {
 // The gradient of a program's own loss is verified, one on the host as well, on one rank and on several: a right one agrees, a wrong one and a fault that
 // is planted do not. What WithRow does comes first.
 func TestVerifyOwn(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 40)
 	x := j.opened(t, []string{"save.dir=" + filepath.Join(j.dir, "out"), "model.dropout=0.1"})

@@ -146,6 +146,7 @@ func TestEOS(t *testing.T) {
 // With model.include_prompt: false pooling leaves prompts out, with gradients that verify, and the saved model says so; a folder that does trains alike without the key.
 // A prompt that is in front of texts makes a difference all the same, as they attend to it.
 func TestIncludePrompt(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 30)
 	prompts := fmt.Sprintf("data.train.0.prompts={query: %q, document: %q}", j.words[3]+" ", j.words[4]+" "+j.words[5]+" ")
 	losses := func(name string, sets ...string) map[int]float64 {

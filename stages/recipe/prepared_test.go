@@ -18,6 +18,7 @@ import (
 
 // TestPreparedTokens: a run on the ids that prep has written is the run on the texts, to the bit, and says how many were cut. Other ids are refused.
 func TestPreparedTokens(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 90)
 	c := prep.Default()
 	c.Normalize, c.Dedupe.Exact = prep.Normalize{}, "none"

@@ -457,6 +457,7 @@ func randomSeeds(t *testing.T, first, last uint64) (uint64, uint64) {
 // Whatever options meet: sub-batches, the replay budget and meshes change no loss by more than rounding, and a run that was stopped ends with the
 // bits of one that was not. CONTRAFLOW_RANDOM=1-500 draws other recipes than the few of every day.
 func TestRandomRecipes(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	first, last := randomSeeds(t, 1, 5)
 	r := newRandom(t)
@@ -533,6 +534,7 @@ func TestRandomRecipes(t *testing.T) {
 // which ref's f32 tells only if it goes by sub-batches too. CONTRAFLOW_RANDOM=1-500 verifies other recipes: of 660 one, of a fresh model whose embeddings
 // are nearly all the same (cls), was said to be wrong.
 func TestVerifyCancelled(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	const cancels = 4012
 	first, last := randomSeeds(t, cancels, cancels)

@@ -39,6 +39,7 @@ func (j *job) family(t *testing.T, name string, edit map[string]any) string {
 
 // A new model of any family that rerankers are made of trains as one, is saved, and is read again.
 func TestRerankerFamilies(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 30)
 	train := func(model string, sets ...string) error {
 		_, err := j.run(t, "run "+filepath.Base(model), nil, 0, false, append([]string{

@@ -182,6 +182,7 @@ func (j *job) saved(t *testing.T, out, pattern string) (bits []byte) {
 // A run that is stopped and goes on, on the same mesh or another, trains each row of each epoch once, in the same batches; on the same
 // mesh it ends with the same bits.
 func TestResumeOnAnyMesh(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 100)
 	mesh := func(replicate, shard int) []string {
 		return []string{fmt.Sprint("mesh.replicate=", replicate), fmt.Sprint("mesh.shard=", shard)}
@@ -373,6 +374,7 @@ func (j *job) lines(t *testing.T, out string) (all []map[string]any) {
 
 // A row whose weight makes the gradient overflow ends the run, or costs a step, or takes the run back, as train.on_nan says.
 func TestNotFinite(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 60)
 	raw, err := os.ReadFile(filepath.Join(j.dir, "data.jsonl"))
 	if err != nil {
@@ -562,6 +564,7 @@ func TestKnownBefore(t *testing.T) {
 // A checkpoint of a LoRA run holds the factors alone, and goes on with them, whatever ranks hold of the base model; on another base
 // model it is refused.
 func TestResumeLoRA(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 60)
 	sets := []string{"model.lora={rank: 2, alpha: 4, targets: all-linear}", "mesh.replicate=2", "mesh.shard=2"}
 	if _, err := j.run(t, "whole", nil, 0, false, sets...); err != nil {
@@ -607,6 +610,7 @@ func TestResumeLoRA(t *testing.T) {
 
 // A reranker goes on as if it had not been stopped, its new head's bits among them, as a whole or with LoRA.
 func TestResumeReranker(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 60)
 	for name, more := range map[string]string{"all": "train.seed=42", "lora": "model.lora={rank: 2, alpha: 4, targets: all-linear}"} {
 		sets := []string{"model.kind=reranker", "mesh.replicate=2", "data.train=" + fmt.Sprintf("[{path: %q, query: q, positive: p, negatives: [q]}]", filepath.Join(j.dir, "data.jsonl")), more}

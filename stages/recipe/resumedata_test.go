@@ -89,6 +89,7 @@ func TestSeveralDatasets(t *testing.T) {
 
 // A bad row that ends a run says what goes on without it; the run then ends as if it had skipped the row from its beginning.
 func TestResumeSkipping(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 390)
 	sets := []string{

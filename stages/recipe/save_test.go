@@ -28,6 +28,7 @@ import (
 // A model that is saved in a smaller type has the numbers of one that is not, rounded, in all of its files, and says so. What is
 // trained does not change by it, and it can be trained on.
 func TestSavePrecision(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 40)
 	pairs := fmt.Sprintf("data.train=[{path: %q, query: q, positive: p, negatives: [q]}]", j.dir+"/data.jsonl")

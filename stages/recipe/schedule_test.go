@@ -62,6 +62,7 @@ func TestImportedSchedules(t *testing.T) {
 
 // A run that goes on has the learning rates of one that was not stopped, and ends with its bits.
 func TestResumeSchedule(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 100)
 	for i, schedule := range []string{
@@ -215,6 +216,7 @@ func (o outcome) ends(t *testing.T, rows int) (ends []int) {
 // With every: epoch a run is evaluated and saved after the steps that have an epoch's last row, and after its last one; one that was stopped and went on
 // does the same.
 func TestEveryEpoch(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 100)
 	every := []string{j.sts(t), "eval.every=epoch", "save.every=epoch", "save.keep=100", "batch.no_duplicates=false"}

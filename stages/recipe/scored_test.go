@@ -78,6 +78,7 @@ func (j *job) candidates(t *testing.T) (queries, texts []string, relevant [][]bo
 // Pairs, triplets and candidates have the figures of the saved model's scores, of embedders, of models with parts and of rerankers, alone and on two ranks. What is read as a query is,
 // and what as a document.
 func TestScoredTasks(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 40)
 	labelled, triplets, tasks := j.pairFiles(t)

@@ -11,6 +11,7 @@ import (
 // A loss of a batch's means beside one of hardest negatives is verified: its gradient against differences of the loss, and that of every way to compute
 // it, on a mesh too, against the plain one; and faults are found.
 func TestSpreadVerifies(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 5)
 	x := j.opened(t, []string{

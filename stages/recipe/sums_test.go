@@ -315,6 +315,7 @@ func (j *job) taught(t *testing.T, rows int) string {
 // A step's sum is that of the same steps with each loss alone, and its gradient's norm the same, on one rank and on several: with steps of
 // several batches, one of them small, weights of rows, sub-batches, and a guide of one term.
 func TestSumTrains(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 5)
 	data := j.taught(t, 30)
@@ -390,6 +391,7 @@ func TestSumTrains(t *testing.T) {
 // FlagEmbedding's distillation, with a guided term besides, is verified: its gradient against differences of the loss, and that of every way to
 // compute it, on a mesh too, against the plain one; and faults are found.
 func TestSumVerifies(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	j := newJob(t, 5)
 	x := j.opened(t, []string{

@@ -140,6 +140,7 @@ func TestResumeByIDs(t *testing.T) {
 
 // What looks at data without training knows of texts by ids: check names each bad row once, plans and verify-grads read them. What they take is given back.
 func TestLookAtIDs(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 60)
 	source := j.byIDs(t)
 	qrels := filepath.Join(j.dir, "qrels.tsv")

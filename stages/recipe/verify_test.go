@@ -75,6 +75,7 @@ func planted(faults []recipe.Fault) []recipe.Fault {
 // The embeddings of a fresh model's first tokens are nearly the same where nothing is dropped, so that rounding shows: gradients differ from the
 // truth by far more than 1e-5, with every set of kernels, and are right. Faults are found all the same.
 func TestVerifyFresh(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 5, "model.pooling=cls", "model.dropout=0"), recipe.Observer{})
 	if err != nil {
@@ -140,6 +141,7 @@ func TestPlantsNothing(t *testing.T) {
 
 // A reranker's gradients are those of an embedder's graph: verified on a mesh too, and the faults that it can have are found.
 func TestVerifyReranker(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	x, err := recipe.Open(t.Context(), freshRecipe(t, 2, "model.kind=reranker", "model.max_length=32"), recipe.Observer{})
 	if err != nil {
@@ -177,6 +179,7 @@ func TestVerifyReranker(t *testing.T) {
 
 // On a mesh ranks exchange as the recipe says, and exchanging wrongly is found, by the ways on meshes alone.
 func TestVerifyMesh(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		sets           []string
 		fault          recipe.Fault
@@ -300,6 +303,7 @@ func TestVerifyGuide(t *testing.T) {
 // Losses that take something of the embeddings for a number without a gradient are verified, where a finite difference of the whole would say
 // that they are wrong, and so are recipes that skip rows, and ranks that keep their negatives to themselves and draw the same at random.
 func TestVerifyStopped(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	for _, c := range []struct {
 		sets    []string
@@ -418,6 +422,7 @@ func TestSavedFolder(t *testing.T) {
 // Where rounding shows although gradients are right, they are said to be right: of a loss of distances, which all embeddings may move together, so
 // that the last norm's bias has no gradient, and where next to no loss is left. Faults are found all the same.
 func TestVerifyNoise(t *testing.T) {
+	t.Parallel()
 	harness.Thorough(t)
 	for _, c := range []struct {
 		name string

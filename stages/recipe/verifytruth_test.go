@@ -15,6 +15,7 @@ import (
 	"contraflow/gpustage/cpu"
 	"contraflow/gpustage/ref"
 	"contraflow/io/safetensors"
+	"contraflow/testdata/harness"
 )
 
 // The worst tensor is the one that is farthest beyond its own limit, and one that is NaN is worse than all.
@@ -45,6 +46,8 @@ func TestLongestSub(t *testing.T) {
 
 // A gradient that only differs by what is near to a jump and beyond it is right, and is told with how much of that; with anything else wrong it is not.
 func TestJumps(t *testing.T) {
+	harness.Thorough(t)
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		sets   []string
@@ -121,6 +124,8 @@ func (j *job) activate(t *testing.T, name string) {
 
 // A ReLU's or MaxSim's gradient that is a thousandth too large is wrong: that it jumps is no excuse.
 func TestSteep(t *testing.T) {
+	harness.Thorough(t)
+	t.Parallel()
 	for _, factor := range []float64{1, 1.001} {
 		for _, sets := range [][]string{nil, {"model.kind=multi_vector", "loss={scale: 1}"}} {
 			j := newJob(t, 30)
