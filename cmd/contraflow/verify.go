@@ -23,7 +23,8 @@ func newVerify() *cobra.Command {
 replay budgets, activation checkpointing, loss tiles, accumulation, meshes of ranks, dropout on) and compares each with a plain computation in
 double precision, which in turn is compared with a finite difference of the loss. It prints a row for each, with how many there are, and exits with 1 if
 any error is more than rounding. How much that is depends on the model: where a row is beyond the usual limit, two computations in single
-precision on the reference device tell, in rows of their own (noise), and the limit of each tensor follows what it has there.
+precision on the reference device tell, in rows of their own (noise), and the limit of each tensor follows what it has there; where that is not enough,
+two more do so in double precision, of weights that single precision hardly tells from the model's.
 Where a gradient jumps (a ReLU's where its input changes sign, MaxSim's where another token becomes the nearest, a sparse embedding's at 0 and where
 another token has the largest weight) rounding may do that to a token: a row that says so (with 1 of the values within 8e-07 of a jump beyond it) is held
 against what double precision gives with as many of the values that are nearest to a jump on the other side. Where weights are on a jump themselves, as

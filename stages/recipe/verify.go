@@ -333,6 +333,7 @@ type way struct {
 	rounded bool            // what travels is rounded before, and the wire takes it as it is
 	sharding
 	ref     bool     // on the reference device instead of the recipe's
+	stirred uint64   // of weights that are half an eps of f32 off, by draws of this number; 0: of the model's own
 	jump    ref.Jump // asked, where it is computed in f64
 	without string   // key of what is left out of the loss: see Loss.stopped
 }
@@ -345,6 +346,9 @@ func (w way) String() string {
 		s := "plain, " + w.dtype.String()
 		if w.ref {
 			s += " on ref"
+		}
+		if w.stirred > 0 {
+			s += ", weights half an eps off"
 		}
 		if w.without != "" {
 			s += ", without " + w.without
@@ -455,10 +459,28 @@ func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, err
 		}
 		return nil
 	})
+	if err == nil && w.stirred > 0 {
+		err = stir(s, m, v.x.Recipe.Train.Seed, w.stirred)
+	}
 	if err != nil {
 		return nil, errors.Join(err, m.Free())
 	}
 	return m, nil
+}
+
+// stir changes each weight that trains of a model in f64 by up to half an eps of f32, in proportion to it.
+func stir(s gpustage.Stream, m *transformer.Model, seed, draw uint64) error {
+	weights := make([]float64, m.Layout.Trained())
+	s.CopyOut(gpustage.Bytes(weights), m.Trained())
+	if err := s.Sync(); err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(seed, draw))
+	for i := range weights {
+		weights[i] *= 1 + 0x1p-23*(rng.Float64()-0.5)
+	}
+	m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(weights)) })
+	return s.Sync()
 }
 
 // gradient runs one step of the graph and captures its gradient.

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -193,6 +194,90 @@ func TestOnJump(t *testing.T) {
 	o.Report = func(r VerifyRow) { rows = append(rows, r.String()) }
 	if ok, err := x.Verify(t.Context(), o); err != nil || !ok || !strings.Contains(strings.Join(rows, "\n"), ", weights moved by 0.001, against finite difference") {
 		t.Errorf("right: %t, %v\n%s", ok, err, strings.Join(rows, "\n"))
+	}
+}
+
+// What is more than rounding on ref makes wrong is right all the same where weights that f32 hardly tells from the model's have such a gradient.
+func TestStirred(t *testing.T) {
+	harness.Thorough(t)
+	t.Parallel()
+	j := newJob(t, 30)
+	dir := j.family(t, "t5-gated", nil)
+	changeTensors(t, filepath.Join(dir, "model.safetensors"), func(x safetensors.Tensor) { // a layer's gradient is that of the ones before it many times over
+		for i := 0; i < len(x.Data) && len(x.Shape) == 2 && strings.Contains(x.Name, ".layer."); i += 4 {
+			v := math.Float32frombits(binary.LittleEndian.Uint32(x.Data[i:]))
+			binary.LittleEndian.PutUint32(x.Data[i:], math.Float32bits(8*v))
+		}
+	})
+	x := j.opened(t, []string{"save.dir=" + j.dir, "model.path=" + dir})
+	v, err := x.newVerifier(t.Context(), VerifyOptions{Rows: 8}, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.precise = x.device.(ref.Jumper)
+	is, err := v.learn(t.Context(), way{dtype: gpustage.F64, budget: -1, tile: oneTile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := func() *truth { return &truth{verifier: v, is: is, base: 1e-5} }
+	noise := func(ways []way) []float64 {
+		tr := fresh()
+		if err := tr.hear(t.Context(), func(VerifyRow) {}, ways...); err != nil {
+			t.Fatal(err)
+		}
+		return tr.noise
+	}
+	rounds, stirs := noise(fresh().roundings()), noise(fresh().stirrings())
+	own, err := v.model(is.way, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Free()
+	stirred, err := v.model(fresh().stirrings()[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stirred.Free()
+	most, weights := 0.0, gpustage.Slice[float64](own.Trained())
+	for i, w := range gpustage.Slice[float64](stirred.Trained()) {
+		if weights[i] != 0 {
+			most = max(most, math.Abs(w/weights[i]-1))
+		}
+	}
+	if !(most > 0.9*0x1p-24 && most < 1.001*0x1p-24) {
+		t.Errorf("weights are up to %g off", most)
+	}
+	at := 0
+	for i := range stirs {
+		if stirs[i]/rounds[i] > stirs[at]/rounds[at] {
+			at = i
+		}
+	}
+	p := x.model.Layout.Training()[at]
+	for _, c := range []struct {
+		off     float64
+		stirred bool // it is as if that had been tried
+		ok      bool
+	}{
+		{noiseFactor * math.Sqrt(stirs[at]*rounds[at]), false, true},
+		{noiseFactor * math.Sqrt(stirs[at]*rounds[at]), true, false},
+		{noiseFactor * 1.1 * stirs[at], false, false},
+	} {
+		got := slices.Clone(is.Gradient)
+		for i := range got[x.model.Layout.At(p):][:p.Len()] {
+			got[x.model.Layout.At(p)+i] *= 1 + c.off
+		}
+		tr, stirred := fresh(), 0
+		tr.stirred = c.stirred
+		way := &comparison{got: got, want: is, errors: deviations(x.model.Layout, got, is.Gradient)}
+		err := tr.weigh(t.Context(), way, func(r VerifyRow) {
+			if strings.Contains(r.Config, "plain, f64, weights half an eps off") {
+				stirred++
+			}
+		})
+		if err != nil || way.row.Error <= way.row.Limit != c.ok || stirred == 2 == c.stirred || way.row.Parameter != p.Name && !c.ok {
+			t.Errorf("%s %.2g off, where rounding is %.2g and stirred weights %.2g: %+v, %v, stirred %d times", p.Name, c.off, rounds[at], stirs[at], way.row, err, stirred)
+		}
 	}
 }
 
