@@ -333,7 +333,7 @@ type way struct {
 	rounded bool            // what travels is rounded before, and the wire takes it as it is
 	sharding
 	ref     bool     // on the reference device instead of the recipe's
-	stirred uint64   // of weights that are half an eps of f32 off, by draws of this number; 0: of the model's own
+	stirred uint64   // of weights that are a little off (see stir), by draws of this number; 0: of the model's own
 	jump    ref.Jump // asked, where it is computed in f64
 	without string   // key of what is left out of the loss: see Loss.stopped
 }
@@ -468,7 +468,8 @@ func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, err
 	return m, nil
 }
 
-// stir changes each weight that trains of a model in f64 by up to half an eps of f32, in proportion to it.
+// stir changes each weight that trains of a model in f64 by up to half an eps of f32, in proportion to it, but for the factor stirredLess: so little that
+// next to nothing jumps, and what comes of it is in proportion.
 func stir(s gpustage.Stream, m *transformer.Model, seed, draw uint64) error {
 	weights := make([]float64, m.Layout.Trained())
 	s.CopyOut(gpustage.Bytes(weights), m.Trained())
@@ -477,7 +478,7 @@ func stir(s gpustage.Stream, m *transformer.Model, seed, draw uint64) error {
 	}
 	rng := rand.New(rand.NewPCG(seed, draw))
 	for i := range weights {
-		weights[i] *= 1 + 0x1p-23*(rng.Float64()-0.5)
+		weights[i] *= 1 + 0x1p-23/stirredLess*(rng.Float64()-0.5)
 	}
 	m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(weights)) })
 	return s.Sync()

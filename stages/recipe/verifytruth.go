@@ -36,6 +36,8 @@ const (
 	noiseFactor = 30
 	noiseMost   = 10 // times verifyLimit
 	tensorMost  = 0.02
+
+	stirredLess = 0x1p16 // see stir
 )
 
 // truth is what ways to compute a step are compared with.
@@ -95,14 +97,15 @@ func (t *truth) run(ctx context.Context, plain way, report func(VerifyRow)) (err
 	return nil
 }
 
-// weigh judges what a way has computed, and looks at noise first where that may tell.
+// weigh judges what a way has computed, and looks at noise first where that may tell. A loss of one's own may round to f32, and would drown in it what
+// weights do that are a little off.
 func (t *truth) weigh(ctx context.Context, c *comparison, report func(VerifyRow)) error {
 	if t.noise == nil && !(c.errors[worst(c.errors, nil)] <= t.base) {
 		if err := t.hear(ctx, report, t.roundings()...); err != nil {
 			return err
 		}
 	}
-	if err := t.judge(ctx, c, t.limits); err != nil || c.row.Error <= c.row.Limit || t.noise == nil || t.stirred || len(t.is.near) > 0 {
+	if err := t.judge(ctx, c, t.limits); err != nil || c.row.Error <= c.row.Limit || t.noise == nil || t.stirred || t.x.own.loss != nil {
 		return err
 	}
 	t.stirred = true
@@ -219,7 +222,7 @@ func (t *truth) roundings() (out []way) {
 	return out
 }
 
-// stirrings are ways that compute as the truth is computed, of weights that f32 hardly tells from the model's. Gradients that jump would do so in these, too.
+// stirrings are ways that compute as the truth is computed, of weights that f32 hardly tells from the model's.
 func (t *truth) stirrings() []way {
 	one, another := t.is.way, t.is.way
 	one.stirred, another.stirred = 1, 2
@@ -236,7 +239,12 @@ func (t *truth) hear(ctx context.Context, report func(VerifyRow), ways ...way) e
 		if err != nil {
 			return err
 		}
-		if err := t.judge(ctx, c, slices.Repeat([]float64{noiseMost * t.base}, len(t.noise))); err != nil {
+		if w.stirred > 0 {
+			for i := range c.errors {
+				c.errors[i] *= stirredLess
+			}
+			t.tell(c, c.errors, nil)
+		} else if err := t.judge(ctx, c, slices.Repeat([]float64{noiseMost * t.base}, len(t.noise))); err != nil {
 			return err
 		}
 		c.row.Noise, c.row.Limit = true, tensorMost
@@ -259,16 +267,11 @@ func (t *truth) hear(ctx context.Context, report func(VerifyRow), ways ...way) e
 
 // judge completes a row by the tensor that is farthest beyond its limit, base if there are none; where that is so, with what may have jumped.
 func (t *truth) judge(ctx context.Context, c *comparison, limits []float64) error {
+	row, config := &c.row, c.row.Config
 	if limits == nil {
 		limits = slices.Repeat([]float64{t.base}, len(c.errors))
 	}
-	row, config := &c.row, c.row.Config
-	tell := func(errors []float64) bool {
-		i := worst(errors, limits)
-		c.errors, row.Parameter, row.Error, row.Limit = errors, t.x.model.Layout.Training()[i].Name, errors[i], limits[i]
-		return row.Error <= row.Limit
-	}
-	if tell(c.errors) || !(row.Error <= jumpMost) {
+	if t.tell(c, c.errors, limits) || !(row.Error <= jumpMost) {
 		return nil
 	}
 	return c.want.explain(ctx, c.got, limits, func(want []float64, n int, off float64) (nearer, enough bool) {
@@ -278,8 +281,19 @@ func (t *truth) judge(ctx context.Context, c *comparison, limits []float64) erro
 			return false, false
 		}
 		row.Config = fmt.Sprintf("%s, with %d of the values within %.0e of a jump beyond it", config, n, off)
-		return true, tell(errors)
+		return true, t.tell(c, errors, limits)
 	})
+}
+
+// tell says of a way the tensor that is farthest beyond its limit, or off where there are none, and whether that is within it.
+func (t *truth) tell(c *comparison, errors, limits []float64) bool {
+	i := worst(errors, limits)
+	c.errors, c.row.Parameter, c.row.Error = errors, t.x.model.Layout.Training()[i].Name, errors[i]
+	if limits == nil {
+		return true
+	}
+	c.row.Limit = limits[i]
+	return c.row.Error <= c.row.Limit
 }
 
 // noGradient is what all of a gradient is below that is zero but for rounding, as that of texts without tokens, or of normalized embeddings of one

@@ -244,7 +244,7 @@ func TestStirred(t *testing.T) {
 			most = max(most, math.Abs(w/weights[i]-1))
 		}
 	}
-	if !(most > 0.9*0x1p-24 && most < 1.001*0x1p-24) {
+	if most *= stirredLess; !(most > 0.9*0x1p-24 && most < 1.001*0x1p-24) {
 		t.Errorf("weights are up to %g off", most)
 	}
 	at := 0
