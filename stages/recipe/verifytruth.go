@@ -105,6 +105,7 @@ func (t *truth) weigh(ctx context.Context, c *comparison, report func(VerifyRow)
 			return err
 		}
 	}
+	config, errors := c.row.Config, c.errors
 	if err := t.judge(ctx, c, t.limits); err != nil || c.row.Error <= c.row.Limit || t.noise == nil || t.stirred || t.x.own.loss != nil {
 		return err
 	}
@@ -112,6 +113,7 @@ func (t *truth) weigh(ctx context.Context, c *comparison, report func(VerifyRow)
 	if err := t.hear(ctx, report, t.stirrings()...); err != nil {
 		return err
 	}
+	c.row.Config, c.errors = config, errors
 	return t.judge(ctx, c, t.limits)
 }
 
