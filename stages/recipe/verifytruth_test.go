@@ -67,15 +67,7 @@ func TestJumps(t *testing.T) {
 				j.activate(t, "relu")
 			}
 			x := j.opened(t, append(c.sets, "save.dir="+j.dir))
-			v, err := x.newVerifier(t.Context(), VerifyOptions{Rows: 12}, 1, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			v.precise = x.device.(ref.Jumper)
-			want, err := v.learn(t.Context(), way{dtype: gpustage.F64, budget: -1, tile: oneTile})
-			if err != nil {
-				t.Fatal(err)
-			}
+			v, want := learned(t, x, 12)
 			tr := &truth{verifier: v, is: want, base: 1e-9}
 			judged := func(config string, got []float64) VerifyRow {
 				c := &comparison{row: VerifyRow{Config: config}, got: got, want: want, errors: deviations(x.model.Layout, got, want.Gradient)}
@@ -108,6 +100,21 @@ func TestJumps(t *testing.T) {
 			}
 		})
 	}
+}
+
+// learned is the gradient in f64 of some rows.
+func learned(t *testing.T, x *Run, rows int) (*verifier, *standard) {
+	t.Helper()
+	v, err := x.newVerifier(t.Context(), VerifyOptions{Rows: rows}, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.precise = x.device.(ref.Jumper)
+	is, err := v.learn(t.Context(), way{dtype: gpustage.F64, budget: -1, tile: oneTile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v, is
 }
 
 // activate has the job's model have another activation.
@@ -210,15 +217,7 @@ func TestStirred(t *testing.T) {
 		}
 	})
 	x := j.opened(t, []string{"save.dir=" + j.dir, "model.path=" + dir})
-	v, err := x.newVerifier(t.Context(), VerifyOptions{Rows: 8}, 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	v.precise = x.device.(ref.Jumper)
-	is, err := v.learn(t.Context(), way{dtype: gpustage.F64, budget: -1, tile: oneTile})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v, is := learned(t, x, 8)
 	fresh := func() *truth { return &truth{verifier: v, is: is, base: 1e-5} }
 	noise := func(ways []way) []float64 {
 		tr := fresh()
