@@ -471,17 +471,28 @@ func (v *verifier) model(w way, ranks *stages.Replicas) (*transformer.Model, err
 // stir changes each weight that trains of a model in f64 by up to half an eps of f32, in proportion to it, but for the factor stirredLess: so little that
 // next to nothing jumps, and what comes of it is in proportion.
 func stir(s gpustage.Stream, m *transformer.Model, seed, draw uint64) error {
-	weights := make([]float64, m.Layout.Trained())
-	s.CopyOut(gpustage.Bytes(weights), m.Trained())
-	if err := s.Sync(); err != nil {
+	weights, err := weightsOf(s, m)
+	if err != nil {
 		return err
 	}
 	rng := rand.New(rand.NewPCG(seed, draw))
 	for i := range weights {
 		weights[i] *= 1 + 0x1p-23/stirredLess*(rng.Float64()-0.5)
 	}
-	m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(weights)) })
+	setWeights(s, m, weights)
 	return s.Sync()
+}
+
+// weightsOf are those that train of a model in f64.
+func weightsOf(s gpustage.Stream, m *transformer.Model) ([]float64, error) {
+	weights := make([]float64, m.Layout.Trained())
+	s.CopyOut(gpustage.Bytes(weights), m.Trained())
+	return weights, s.Sync()
+}
+
+// setWeights gives a model in f64 others.
+func setWeights(s gpustage.Stream, m *transformer.Model, weights []float64) {
+	m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(weights)) })
 }
 
 // gradient runs one step of the graph and captures its gradient.

@@ -5,7 +5,6 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"contraflow/gpustage"
 	"contraflow/stages"
 	"contraflow/stages/transformer"
 )
@@ -20,18 +19,17 @@ func (v *verifier) derivative(ctx context.Context, w way, is stages.Captured) (o
 		return 0, 0, false, err
 	}
 	defer m.Free()
-	host := make([]float64, m.Layout.Trained())
 	s, err := m.Device.OpenStream()
 	if err != nil {
 		return 0, 0, false, err
 	}
 	defer s.Close()
-	s.CopyOut(gpustage.Bytes(host), m.Trained())
-	if err := s.Sync(); err != nil {
+	host, err := weightsOf(s, m)
+	if err != nil {
 		return 0, 0, false, err
 	}
 	rng := rand.New(rand.NewPCG(v.x.Recipe.Train.Seed, 17))
-	set := func(weights []float64) { m.Change(s, func() { s.CopyIn(m.Trained(), gpustage.Bytes(weights)) }) }
+	set := func(weights []float64) { setWeights(s, m, weights) }
 	if off, limit, err = v.difference(ctx, w, m, set, host, is, rng); err != nil || off <= limit {
 		return off, limit, false, err
 	}

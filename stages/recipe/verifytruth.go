@@ -241,12 +241,13 @@ func (t *truth) hear(ctx context.Context, report func(VerifyRow), ways ...way) e
 		if err != nil {
 			return err
 		}
+		limits := slices.Repeat([]float64{noiseMost * t.base}, len(t.noise))
 		if w.stirred > 0 {
 			for i := range c.errors {
 				c.errors[i] *= stirredLess
 			}
-			t.tell(c, c.errors, nil)
-		} else if err := t.judge(ctx, c, slices.Repeat([]float64{noiseMost * t.base}, len(t.noise))); err != nil {
+			t.tell(c, c.errors, limits)
+		} else if err := t.judge(ctx, c, limits); err != nil {
 			return err
 		}
 		c.row.Noise, c.row.Limit = true, tensorMost
@@ -287,14 +288,10 @@ func (t *truth) judge(ctx context.Context, c *comparison, limits []float64) erro
 	})
 }
 
-// tell says of a way the tensor that is farthest beyond its limit, or off where there are none, and whether that is within it.
+// tell says of a way the tensor that is farthest beyond its limit, and whether that is within it.
 func (t *truth) tell(c *comparison, errors, limits []float64) bool {
 	i := worst(errors, limits)
-	c.errors, c.row.Parameter, c.row.Error = errors, t.x.model.Layout.Training()[i].Name, errors[i]
-	if limits == nil {
-		return true
-	}
-	c.row.Limit = limits[i]
+	c.errors, c.row.Parameter, c.row.Error, c.row.Limit = errors, t.x.model.Layout.Training()[i].Name, errors[i], limits[i]
 	return c.row.Error <= c.row.Limit
 }
 
