@@ -122,7 +122,7 @@ inline unsigned char *host_dynamic(unsigned alignment) {
 }
 
 __attribute__((noinline)) inline void host_aligned(const void *at, unsigned bytes) {
-	if ((uintptr_t)at % bytes) host_fail("moves a vector from or to an address that is no multiple of its size");
+	if ((uintptr_t)at & (bytes - 1)) host_fail("moves a vector from or to an address that is no multiple of its size");
 }
 
 HOST_OWN inline void host_wait(uint64_t *gate) {

@@ -33,24 +33,37 @@ struct Access {
 	unsigned barriers, syncs : 19, warp : 5, lane : 5;
 	unsigned is : 1, several : 1; // several: also by other lanes of the warp since its last barrier
 	unsigned coming : 1;          // written by a copy that has not been waited for
+
+	uint64_t bits() const {
+		uint64_t u;
+		static_assert(sizeof *this == sizeof u, "one word");
+		memcpy(&u, this, sizeof u);
+		return u;
+	}
 };
 
-// Cell is what is known of four bytes, or of two, the least that kernels move.
+// Cell is what is known of some bytes next to each other.
 struct Cell {
 	uint64_t block : 62;                      // all of this is of this one, but for what earlier blocks of its launch have done:
 	uint64_t read_before : 1, written_before : 1;
 	Access write, reads[2]; // reads: of two warps, as a writer is in one of them at most
 };
 
-// Page has a cell for four bytes each until something moves two of them: most of what f32 takes is looking at cells.
+// Page has cells of as many bytes as all of a launch's accesses to it move together, of 16, 4 or 2, the least that kernels move: to look at cells is most
+// of what checks take.
 static const uintptr_t page_bytes = 1024;
 struct Page {
-	bool halves = false;
+	uint64_t launch = 0;
+	unsigned shift = 4; // a cell has 1 << shift bytes
 	Cell cells[page_bytes / 2];
 
-	void halve() {
-		for (int i = page_bytes / 4 - 1; i >= 0; i--) cells[2 * i] = cells[2 * i + 1] = cells[i];
-		halves = true;
+	// divide makes a cell be of no more than 1 << to bytes.
+	void divide(unsigned to) {
+		for (int i = page_bytes >> shift; to < shift && i-- > 0;) {
+			const Cell whole = cells[i];
+			for (int part = 0; part < 1 << (shift - to); part++) cells[(i << (shift - to)) + part] = whole;
+		}
+		shift = min(shift, to);
 	}
 };
 
@@ -63,7 +76,15 @@ static std::map<uintptr_t, size_t> memory; // allocated, by where it begins
 static uintptr_t last_from, last_to;       // which of it was touched last
 static uint64_t block, launch;             // blocks begun so far, and before this launch
 static size_t shared_bytes;                // dynamic
-static uintptr_t image, image_end;         // this library
+
+// What is nobody else's, and not checked: threads' own variables, which are most of what kernels touch, fibers, and this library but for
+// its shared memory.
+struct Range {
+	uintptr_t from, bytes;
+
+	bool has(uintptr_t at) const { return at - from < bytes; }
+};
+static Range own_stacks, own_fibers, image;
 
 // host_memory says that these bytes are allocated.
 extern "C" void host_memory(uintptr_t at, size_t bytes) {
@@ -85,7 +106,7 @@ static void find_image() {
 			last = max(last, (uintptr_t)(info->dlpi_addr + part.p_vaddr + part.p_memsz));
 		}
 		if (here < first || here >= last) return 0;
-		image = first, image_end = last;
+		image = {first, last - first};
 		return 1;
 	};
 	dl_iterate_phdr(look, nullptr);
@@ -187,18 +208,14 @@ extern "C" void host_traffic(const char *kernel, Traffic *to) { *to = traffic[ke
 
 // ---- who may touch what
 
-enum Kind { READ, WRITE, COPY_BEGINS, COPY_ENDS };
+enum Kind { READ, READ_FOR_ALL, WRITE, COPY_BEGINS, COPY_ENDS }; // for all: of its warp
 
-// touch checks an access. instruction is null for what has been counted as a request already: elements of ldmatrix's rows, copies that end.
-static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instruction) {
-#ifdef HOST_UNCHECKED
-	return;
-#endif
-	const bool write = kind != READ;
-	if (!host_me || within(at, stacks.data(), stacks.size()) || within(at, fibers.data(), fibers.size() * sizeof(Fiber))) return;
+// check is touch for what others may touch as well.
+__attribute__((noinline)) static void check(uintptr_t at, unsigned bytes, Kind kind, const void *instruction) {
+	const bool write = kind > READ_FOR_ALL, all = kind == READ_FOR_ALL;
+	if (!host_me) return;
 	const bool is_shared = is_dynamic_shared(at + bytes - 1) || is_static_shared(at);
 	if (!is_shared) {
-		if (at >= image && at < image_end) return;
 		if (at < last_from || at + bytes > last_to) {
 			auto m = memory.upper_bound(at);
 			if (m == memory.begin() || (--m)->first + m->second < at + bytes) fail(write, "what is not allocated", nullptr, at);
@@ -207,16 +224,23 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instructi
 	}
 	if (counting && instruction) ask((uintptr_t)instruction, at, bytes, is_shared);
 	const unsigned warp = host_me->warp, lane = host_me->lane, barriers = host_block.gate, syncs = host_warps[warp].syncs;
-	const Access now{barriers, syncs, warp, lane, 1, 0, kind == COPY_BEGINS};
+	const Access now{barriers, syncs, warp, lane, 1, all, kind == COPY_BEGINS};
 	auto clash = [&](const Access &a) {
 		if (!a.is || a.barriers != barriers) return false;
-		return a.warp != warp || a.syncs == syncs && (a.several || a.lane != lane);
+		return a.warp != warp || a.syncs == syncs && (all || a.several || a.lane != lane);
 	};
-	Page *p = &page(at);
-	for (uintptr_t to = at + bytes; at < to; at += 4 >> p->halves) {
-		if (at % page_bytes == 0) p = &page(at);
-		if (!p->halves && (at | to) % 4) p->halve();
-		Cell &c = p->cells[at % page_bytes >> (2 - p->halves)];
+	// Once two lanes have read without a barrier between them, any of their warp may, until there is one: who writes before that fails.
+	const uint64_t lanes = Access{0, 0, 0, 31, 0, 0, 0}.bits(), read = Access{barriers, syncs, warp, 0, 1, 1, 0}.bits();
+	const uintptr_t to = at + bytes;
+	const unsigned shift = (at | to) % 4 ? 1 : (at | to) % 16 ? 2 : 4;
+	for (Page *p = nullptr; at < to; at += 1 << p->shift) {
+		if (!p || at % page_bytes == 0) {
+			p = &page(at);
+			if (p->launch != launch) p->launch = launch, p->shift = shift; // its cells are of earlier ones, and say nothing
+			p->divide(shift);
+		}
+		Cell &c = p->cells[at % page_bytes >> p->shift];
+		if (!write && c.block == block && ((c.reads[0].bits() & ~lanes) == read || (c.reads[1].bits() & ~lanes) == read)) continue;
 		if (c.block != block) {
 			const bool same = c.block > launch && !is_shared;
 			const bool read = same && (c.read_before || c.reads[0].is), written = same && (c.written_before || c.write.is);
@@ -239,13 +263,21 @@ static void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instructi
 		for (Access &a : c.reads)
 			if (a.is && a.warp == warp) r = &a;
 		if (r && r->barriers == barriers && r->syncs == syncs) {
-			r->several |= r->lane != lane;
+			r->several |= all || r->lane != lane;
 			continue;
 		}
 		for (Access &a : c.reads)
 			if (!r && (!a.is || a.barriers != barriers)) r = &a;
 		if (r) *r = now;
 	}
+}
+
+// touch checks an access. instruction is null for what has been counted as a request already: ldmatrix's rows, copies that end.
+static inline void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instruction) {
+#ifndef HOST_UNCHECKED
+	if (own_stacks.has(at) || own_fibers.has(at) || image.has(at) && !is_static_shared(at)) return;
+	check(at, bytes, kind, instruction);
+#endif
 }
 
 #define CALLER __builtin_return_address(0)
@@ -263,14 +295,15 @@ void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) {
 			x[i][k] = half(all[g * 4 + k % 8 / 2][i + k / 8 * 2], k % 2);
 			y[i][k] = half(all[(2 * t + i) * 4 + k % 8 / 2][4 + k / 8], k % 2);
 		}
-	for (int i = 0; i < 4; i++) c[i] = host_products(c[i], x[i / 2], y[i % 2], 16);
+	host_products(c, x, y);
 }
 
-// A lane of ldmatrix asks for a row, and gets elements of the others'.
+// A lane of ldmatrix asks for a row, and gets elements of the others', which it must not have written itself without a barrier either.
 void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 	uintptr_t at = (uintptr_t)row;
 	if (at % 16 != 0) host_fail("ldmatrix from an address that is no multiple of 16");
 	if (counting) ask((uintptr_t)CALLER, at, 16, true);
+	touch(at, 16, READ_FOR_ALL, nullptr);
 	auto all = host_meet(HOST_MATRICES, 0xffffffffu, (unsigned)at, (unsigned)(at >> 32));
 	int g = host_me->lane / 4, t = host_me->lane % 4;
 	for (int m = 0; m < 4; m++) {
@@ -278,7 +311,6 @@ void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 		for (int i = 0; i < 2; i++) {
 			int y = trans ? 2 * t + i : g, x = trans ? g : 2 * t + i;
 			auto from = (const uint16_t *)((uintptr_t)all[m * 8 + y][1] << 32 | all[m * 8 + y][0]);
-			touch((uintptr_t)(from + x), 2, READ, nullptr);
 			out |= (unsigned)from[x] << (16 * i);
 		}
 		r[m] = out;
@@ -342,17 +374,15 @@ void host_group_mma(float *c, int n, const unsigned a[4], uint64_t b, bool turne
 		touch((uintptr_t)at, 16, READ, nullptr);
 		p->reads.push_back(at);
 	}
-	float x[2][16], y[16];
+	float x[2][16], y[2][16];
 	for (int k = 0; k < 16; k++)
 		for (int r = 0; r < 2; r++) x[r][k] = half(all[g * 4 + k % 8 / 2][r + k / 8 * 2], k % 2);
-	for (int j = 0; j < n; j++)
-		for (int e = 0; e < 2; e++) {
-			for (int k = 0; k < 16; k++) y[k] = half(*(const uint16_t *)place(8 * j + 2 * t + e, k), 0);
-			for (int r = 0; r < 2; r++) {
-				float &v = p->values[4 * j + 2 * r + e];
-				v = host_products(add ? v : 0.f, x[r], y, 16);
-			}
-		}
+	if (!add) std::fill(p->values.begin(), p->values.end(), 0.f);
+	for (int j = 0; j < n; j++) {
+		for (int e = 0; e < 2; e++)
+			for (int k = 0; k < 16; k++) y[e][k] = half(*(const uint16_t *)place(8 * j + 2 * t + e, k), 0);
+		host_products(&p->values[4 * j], x, y);
+	}
 	for (int i = 0; i < 4 * n; i++) memcpy(c + i, &under_way, 4);
 }
 
@@ -509,7 +539,8 @@ extern "C" int host_launch(const char *name, const unsigned *grid, const unsigne
 	bytes.resize(shared + 1024);
 	host_shared_bytes = (unsigned char *)(((uintptr_t)bytes.data() + 1023) / 1024 * 1024);
 	shared_bytes = shared, launch = block;
-	if (!image) find_image();
+	own_stacks = {(uintptr_t)stacks.data(), stacks.size()}, own_fibers = {(uintptr_t)fibers.data(), fibers.size() * sizeof(Fiber)};
+	if (!image.bytes) find_image();
 	if (pages.size() > 20000) pages.clear(), memset(recent, 0, sizeof recent); // each is 16 KiB
 	bool backwards = launches++ % 2;
 	uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];

@@ -19,11 +19,13 @@
 inline float host_power_of_two(float x) { return exp2f(x); }
 inline float host_reciprocal(float x) { return 1.f / x; }
 
-// host_products is c and n products.
-HOST_OWN inline float host_products(float c, const float *x, const float *y, int n) {
-	float sum = 0.f;
-	for (int k = 0; k < n; k++) sum += x[k] * y[k];
-	return c + sum;
+// host_products adds 16 products to each of four sums: of row i / 2 of x and row i % 2 of y.
+HOST_OWN inline void host_products(float c[4], const float x[2][16], const float y[2][16]) {
+	for (int i = 0; i < 4; i++) {
+		float sum = 0.f;
+		for (int k = 0; k < 16; k++) sum += x[i / 2][k] * y[i % 2][k];
+		c[i] += sum;
+	}
 }
 
 #else
@@ -55,31 +57,31 @@ inline float host_expm1f(float x) { return host_off(7, x, (float)expm1((double)x
 #define log1pf host_log1pf
 #define expm1f host_expm1f
 
-HOST_OWN inline float host_products(float c, const float *x, const float *y, int n) {
-	for (int from = 0; from < n; from += 8) {
-		double terms[9] = {c};
-		uint64_t top = 0, exponents = 0x7ffull << 52;
-		for (int k = 0; k < 8; k++) terms[k + 1] = (double)x[from + k] * y[from + k];
-		for (double v : terms) {
-			uint64_t bits;
-			memcpy(&bits, &v, 8);
-			top = max(top, bits & exponents);
+HOST_OWN inline void host_products(float c[4], const float x[2][16], const float y[2][16]) {
+	typedef double Doubles __attribute__((vector_size(32))); // the four side by side: one of them would wait for itself most of the time
+	typedef int64_t Longs __attribute__((vector_size(32)));
+	typedef int Ints __attribute__((vector_size(16)));
+	const int64_t one = 1ll << 52, exponents = 0x7ff * one; // one more in the exponent
+	for (int from = 0; from < 16; from += 8) {
+		Doubles terms[9] = {{c[0], c[1], c[2], c[3]}};
+		for (int k = 0; k < 8; k++) {
+			const double x0 = x[0][from + k], x1 = x[1][from + k], y0 = y[0][from + k], y1 = y[1][from + k];
+			terms[k + 1] = Doubles{x0, x0, x1, x1} * Doubles{y0, y1, y0, y1};
 		}
-		if (top == 0 || top == exponents) { // nothing to add, or infinite
-			for (int k = 1; k < 9; k++) c += (float)terms[k];
-			continue;
+		Longs top = (Longs)terms[0] & exponents;
+		for (int k = 1; k < 9; k++) {
+			const Longs each = (Longs)terms[k] & exponents;
+			top = each > top ? each : top;
 		}
-		uint64_t bits = ((uint64_t)(2 * 1023 + 24) << 52) - top;
-		double shift; // by it the largest has 25 bits before the point
-		memcpy(&shift, &bits, 8);
-		int64_t sum = 0;
-		for (double v : terms) sum += (int64_t)(v * shift);
-		uint64_t size = sum < 0 ? -sum : sum;
-		int beyond = 40 - __builtin_clzll(size | 1); // bits that f32 has no room for
-		if (beyond > 0) size = size >> beyond << beyond;
-		c = (float)((sum < 0 ? -1. : 1.) * (double)size / shift);
+		const Doubles up = (Doubles)((2 * 1023 + 24) * one - top), down = (Doubles)(top - 24 * one); // by up the largest has 25 bits before the point
+		Ints sum = {};
+		for (int k = 0; k < 9; k++) sum += __builtin_convertvector(terms[k] * up, Ints);
+		const Doubles total = (Doubles)((Longs)(__builtin_convertvector(sum, Doubles) * down) & ~((1ll << 29) - 1)); // without what f32 has no room for
+		for (int i = 0; i < 4; i++) {
+			if (top[i] != 0 && top[i] != exponents) c[i] = (float)total[i];
+			else for (int k = 1; k < 9; k++) c[i] += (float)terms[k][i]; // nothing to add, or infinite
+		}
 	}
-	return c;
 }
 
 #endif

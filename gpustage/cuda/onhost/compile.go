@@ -231,7 +231,7 @@ func objects(name string, modules []module, how ...string) ([]string, error) {
 	options := append([]string{"-std=c++17", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-I", folder, "-c"}, how...)
 	return []string{kernel, host}, run(
 		append(slices.Clone(options), "-o", kernel, source),
-		append(options, "-fno-sanitize=thread", "-O2", "-o", host, "-x", "c++", filepath.Join(folder, "host_main.h")),
+		append(options, "-fno-sanitize=thread", "-O3", "-o", host, "-x", "c++", filepath.Join(folder, "host_main.h")),
 	)
 }
 

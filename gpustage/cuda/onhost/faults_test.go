@@ -20,7 +20,7 @@ import (
 func TestFaults(t *testing.T) {
 	const file = "testdata/faults.cu"
 	want := map[string]string{
-		"block_turns": "", "warp_turns": "", "blocks_apart": "", "read_barrier_written": "", "halves_apart": "", "copies": "",
+		"block_turns": "", "warp_turns": "", "blocks_apart": "", "read_barrier_written": "", "halves_apart": "", "vectors_apart": "", "copies": "",
 
 		"no_barrier":               "thread 0: reads what nobody wrote: static shared memory",
 		"no_barrier_for_the_first": "reads without a barrier what has been written by thread 0 of its block: static shared memory",
@@ -30,6 +30,8 @@ func TestFaults(t *testing.T) {
 		"blocks_read_each_other":   "reads what another block writes|writes what another block reads",
 		"read_then_written":        "reads without a barrier what has been written by thread 0 .*: byte 0 of an allocation of 256",
 		"halves_meet":              "thread 1: reads without a barrier what has been written by thread 0 of its block: byte 2 of",
+		"vectors_meet":             "thread 1: reads without a barrier what has been written by thread 0 of its block: byte 4 of",
+		"vector_then_number":       "thread 63: writes without a barrier what has been read by thread .* of its block: byte 12 of",
 		"reads_behind":             "reads what is not allocated: byte 256 of an allocation of 256",
 		"reads_a_vector_behind":    "reads what is not allocated",
 		"writes_before":            "thread 0: writes what is not allocated",
@@ -61,6 +63,7 @@ func TestFaults(t *testing.T) {
 		"waits_too_late":         "reads what has not come yet",
 
 		"matrices": "", "matrices_without_barrier": "reads without a barrier what has been written by thread|reads what nobody wrote",
+		"rows_of_a_warp": "", "rows_without_barrier": "reads without a barrier what has been written by thread",
 		"launched_without_blocks": "no GPU launches nothing", "launched_without_threads": "no GPU launches nothing", "launched_in_z": "no GPU launches so much",
 		"launched_with_shared": "no GPU launches so much",
 
@@ -85,6 +88,9 @@ func TestFaults(t *testing.T) {
 		blocks, threads, shared, z := 1, 64, 64*4, 1
 		if strings.HasPrefix(kernel, "group") {
 			threads, shared = 128, 2048
+		}
+		if strings.HasPrefix(kernel, "rows_") {
+			shared = 64 * 16
 		}
 		if strings.HasPrefix(kernel, "blocks_") {
 			blocks = 2
@@ -111,7 +117,7 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|GROUP|TWO|MATRICES|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(?:TURN|COPIES|GROUP|TWO|MATRICES|OWN_ROWS|KERNEL )\(?(\w+)`).FindAllStringSubmatch(string(text), -1) {
 		names = append(names, m[1])
 	}
 	if len(names) != len(want) {

@@ -2,10 +2,7 @@
 
 package onhost
 
-import (
-	"math"
-	"math/bits"
-)
+import "math"
 
 // sum adds products of x and y to total, each rounded.
 func sum(total float32, x, y []float32) float32 {
@@ -28,7 +25,7 @@ func sumTF32(total float32, x, y []float32) float32 { return sumTruncated(total,
 
 // sumTruncated is sum on tensor cores, a group of products at a time (kernels/host_rounding.h).
 func sumTruncated(total float32, x, y []float32, group int) float32 {
-	const exponents = 0x7ff << 52
+	const one, exponents = 1 << 52, 0x7ff << 52 // one more in the exponent
 	for from := 0; from < len(x); from += group {
 		terms, n := [9]float64{float64(total)}, 1
 		top := math.Float64bits(terms[0]) & exponents
@@ -43,16 +40,12 @@ func sumTruncated(total float32, x, y []float32, group int) float32 {
 			}
 			continue
 		}
-		shift := math.Float64frombits((2*1023+24)<<52 - top) // by it the largest has 25 bits before the point
+		up, down := math.Float64frombits((2*1023+24)*one-top), math.Float64frombits(top-24*one) // by up the largest has 25 bits before the point
 		whole := int64(0)
 		for _, v := range terms[:n] {
-			whole += int64(v * shift)
+			whole += int64(v * up)
 		}
-		size := max(whole, -whole)
-		if beyond := bits.Len64(uint64(size)) - 24; beyond > 0 { // what f32 has no room for
-			size = size >> beyond << beyond
-		}
-		total = float32(math.Copysign(float64(size), float64(whole)) / shift)
+		total = float32(math.Float64frombits(math.Float64bits(float64(whole)*down) &^ (1<<29 - 1))) // without what f32 has no room for
 	}
 	return total
 }

@@ -45,6 +45,23 @@ KERNEL halves_apart(float *x) {
 	half[threadIdx.x] = threadIdx.x;
 	half[64 + threadIdx.x] += half[threadIdx.x];
 }
+// Vectors, and numbers of them: of the thread that moved the vector, or each thread its own behind a barrier.
+KERNEL vectors_meet(float *x) {
+	if (threadIdx.x < 16) ((float4 *)x)[threadIdx.x] = ((const float4 *)x)[threadIdx.x];
+	if (x[threadIdx.x] == 7.f) x[0] = 2.f;
+}
+KERNEL vector_then_number(float *x) {
+	const float4 v = ((const float4 *)x)[0];
+	if (threadIdx.x == 63) x[3] = v.y;
+}
+KERNEL vectors_apart(float *x) {
+	for (int i = 0; i < 2; i++) {
+		if (threadIdx.x < 16) ((float4 *)x)[threadIdx.x] = ((const float4 *)x)[threadIdx.x];
+		__syncthreads();
+		x[threadIdx.x] += 1.f;
+		__syncthreads();
+	}
+}
 
 KERNEL reads_behind(float *x) {
 	if (threadIdx.x == 63) x[63] = x[64];
@@ -177,6 +194,21 @@ MATRICES(matrices, __syncthreads(), threadIdx.x % 16 * 8)
 MATRICES(matrices_without_barrier, , threadIdx.x % 16 * 8)
 MATRICES(matrices_unaligned, __syncthreads(), threadIdx.x % 8 * 8 + 4)
 MATRICES(matrices_behind, __syncthreads(), threadIdx.x % 16 * 8 + 64)
+
+// Each lane asks for the row that it has written.
+#define OWN_ROWS(name, barrier)                                                  \
+	KERNEL name(float *x) {                                                  \
+		DYNAMIC_SHARED(uint4, s);                                        \
+		uint4 row;                                                       \
+		row.x = row.y = row.z = row.w = threadIdx.x;                     \
+		s[threadIdx.x] = row;                                            \
+		barrier;                                                         \
+		unsigned r[4];                                                   \
+		host_ldmatrix(r, s + threadIdx.x, false);                        \
+		x[threadIdx.x] = __uint_as_float(r[0] ^ r[1] ^ r[2] ^ r[3]);     \
+	}
+OWN_ROWS(rows_of_a_warp, __syncwarp())
+OWN_ROWS(rows_without_barrier, )
 
 // What a GPU does not launch, whatever the kernel is.
 KERNEL launched_without_blocks(float *) {}
