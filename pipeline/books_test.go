@@ -178,3 +178,36 @@ func TestStuck(t *testing.T) {
 		}
 	}
 }
+
+// A Final output is predicted of a step's last task alone: of the first one here its time comes when the step's batches are known, and it is not the last.
+func TestPredictFinal(t *testing.T) {
+	g := New("final")
+	rows := Source(g, "rows", func(context.Context) (int, error) { return 0, io.EOF })
+	bat := g.Stage("batch")
+	In(bat, "row", rows)
+	batches := Batches[int](bat, "batches")
+	bat.Do(func(*Task) error { return nil })
+	work := g.Stage("work", On(0, Compute))
+	In(work, "batch", batches.Port)
+	done := Final[int](work, "done")
+	work.Do(func(*Task) error { return nil })
+	Sink(g, "record", done.Port, func(*Task, int) error { return nil })
+	p, err := g.Build(Devices(fakeDevice("cpu")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	times := map[string]time.Duration{"rows": 10, "work": 15, "record": 1}
+	var got []string
+	for _, s := range p.Predict(Workload{
+		Items: 4, Batches: func(int) int { return 2 }, Subs: func(Index) int { return 1 },
+		Time:  func(stage string, _ Index) time.Duration { return times[stage] },
+		Final: func(string, string, Index) time.Duration { return 14 },
+	}) {
+		if s.Stage == "work" || s.Stage == "record" {
+			got = append(got, fmt.Sprint(s.Stage, s.Start.Nanoseconds()))
+		}
+	}
+	if want := []string{"work10", "work25", "record39", "work40", "work55", "record69"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

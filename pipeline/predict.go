@@ -61,7 +61,7 @@ func (s *simulation) act(r reply) {
 		}
 		s.spans, s.ids = append(s.spans, where), append(s.ids, id)
 		for _, o := range id.stage.out {
-			if o.final && s.c.lastOfStep(id) {
+			if o.final {
 				s.running = append(s.running, happening{s.now + min(d, s.w.Final(id.stage.name, o.name, id.index)), s.seq, id, o})
 				s.seq++
 			}
@@ -107,7 +107,7 @@ func (s *simulation) put(id taskID) {
 		switch {
 		case o.final:
 		case o == id.stage.batches:
-			if s.emitted < s.w.Items && !id.ended {
+			if s.emitted < s.w.Items {
 				s.emitted++
 				last := s.batch+1 == s.w.Batches(s.step)
 				_, r := s.c.put(id, o, last)

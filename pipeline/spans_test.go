@@ -497,3 +497,39 @@ func TestTotalsOfDevices(t *testing.T) {
 		t.Errorf("%d laps are kept", n)
 	}
 }
+
+// Of a task that waited for others that is no time that it was busy; a lane's own waiting is what lies between its tasks.
+func TestTotalsWaits(t *testing.T) {
+	var totals Totals
+	totals.Depth(Depth{Edge: "e", Capacity: 2, Units: 2})
+	task := func(item, part string, start, end time.Duration) {
+		totals.Span(Span{Stage: "work", Item: item, Part: part, Device: "d", Lane: "compute", Start: start, End: end})
+	}
+	task("1", waiting, 2, 4)
+	task("1", waiting, 5, 6)
+	task("1", "", 1, 10) // 6 busy, 3 waited, and 1 before
+	task("1", "", 12, 15)
+	task("2", "", 14, 16) // on its lane before it was free
+	want := StageSummary{Stage: "work", Device: "d", Lane: "compute", Tasks: 3, Busy: 6 + 3 + 2, Wait: 3 + 1 + 2}
+	if got := totals.Summary().Stages; len(got) != 1 || got[0] != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if e := totals.Edges()[0]; e.Mean != 2 || e.Full != 1 {
+		t.Errorf("%+v: the edge was full all the time", e)
+	}
+}
+
+// What was too much of one step is not said of those after it.
+func TestOmitted(t *testing.T) {
+	var totals Totals
+	for step, tasks := range []int{maxRecorded + 5, 1, 2} {
+		at := time.Duration(10 * step)
+		for range tasks {
+			totals.Span(Span{Stage: "work", Step: step, Start: at, End: at + 10})
+		}
+		totals.Lap(step)
+		if spans, omitted := totals.Step(); len(spans) != min(tasks, maxRecorded) || omitted != max(0, tasks-maxRecorded) {
+			t.Errorf("step %d of %d tasks: %d, and %d omitted", step, tasks, len(spans), omitted)
+		}
+	}
+}
