@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -173,6 +174,10 @@ func TestForecastAddsUp(t *testing.T) {
 		if f := plan(link, host); f.Bound != "ingest" || f.StepTime < time.Second || over.Bound != "" || !strings.Contains(f.String(), "; ingest, on this machine's host, takes as long\n") {
 			t.Errorf("%v: where ingest takes a second, a step takes %v, as long as %q; else as long as %q", mode, f.StepTime, f.Bound, over.Bound)
 		}
+		host.Others["ingest"] = over.StepTime / 4 // of each batch, of which a step has one or two
+		if f := plan(link, host); f.Bound != "" {
+			t.Errorf("%v: where ingest takes half a step, or less, a step is said to take as long as %q", mode, f.Bound)
+		}
 		// What the link gives a rank's bytes, and each collective.
 		calls := 0
 		for _, s := range over.Stages {
@@ -194,5 +199,30 @@ func TestForecastAddsUp(t *testing.T) {
 		if slow.StepTime < busier*999/1000 || slow.Comm-slow.Exposed > free.StepTime+slow.Comm-busier {
 			t.Errorf("%v: over a slow link %v a step, %v of %v exposed, %v on a lane; computing takes %v", mode, slow.StepTime, slow.Exposed, slow.Comm, busier, free.StepTime)
 		}
+	}
+}
+
+// An open run is forecast for a mesh of another size as one of that mesh is; each device has room for what is loaded on this one, too.
+func TestForecastOfAnotherMesh(t *testing.T) {
+	forecast := func(sets ...string) (*recipe.Forecast, int64) {
+		r := freshRecipe(t, 1, append([]string{"train.device=roomy", "batch.sub_batch={rows: 9}"}, sets...)...)
+		x, err := recipe.Open(t.Context(), r, recipe.Observer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		f, err := x.Forecast(t.Context(), collective.Mesh{Replicate: 2, Shard: 2}, sim.Link{Bandwidth: 1e9}, recipe.Rates{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f, x.Memory.Parameters
+	}
+	own, _ := forecast("mesh.replicate=2", "mesh.shard=2")
+	other, loaded := forecast()
+	if other.Memory != own.Memory || other.Sent != own.Sent || len(own.Shardings) != 3 || !slices.Equal(other.Shardings, own.Shardings) {
+		t.Errorf("of one rank for 2 x 2: %+v, %d bytes sent, %+v\nof 2 x 2: %+v, %d, %+v", other.Memory, other.Sent, other.Shardings, own.Memory, own.Sent, own.Shardings)
+	}
+	if other.Room != roomyFree+loaded {
+		t.Errorf("room for %d bytes, want %d that are free and %d that are there", other.Room, roomyFree, loaded)
 	}
 }
