@@ -163,6 +163,18 @@ func TestForecastAddsUp(t *testing.T) {
 		if f := plan(sim.Link{}, update); !near(f.StepTime-free.StepTime, time.Duration(share*1e-6*1e9)) {
 			t.Errorf("%v: an update of %v parameters adds %v to a step", mode, share, f.StepTime-free.StepTime)
 		}
+		if again := plan(sim.Link{}, rates, "batch.cache=always", "batch.replay_budget=0"); !near(again.StepTime, free.StepTime*9/7) {
+			t.Errorf("%v: with nothing kept %v a step, else %v; want a forward pass more", mode, again.StepTime, free.StepTime)
+		}
+		score := rates
+		score.Score = 1e-6
+		ranks := free.Mesh.Size()
+		all := time.Duration(free.Rows/ranks*32) * time.Microsecond // 16 rows of a batch have two documents each
+		for gather, want := range map[string]time.Duration{"true": all, "false": all / time.Duration(ranks)} {
+			if f := plan(sim.Link{}, score, "loss.gather_across_devices="+gather); !near(f.StepTime-free.StepTime, want) {
+				t.Errorf("%v: scores add %v to a step where documents of other ranks count (%s), want %v", mode, f.StepTime-free.StepTime, gather, want)
+			}
+		}
 		if !near(serial.StepTime, free.StepTime+serial.Comm) || !near(serial.Exposed, serial.Comm) {
 			t.Errorf("%v: with nothing hidden %v a step, %v of %v exposed; computing takes %v", mode, serial.StepTime, serial.Exposed, serial.Comm, free.StepTime)
 		}
