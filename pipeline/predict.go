@@ -11,7 +11,7 @@ type Workload struct {
 	Batches func(step int) int                                   // contrastive batches of a step
 	Subs    func(batch Index) int                                // sub-batches of a batch
 	Time    func(stage string, item Index) time.Duration         // how long a task takes
-	Final   func(stage, output string, item Index) time.Duration // when the step's last task of a stage puts a Final output, from its start
+	Final   func(stage, output string, item Index) time.Duration // when the step's last task of a stage puts a Final output, from its start; asked of other tasks, too
 }
 
 // Predict runs the plan on a clock of its own, with the same scheduler that Run uses and no stage's function, and returns every task

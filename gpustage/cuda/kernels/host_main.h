@@ -77,13 +77,15 @@ static uintptr_t last_from, last_to;       // which of it was touched last
 static uint64_t block, launch;             // blocks begun so far, and before this launch
 static size_t shared_bytes;                // dynamic
 
-// What is nobody else's, and not checked: threads' own variables, which are most of what kernels touch, fibers, and this library but for
-// its shared memory.
+// Range is some memory.
 struct Range {
 	uintptr_t from, bytes;
 
 	bool has(uintptr_t at) const { return at - from < bytes; }
 };
+
+// What is nobody else's, and not checked: threads' own variables, which are most of what kernels touch, fibers, and this library but for
+// its shared memory.
 static Range own_stacks, own_fibers, image;
 
 // host_memory says that these bytes are allocated.
@@ -112,9 +114,8 @@ static void find_image() {
 	dl_iterate_phdr(look, nullptr);
 }
 
-static bool within(uintptr_t at, const void *from, size_t bytes) { return at - (uintptr_t)from < bytes; }
-static bool is_static_shared(uintptr_t at) { return within(at, __start_host_shared, __stop_host_shared - __start_host_shared); }
-static bool is_dynamic_shared(uintptr_t at) { return within(at, host_shared_bytes, shared_bytes); }
+static bool is_static_shared(uintptr_t at) { return Range{(uintptr_t)__start_host_shared, (uintptr_t)(__stop_host_shared - __start_host_shared)}.has(at); }
+static bool is_dynamic_shared(uintptr_t at) { return Range{(uintptr_t)host_shared_bytes, shared_bytes}.has(at); }
 
 [[noreturn]] static void fail(bool write, const char *what, const Access *other, uintptr_t at) {
 	char text[300], by[60] = "", where[100];
@@ -230,7 +231,7 @@ __attribute__((noinline)) static void check(uintptr_t at, unsigned bytes, Kind k
 		return a.warp != warp || a.syncs == syncs && (all || a.several || a.lane != lane);
 	};
 	// Once two lanes have read without a barrier between them, any of their warp may, until there is one: who writes before that fails.
-	const uint64_t lanes = Access{0, 0, 0, 31, 0, 0, 0}.bits(), read = Access{barriers, syncs, warp, 0, 1, 1, 0}.bits();
+	const uint64_t lanes = Access{0, 0, 0, 31, 0, 0, 0}.bits(), allowed = Access{barriers, syncs, warp, 0, 1, 1, 0}.bits();
 	const uintptr_t to = at + bytes;
 	const unsigned shift = (at | to) % 4 ? 1 : (at | to) % 16 ? 2 : 4;
 	for (Page *p = nullptr; at < to; at += 1 << p->shift) {
@@ -240,7 +241,7 @@ __attribute__((noinline)) static void check(uintptr_t at, unsigned bytes, Kind k
 			p->divide(shift);
 		}
 		Cell &c = p->cells[at % page_bytes >> p->shift];
-		if (!write && c.block == block && ((c.reads[0].bits() & ~lanes) == read || (c.reads[1].bits() & ~lanes) == read)) continue;
+		if (!write && c.block == block && ((c.reads[0].bits() & ~lanes) == allowed || (c.reads[1].bits() & ~lanes) == allowed)) continue;
 		if (c.block != block) {
 			const bool same = c.block > launch && !is_shared;
 			const bool read = same && (c.read_before || c.reads[0].is), written = same && (c.written_before || c.write.is);
@@ -272,7 +273,7 @@ __attribute__((noinline)) static void check(uintptr_t at, unsigned bytes, Kind k
 	}
 }
 
-// touch checks an access. instruction is null for what has been counted as a request already: ldmatrix's rows, copies that end.
+// touch checks an access. instruction is null for what is no request of a lane's, as what wgmma reads, or has been counted as one, as copies that end.
 static inline void touch(uintptr_t at, unsigned bytes, Kind kind, const void *instruction) {
 #ifndef HOST_UNCHECKED
 	if (own_stacks.has(at) || own_fibers.has(at) || image.has(at) && !is_static_shared(at)) return;
@@ -302,8 +303,7 @@ void host_mma(float c[4], const unsigned a[4], unsigned b0, unsigned b1) {
 void host_ldmatrix(unsigned r[4], const void *row, bool trans) {
 	uintptr_t at = (uintptr_t)row;
 	if (at % 16 != 0) host_fail("ldmatrix from an address that is no multiple of 16");
-	if (counting) ask((uintptr_t)CALLER, at, 16, true);
-	touch(at, 16, READ_FOR_ALL, nullptr);
+	touch(at, 16, READ_FOR_ALL, CALLER);
 	auto all = host_meet(HOST_MATRICES, 0xffffffffu, (unsigned)at, (unsigned)(at >> 32));
 	int g = host_me->lane / 4, t = host_me->lane % 4;
 	for (int m = 0; m < 4; m++) {
