@@ -115,6 +115,11 @@ func run(args []string) int {
 func next(cmd *cobra.Command, err error) string {
 	var gone *net.OpError
 	resume := cmd.Flags().Lookup("resume") // nil: the command is none that trains
+	if errors.Is(err, hfmodel.ErrOffline) || errors.Is(err, hfmodel.ErrNotFound) || errors.Is(err, hfmodel.ErrNoModel) || errors.Is(err, dataset.ErrNoFiles) || errors.As(err, &gone) {
+		if n := runFrom(cmd); n != "" {
+			return n
+		}
+	}
 	switch {
 	case errors.Is(err, hfmodel.ErrOffline):
 		return "contraflow doctor says where models are looked for"
@@ -140,6 +145,31 @@ func next(cmd *cobra.Command, err error) string {
 		return "contraflow doctor; a model's folder on this machine needs no network"
 	}
 	return ""
+}
+
+// runFrom is next of a command whose recipe would find from another folder what it names; "": there is no such folder, or the command has no recipe.
+func runFrom(cmd *cobra.Command) string {
+	config := cmd.Flags().Lookup("config")
+	if config == nil || config.Shorthand == "" {
+		return ""
+	}
+	sets, _ := cmd.Flags().GetStringArray("set")
+	r, err := recipe.LoadUnsaved(config.Value.String(), sets)
+	if err != nil {
+		return ""
+	}
+	dir := r.RunFrom(config.Value.String())
+	if dir == "" {
+		return ""
+	}
+	file, err := filepath.Abs(config.Value.String())
+	if err == nil {
+		file, err = filepath.Rel(dir, file)
+	}
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("cd %s && %s -c %s: a recipe's paths count from the folder in which the program runs", shellWord(dir), cmd.CommandPath(), shellWord(file))
 }
 
 // elsewhere says which flag of the command chooses another place than the one that an error is of; "": none does.

@@ -218,3 +218,32 @@ func TestBadInput(t *testing.T) {
 		}
 	}
 }
+
+// A recipe is often run from its own folder, from which its paths do not count.
+func TestRunFrom(t *testing.T) {
+	top := t.TempDir()
+	at := func(name string) string { return filepath.Join(top, name) }
+	copyModel(t, at("q/start"))
+	for name, text := range map[string]string{
+		"q/recipe.yaml": "model: {path: q/start}\ndata: {train: [{path: q/train.jsonl, query: a, positive: b}]}\nsave: {dir: q}\n",
+		"q/train.jsonl": `{"a": "x", "b": "y"}` + "\n",
+	} {
+		if err := os.WriteFile(at(name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(at("q"))
+	t.Setenv("HF_HUB_OFFLINE", "1")
+	want := "\nNext: cd " + top + " && contraflow check -c " + filepath.Join("q", "recipe.yaml") + ": a recipe's paths count from the folder in which the program runs\n"
+	for _, set := range []string{"train.epochs=2", "model.path=../q/start"} { // the model is missed, and then the data
+		if r := contraflow(t, "", "check", "-c", "recipe.yaml", "--set", set); r.code != 1 || !strings.HasSuffix(r.stderr, want) {
+			t.Errorf("--set %s: exit code %d, %s\nwant %s", set, r.code, r.stderr, want)
+		}
+	}
+	if r := contraflow(t, "", "check", "-c", "recipe.yaml", "--set", "model.path=../q/start", "--set", "data.train.0.path=nothing.jsonl"); r.code != 1 || !strings.Contains(r.stderr, "\nNext: contraflow quickstart") {
+		t.Errorf("exit code %d, %s", r.code, r.stderr)
+	}
+	if r := contraflow(t, "", "embed", "--model", "nowhere/x", "--text", "a"); r.code != 1 || strings.Contains(r.stderr, "Next: cd") {
+		t.Errorf("without a recipe: exit code %d, %s", r.code, r.stderr)
+	}
+}

@@ -37,39 +37,6 @@ func shortNames(paths []string) string {
 	return strings.Join(names, ", ")
 }
 
-// shortPaths shortens all paths that a recipe names, in v, which must be settable, and shares nothing with what it was copied from then.
-func shortPaths(v reflect.Value, path bool) {
-	switch v.Kind() {
-	case reflect.String:
-		if path {
-			v.SetString(shortPath(v.String()))
-		}
-	case reflect.Pointer:
-		if !v.IsNil() {
-			own := reflect.New(v.Type().Elem())
-			own.Elem().Set(v.Elem())
-			v.Set(own)
-			shortPaths(own.Elem(), path)
-		}
-	case reflect.Slice:
-		if v.IsNil() {
-			return
-		}
-		own := reflect.MakeSlice(v.Type(), v.Len(), v.Len())
-		reflect.Copy(own, v)
-		v.Set(own)
-		for i := range own.Len() {
-			shortPaths(own.Index(i), path)
-		}
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if f := v.Field(i); f.CanSet() {
-				shortPaths(f, v.Type().Field(i).Tag.Get("path") != "")
-			}
-		}
-	}
-}
-
 // card is what a model card says of the run.
 func (x *Run) card() (hfmodel.Card, error) {
 	var sources []hfmodel.Dataset
@@ -84,7 +51,7 @@ func (x *Run) card() (hfmodel.Card, error) {
 		sources = append(sources, hfmodel.Dataset{Name: shortNames(src.paths()), Columns: append(columns, src.Negatives...), Rows: x.data[i].Rows()})
 	}
 	r := x.Recipe
-	shortPaths(reflect.ValueOf(&r).Elem(), false)
+	eachPath(reflect.ValueOf(&r).Elem(), false, shortPath)
 	text, err := r.YAML()
 	if err != nil {
 		return hfmodel.Card{}, err
