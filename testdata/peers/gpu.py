@@ -34,6 +34,7 @@ rounding; with --device cpu in f32. Exits with 3 if a bar is broken. For sentenc
 import argparse
 import atexit
 import json
+import re
 import shutil
 import signal
 import statistics
@@ -162,7 +163,9 @@ def peer(argv):
                 step(loss, part)
                 tries.append({**option, "seconds": round(step(loss, part)["seconds"], 3)})
                 return tries[-1]["seconds"]
-            except torch.cuda.OutOfMemoryError:
+            except RuntimeError as e:  # no room for a tensor, or for what a library needs for itself
+                if not isinstance(e, torch.cuda.OutOfMemoryError) and not re.search("ALLOC_FAILED|NOT_INITIALIZED", str(e)):
+                    raise
                 return float("inf")
             finally:
                 optimizer.zero_grad()
