@@ -117,7 +117,7 @@ func TestWithoutCounterpart(t *testing.T) {
 			t.Errorf("%s: without %q, unknown %q", m[1], res.Without, res.Unknown)
 		}
 	}
-	code, err := os.ReadFile("settings.go")
+	code, err := os.ReadFile("remaining.go")
 	if err != nil {
 		t.Fatal(err)
 	}
