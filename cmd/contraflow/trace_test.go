@@ -1,10 +1,14 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"contraflow/stages/recipe"
 )
 
 // What has no tasks to sum up is said, and is not summed up as nothing.
@@ -36,5 +40,27 @@ func TestTraceOfFewerRanks(t *testing.T) {
 		if found, err := filepath.Glob(filepath.Join(dir, "run", "trace*")); err != nil || len(found) != int(ranks[0]-'0') {
 			t.Errorf("%s ranks: %v %v", ranks, found, err)
 		}
+	}
+	// Its own trace is a run's, and one that was there before it is not.
+	run := filepath.Join(dir, "run")
+	if r := succeed(t, "trace", "summary", run); r.stderr != "" {
+		t.Error(r.stderr)
+	}
+	before := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(filepath.Join(run, "trace.json"), before, before); err != nil {
+		t.Fatal(err)
+	}
+	if r := succeed(t, "trace", "summary", run); r.stderr != "note: "+filepath.Join(run, "trace.json")+" is an earlier run's: the one that is there now was made without --trace\n" {
+		t.Error(r.stderr)
+	}
+	text, err := json.Marshal(recipe.Record{Began: time.Now(), From: 7})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(run, "run.json"), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := succeed(t, "trace", "summary", run); r.stderr != "note: "+filepath.Join(run, "trace.json")+" is older than what went on after step 7, without --trace\n" {
+		t.Error(r.stderr)
 	}
 }
