@@ -104,6 +104,9 @@ func TestAnyRange(t *testing.T) {
 	if err := c.Read("moment 2", "bias", 0, make([]byte, 4)); err == nil {
 		t.Error("read a vector that is not there")
 	}
+	if !c.Has("bias") || c.Has("bia") || (&Checkpoint{}).Has("bias") {
+		t.Error("what is there is told wrong")
+	}
 }
 
 func TestKeep(t *testing.T) {

@@ -558,6 +558,16 @@ func TestNamesWithDots(t *testing.T) {
 	if got := append(b.Texts(nil, 0, 0), b.Texts(nil, 0, 1)...); !slices.Equal(got, []string{"a.b", "a's c"}) {
 		t.Errorf("%q", got)
 	}
+	table, err := OpenTable(t.Context(), []string{path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	for _, err := range table.Chunks(t.Context(), "a", 10) { // a group, which has no text
+		if !errors.Is(err, ErrColumnType) || !strings.Contains(err.Error(), `column "a" is struct<b, c>, want a scalar`) {
+			t.Error(err)
+		}
+	}
 }
 
 // A table's empty texts are errors, unless they are to keep their places; what is null is one always.

@@ -158,6 +158,16 @@ func TestDistillationParts(t *testing.T) {
 	if _, err := x.Run(t.Context(), lengths{strings.Repeat("a", 1051)}); err == nil || !strings.Contains(err.Error(), "row 1050: the teacher's score of document 0 is NaN") {
 		t.Error(err)
 	}
+	// Without Bad a line that is no JSON is found before a teacher has scored anything, however far down.
+	text.WriteString("no json\n")
+	if err := os.WriteFile(in, []byte(text.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	counting := teacherOf(func(queries, _ []string) []float32 { calls++; return make([]float32, len(queries)) })
+	if _, err := x.Run(t.Context(), counting); !errors.Is(err, dataset.ErrBadRow) || !strings.Contains(err.Error(), "rows.jsonl:1101") || calls != 0 {
+		t.Errorf("%v, after %d calls of the teacher", err, calls)
+	}
 }
 
 // teacherOf is a teacher made of a function.

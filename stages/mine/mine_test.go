@@ -373,6 +373,21 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
+	// The range is ten times as deep where a bound leaves out candidates that a search has found: not for a lowest score of the search's own.
+	bound, scores := 0.1, func(context.Context, []string, []string) ([]float32, error) { return nil, nil }
+	for _, c := range []struct {
+		o    Options
+		want int // behind three positives, which the range may begin with
+	}{
+		{Options{Negatives: 2, RangeMin: 1, MinScore: &bound}, 1 + 2 + 3},
+		{Options{Negatives: 2, RangeMin: 1, MinScore: &bound, Rescore: scores}, 1 + 20 + 3},
+		{Options{Negatives: 2, MaxScore: &bound}, 20 + 3},
+		{Options{Negatives: 2, RangeMax: 7, MaxScore: &bound}, 7},
+	} {
+		if got := c.o.Depth(3); got != c.want+3 {
+			t.Errorf("%+v: %d documents of a query with 3 positives, want %d", c.o, got, c.want+3)
+		}
+	}
 	for _, o := range []Options{{Negatives: 3, RangeMin: 2, RangeMax: 5}, {Negatives: 3, Fewest: 3}} { // just enough
 		if err := o.Check(); err != nil {
 			t.Errorf("%+v: %v", o, err)
