@@ -124,6 +124,7 @@ func TestCandidateMeasures(t *testing.T) {
 	if got := CandidateMeasures(NDCG(3)); len(got) != 4 || got[0] != NDCG(3) {
 		t.Errorf("%v", got)
 	}
+	fails(t, "map@1", CheckCandidateMeasure(MAP(1)), "average precision of given candidates has no cut-off")
 }
 
 // A gain is divided by its discount at once.

@@ -76,6 +76,18 @@ func TestCompareTriplets(t *testing.T) {
 	}
 }
 
+// A threshold lies halfway to the next score, the last but one's, too, and is the last score itself behind which there is none.
+func TestThresholds(t *testing.T) {
+	for _, c := range []struct {
+		together []bool
+		want     float64
+	}{{[]bool{true, false, false}, 4}, {[]bool{true, true, false}, 2}, {[]bool{true, false, true}, 1}} {
+		if r, err := ClassifyPairs([]float64{5, 3, 1}, c.together); err != nil || r.F1Threshold != c.want {
+			t.Errorf("%v: %+v, %v, want %v", c.together, r, err, c.want)
+		}
+	}
+}
+
 func TestClassifyMistakes(t *testing.T) {
 	_, err := ClassifyPairs([]float64{1, 2}, []bool{true})
 	fails(t, "fewer labels", err, "2 scores and 1 labels")

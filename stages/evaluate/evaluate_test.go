@@ -322,6 +322,7 @@ func TestAnalyzeOddText(t *testing.T) {
 		"a\xffb":                      {"a", "b"},
 		"x²=½":                        {"x²", "½"},
 		"end":                         {"end"},
+		"AZaz09@[`{/:":                {"azaz09"}, // what stands beside letters and digits in ASCII is neither
 		"数据库 テスト":                     {"数据库", "テスト"},
 	} {
 		if got := Analyze(text); !slices.Equal(got, want) {
