@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,6 +37,8 @@ func TestLengthsOf(t *testing.T) {
 		{&hfmodel.MultiVector{Expansion: least}, 0, 0, 40, 40, "", ""},
 		{&hfmodel.MultiVector{Expansion: least}, 30, 0, 30, 40, "", ""},
 		{&hfmodel.MultiVector{Expansion: &hfmodel.Expansion{Strategy: "fixed", Length: 65}}, 0, 0, 0, 0, "", "queries: a maximum length of 65 tokens is beyond"},
+		{&hfmodel.MultiVector{Expansion: &hfmodel.Expansion{Strategy: "min", Length: 41}}, 0, 0, 0, 0, "", "queries: query_expansion has 41 tokens, and at most 40 can be read"},
+		{&hfmodel.MultiVector{Expansion: &hfmodel.Expansion{Strategy: "min", Length: 40}}, 0, 0, 40, 40, "", ""},
 	} {
 		q, d, err := LengthsOf(f, x.m, c, x.query, x.document)
 		switch {
@@ -99,6 +102,33 @@ func TestReadings(t *testing.T) {
 		case err != nil || query.Length != want.Length || query.Fill != want.Fill || query.Unseen != want.Unseen || document.Unseen || document.Length != 0:
 			t.Errorf("%s: %+v, %+v, %v", name, query, document, err)
 		}
+	}
+}
+
+// Words of the skiplist that are tokens leave out those of the roles that it is for, with an expansion and without.
+func TestReadingsSkip(t *testing.T) {
+	dir := goldens.Path(t, "bert/minilm-tiny")
+	tok, err := tokenize.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, _ := tok.ID(".")
+	comma, _ := tok.ID(",")
+	words := []int32{stop, comma}
+	for _, e := range []*hfmodel.Expansion{nil, {Strategy: "min", Length: 9}} {
+		for _, c := range []struct {
+			tasks           []string
+			query, document []int32
+		}{{[]string{"query"}, words, nil}, {[]string{"document"}, nil, words}, {[]string{"query", "document"}, words, words}, {nil, nil, nil}} {
+			m := &hfmodel.MultiVector{Skiplist: []string{".", "no token", ","}, SkipTasks: c.tasks, Expansion: e}
+			query, document, err := Readings(&hfmodel.Folder{Dir: dir, TokenizerDir: dir}, m, transformer.Config{}, tok)
+			if err != nil || !slices.Equal(query.Skip, c.query) || !slices.Equal(document.Skip, c.document) {
+				t.Errorf("%q: queries without %v, documents without %v, %v; want %v and %v", c.tasks, query.Skip, document.Skip, err, c.query, c.document)
+			}
+		}
+	}
+	if query, document, err := Readings(&hfmodel.Folder{Dir: dir, TokenizerDir: dir}, nil, transformer.Config{}, tok); err != nil || query.Skip != nil || document.Skip != nil {
+		t.Errorf("of a folder that says nothing: %+v, %+v, %v", query, document, err)
 	}
 }
 
