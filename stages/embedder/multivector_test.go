@@ -105,7 +105,7 @@ func TestReadings(t *testing.T) {
 	}
 }
 
-// Words of the skiplist that are tokens leave out those of the roles that it is for, with an expansion and without.
+// Words of the skiplist that are tokens leave out those of the roles that it is for, with an expansion and without; others are named in a note.
 func TestReadingsSkip(t *testing.T) {
 	dir := goldens.Path(t, "bert/minilm-tiny")
 	tok, err := tokenize.Load(dir)
@@ -125,6 +125,20 @@ func TestReadingsSkip(t *testing.T) {
 			if err != nil || !slices.Equal(query.Skip, c.query) || !slices.Equal(document.Skip, c.document) {
 				t.Errorf("%q: queries without %v, documents without %v, %v; want %v and %v", c.tasks, query.Skip, document.Skip, err, c.query, c.document)
 			}
+		}
+	}
+	for note, skiplist := range map[string][]string{
+		"": {".", ","}, `the skiplist has ["no token" "another"], which the vocabulary does not have as tokens: they leave nothing out`: {"no token", ".", "another"},
+	} {
+		if got := SkipNote(&hfmodel.MultiVector{Skiplist: skiplist}, tok); got != note {
+			t.Errorf("%q: the note is %q, want %q", skiplist, got, note)
+		}
+	}
+	for _, similarity := range []string{MaxSim, MeanMaxSim} {
+		f := &hfmodel.Folder{Dir: dir, TokenizerDir: dir, Similarity: similarity, MultiVector: &hfmodel.MultiVector{Skiplist: []string{"."}, SkipTasks: []string{"document"}}}
+		h, err := Completed(transformer.Config{Tokens: transformer.TokenHeads{Alone: true, Dim: 8}}, f, tok)
+		if err != nil || h.Mean != (similarity == MeanMaxSim) || !slices.Equal(h.Document.Skip, words[:1]) {
+			t.Errorf("%s: %+v, %v", similarity, h, err)
 		}
 	}
 	if query, document, err := Readings(&hfmodel.Folder{Dir: dir, TokenizerDir: dir}, nil, transformer.Config{}, tok); err != nil || query.Skip != nil || document.Skip != nil {
