@@ -158,15 +158,8 @@ func runFrom(cmd *cobra.Command) string {
 	if err != nil {
 		return ""
 	}
-	dir := r.RunFrom(config.Value.String())
+	dir, file := r.RunFrom(config.Value.String())
 	if dir == "" {
-		return ""
-	}
-	file, err := filepath.Abs(config.Value.String())
-	if err == nil {
-		file, err = filepath.Rel(dir, file)
-	}
-	if err != nil {
 		return ""
 	}
 	return fmt.Sprintf("cd %s && %s -c %s: a recipe's paths count from the folder in which the program runs", shellWord(dir), cmd.CommandPath(), shellWord(file))

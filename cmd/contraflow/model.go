@@ -55,7 +55,7 @@ func (f *modelFlags) load(cmd *cobra.Command) (*embedder.Embedder, error) {
 	return embedder.Load(dir, opts...)
 }
 
-// notes is where loading a model says what a user should know.
+// notes is where what a command calls says what a user should know.
 func notes(cmd *cobra.Command) func(message string) {
 	return func(message string) { fmt.Fprintf(cmd.ErrOrStderr(), "%snote: %s\n", overLast(), message) }
 }

@@ -54,7 +54,7 @@ trace of the same run with --set mesh.overlap=false, which shows what a step tak
 			}
 			out := cmd.OutOrStdout()
 			var s *pipeline.TraceSummary
-			files, err := traces(cmd.ErrOrStderr(), args)
+			files, err := traces(notes(cmd), args)
 			if err != nil {
 				return err
 			}
@@ -62,7 +62,7 @@ trace of the same run with --set mesh.overlap=false, which shows what a step tak
 				return usageError{fmt.Errorf("--serial goes with one trace, and %s has %d: name one of them, such as %s", args[0], len(files), files[0])}
 			}
 			if serial != "" {
-				of, err := traces(cmd.ErrOrStderr(), []string{serial})
+				of, err := traces(notes(cmd), []string{serial})
 				if err != nil {
 					return fmt.Errorf("--serial: %w", err)
 				}
@@ -99,7 +99,7 @@ trace of the same run with --set mesh.overlap=false, which shows what a step tak
 }
 
 // traces are the files that are named, and of a run's folder those of all its ranks.
-func traces(warn io.Writer, args []string) (files []string, err error) {
+func traces(note func(message string), args []string) (files []string, err error) {
 	for _, arg := range args {
 		info, err := os.Stat(arg)
 		if err != nil || !info.IsDir() {
@@ -115,14 +115,14 @@ func traces(warn io.Writer, args []string) (files []string, err error) {
 		if len(found) == 0 {
 			return nil, fmt.Errorf("%s has no trace.json: train --trace writes one into its run's folder", arg)
 		}
-		notOf(warn, arg, found)
+		sayOlder(note, arg, found)
 		files = append(files, found...)
 	}
 	return files, nil
 }
 
-// notOf says of traces in a run's folder that they are older than the run.
-func notOf(warn io.Writer, dir string, traces []string) {
+// sayOlder says of traces in a run's folder that they are older than the run.
+func sayOlder(note func(message string), dir string, traces []string) {
 	r, err := recipe.ReadRecord(dir)
 	if err != nil {
 		return // a run that keeps none, or one of a time before it did
@@ -136,7 +136,7 @@ func notOf(warn io.Writer, dir string, traces []string) {
 		if r.From > 0 {
 			of = fmt.Sprintf("older than what went on after step %d, without --trace", r.From)
 		}
-		fmt.Fprintf(warn, "note: %s is %s\n", file, of)
+		note(fmt.Sprintf("%s is %s", file, of))
 	}
 }
 

@@ -41,8 +41,8 @@ func eachPath(v reflect.Value, path bool, change func(string) string) {
 }
 
 // RunFrom is the folder from which a recipe, read from file, finds something that it names and that the working folder lacks, from which its paths
-// count: the nearest one of those around the file. It is "" if there is none.
-func (r Recipe) RunFrom(file string) string {
+// count: the nearest one of those around the file; and what the file is called from there. Both are "" if there is none.
+func (r Recipe) RunFrom(file string) (dir, name string) {
 	var missing []string
 	r.Save.Dir = ""
 	eachPath(reflect.ValueOf(&r).Elem(), false, func(path string) string {
@@ -51,18 +51,17 @@ func (r Recipe) RunFrom(file string) string {
 		}
 		return path
 	})
-	full, err := filepath.Abs(file)
+	dir, err := filepath.Abs(file)
 	if err != nil {
-		return ""
+		return "", ""
 	}
-	for dir := filepath.Dir(full); ; dir = filepath.Dir(dir) {
+	for dir != filepath.Dir(dir) {
+		dir, name = filepath.Dir(dir), filepath.Join(filepath.Base(dir), name)
 		for _, path := range missing {
 			if dataset.Missing(filepath.Join(dir, path)) == nil {
-				return dir
+				return dir, name
 			}
 		}
-		if dir == filepath.Dir(dir) {
-			return ""
-		}
 	}
+	return "", ""
 }

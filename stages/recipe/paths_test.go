@@ -37,8 +37,8 @@ func TestRunFrom(t *testing.T) {
 		if c.queries != "" {
 			r.Eval.Retrieval = []Retrieval{{Queries: c.queries}}
 		}
-		if got := r.RunFrom(file); got != c.want {
-			t.Errorf("%s, %s: from %q, want %q", c.data, c.queries, got, c.want)
+		if got, name := r.RunFrom(file); got != c.want || filepath.Join(got, name) != file && got != "" || got == "" && name != "" {
+			t.Errorf("%s, %s: from %q the recipe is %q, want it from %q", c.data, c.queries, got, name, c.want)
 		}
 		if got := r.Data.Train[0].Path[0]; got != c.data || r.Save.Dir != "data" {
 			t.Errorf("%s: the recipe has %s, and is to be saved in %q now", c.data, got, r.Save.Dir)
@@ -47,16 +47,16 @@ func TestRunFrom(t *testing.T) {
 	t.Chdir(top) // where there is nothing to tell
 	r := Default()
 	r.Data.Train = []Source{{Path: []string{"data/a.jsonl"}}}
-	if got := r.RunFrom(filepath.Join("runs", "mine", "recipe.yaml")); got != "" {
+	if got, _ := r.RunFrom(filepath.Join("runs", "mine", "recipe.yaml")); got != "" {
 		t.Errorf("from %q, where the working folder has all", got)
 	}
 	t.Chdir("runs")
 	r.Data.Train[0].Path[0] = "mine/c.jsonl"
-	if got := r.RunFrom("recipe.yaml"); got != "" {
+	if got, _ := r.RunFrom("recipe.yaml"); got != "" {
 		t.Errorf("from %q, where the working folder has all", got)
 	}
 	r.Data.Train[0].Path[0] = "data/a.jsonl"
-	if got := r.RunFrom(filepath.Join("mine", "recipe.yaml")); got != top {
-		t.Errorf("from %q, want %s", got, top)
+	if got, name := r.RunFrom(filepath.Join("mine", "recipe.yaml")); got != top || name != filepath.Join("runs", "mine", "recipe.yaml") {
+		t.Errorf("from %q the recipe is %q, want it from %s", got, name, top)
 	}
 }

@@ -63,7 +63,7 @@ func TestArguments(t *testing.T) {
 		}
 	}
 	var code []byte
-	for _, file := range []string{"settings.go", "datasets.go", "losses.go", "schedules.go", "heldout.go", "sparse.go", "crossencoder.go"} {
+	for _, file := range []string{"settings.go", "remaining.go", "datasets.go", "losses.go", "schedules.go", "heldout.go", "sparse.go", "crossencoder.go"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

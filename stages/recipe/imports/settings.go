@@ -477,10 +477,9 @@ func (r *recipe) rest() {
 	case tf:
 		r.assume("tf32 is train.precision: tf32 here, on NVIDIA's GPUs alone; it stays f32")
 	}
-	for _, name := range []string{"use_cpu", "no_cuda"} {
-		if cpu, _ := r.yes(name); cpu {
-			r.keys["train.device"] = "cpu"
-		}
+	cpu, _ := r.yes("use_cpu")
+	if old, _ := r.yes("no_cuda"); cpu || old {
+		r.keys["train.device"] = "cpu"
 	}
 	if n, ok := r.whole("seed"); ok {
 		r.set("train.seed", fmt.Sprint(n), "42")
